@@ -1,0 +1,184 @@
+"""What a run logs, as typed rows: the contract between the engine's recorder and the trace store.
+
+Arrays are NumPy, struct-of-arrays, indexed [layer, head]. NaN in a float array means 'not recorded' and is stored as NULL, never
+as 0. Units are in the names: bytes, tokens, us (microseconds), nats.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+SCHEMA_VERSION = 1
+
+#: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within 1e-3).
+#: sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span that is hot;
+#: coarse: a span's summary entry; reconstructed: tokens rebuilt from a low-rank basis.
+ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed")
+MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
+
+#: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
+HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "n_zoomed", "zoom_rate", "corrected")
+#: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed).
+KV_COLUMNS = ("h2d_bytes", "d2h_bytes", "resident_bytes", "attended_tokens", "attended_coarse", "n_recalled", "n_reused")
+
+#: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
+#: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
+CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
+EVENT_KINDS = (
+    "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused",
+)  # fmt: skip
+SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted")
+STATUSES = ("created", "running", "finalizing", "completed", "failed", "cancelled", "interrupted")
+
+
+@dataclass(frozen=True)
+class PromptToken:
+    pos: int
+    token_id: int
+    text: str
+    char_start: int | None
+    char_end: int | None
+    surprisal: float | None
+    """nats; None for the first token, which nothing predicts"""
+
+
+@dataclass(frozen=True)
+class SpanRow:
+    """Token range [tok_start, tok_end). The spans alive at a step partition all positions written so far, except that the span of
+    kind 'window' is the remainder: its stored range is the one at its birth."""
+
+    span: int
+    kind: str
+    """sink | anchor | window | entropy | page | evicted | ... : what made it"""
+    tok_start: int
+    tok_end: int
+    born_step: int
+    """-1: at the end of prefill"""
+    reason: str
+    """why it begins and ends where it does, one sentence"""
+    mean_surprisal: float | None = None
+    state: str = "resident"
+    """state at birth, one of SPAN_STATES"""
+
+
+@dataclass(frozen=True)
+class SpanHeadRow:
+    """How one span lies in the cold tier for one (layer, KV head)."""
+
+    span: int
+    layer: int
+    kv_head: int
+    form: str
+    """raw | factors"""
+    rank_k: int | None
+    rank_v: int | None
+    cold_bytes: int
+    err_k: float | None
+    """relative Frobenius error of the reconstructed keys, None when stored raw"""
+    err_v: float | None
+
+
+@dataclass(frozen=True)
+class TransferRow:
+    """One movement between tiers as the ledger saw it. Times in us since the run began (perf_counter)."""
+
+    step: int
+    """-1: at the end of prefill"""
+    layer: int
+    kv_head: int | None
+    """None: one copy for all KV heads of the layer"""
+    span: int | None
+    direction: str
+    """h2d (cold to hot) | d2h (hot to cold)"""
+    cause: str
+    bytes: int
+    start_us: int
+    end_us: int
+    wait_us: int
+    """how long the engine stood still for this copy"""
+    blocking: bool
+
+
+@dataclass(frozen=True)
+class EventRow:
+    step: int
+    layer: int | None
+    kv_head: int | None
+    q_head: int | None
+    kind: str
+    span: int | None
+    value: float | None = None
+
+
+@dataclass
+class StepRecord:
+    """All that one decode step logs."""
+
+    step: int
+    t_us: int
+    """start of the step, us since the run began"""
+    dur_us: int
+    wait_us: int
+    """time the engine waited for transfers"""
+    record_us: int
+    """time the engine thread spent recording"""
+    token_id: int
+    text: str
+    logprob: float | None
+    """nats, of the chosen token under the model as this method ran it"""
+    next_entropy: float | None
+    """entropy in nats of the next-token distribution"""
+    resident_bytes: int
+    peak_bytes: int
+    """largest device-resident KV bytes inside the step"""
+    cold_bytes: int
+    head: dict[str, np.ndarray]
+    """HEAD_COLUMNS -> float32 [L, Hq]; a missing key = not recorded"""
+    kv: dict[str, np.ndarray]
+    """KV_COLUMNS -> float64 [L, Hkv]; a missing key = not recorded"""
+    top_span: np.ndarray
+    """int32 [L, Hq, K], -1 = none"""
+    top_mass: np.ndarray
+    """float32 [L, Hq, K]"""
+    tail_mass: np.ndarray
+    """float32 [L, Hq], mass on the spans that are not among the top K"""
+    transfers: list[TransferRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
+    spans: list[SpanRow] = field(default_factory=list)
+    closed_spans: list[int] = field(default_factory=list)
+    span_heads: list[SpanHeadRow] = field(default_factory=list)
+
+
+@dataclass
+class PrefillRecord:
+    """All that is known when prefill has ended and decoding begins."""
+
+    tokens: list[PromptToken]
+    spans: list[SpanRow]
+    span_heads: list[SpanHeadRow]
+    transfers: list[TransferRow]
+    events: list[EventRow]
+    prefill_us: int
+    prefill_peak_bytes: int
+    cold_bytes: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True)
+class SelfCheck:
+    name: str
+    passed: bool
+    value: float | None
+    detail: str
+
+
+class TraceSink(Protocol):
+    """Where records go. The store's writer is one; tests use lists. Calls come from one thread, in this order."""
+
+    def begin(self, meta: dict[str, Any]) -> None: ...
+    def prefill(self, record: PrefillRecord) -> None: ...
+    def step(self, record: StepRecord) -> None: ...
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None: ...
