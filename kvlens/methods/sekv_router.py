@@ -1,0 +1,159 @@
+"""SeKV's router: where a span is summarised, scored against the query and expanded (SeKV sec. 3.2-3.3, eq. 2-5, 7, 9).
+
+Shapes: L layers, H query heads, H_kv KV heads, G = H / H_kv, D head size, d' routing dimension (`dim`), S spans, R
+largest rank. Query heads of a group are neighbours: head h reads KV head h // G. Scores are kept before the sigmoid:
+the log|S| inside it pushes nearly all probabilities of long spans towards 1, where float32 cannot tell them apart,
+while sigmoid(s) > tau is s > logit(tau).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+HIDDEN = (128, 64)
+"""Widths of g_phi: our choice, 18.9 thousand parameters at R = d' = 32 (the paper: fewer than 0.1 million)."""
+
+
+class GateMLP(nn.Module):
+    """g_phi of eq. 7, one for all layers, heads, keys and values. The paper does not give its form; ours: the
+    spectrum as
+    log1p(sigma_i) / log1p(sigma_1), the summary averaged over the group, log|S| / 10 and a flag for values, to R
+    logits."""
+
+    def __init__(self, max_rank: int, dim: int) -> None:
+        super().__init__()
+        self.max_rank, self.dim = max_rank, dim
+        sizes = (max_rank + dim + 2, *HIDDEN, max_rank)
+        layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        self.net = nn.Sequential(layers[0], nn.GELU(), layers[1], nn.GELU(), layers[2])
+
+    def forward(self, sigma: Tensor, summary: Tensor, length: Tensor, is_value: bool) -> Tensor:
+        """sigma [..., r] with r <= R, summary [..., d'], length [...] in tokens -> gate logits [..., r]."""
+        rank = sigma.shape[-1]
+        spectrum = sigma.log1p() / sigma[..., :1].log1p().clamp_min(1e-6)
+        spectrum = nn.functional.pad(spectrum, (0, self.max_rank - rank))
+        size = length.log().unsqueeze(-1) / 10
+        flag = torch.full_like(size, float(is_value))
+        logits: Tensor = self.net(torch.cat((spectrum, summary, size, flag), dim=-1))
+        return logits[..., :rank]
+
+
+@dataclass(frozen=True)
+class Router:
+    """What SeKV learns, for one model."""
+
+    kind: str
+    """pca (fitted on the prompt, nothing learned) | trained"""
+    weight: Tensor
+    """W, float32 [L, H, d', D]"""
+    threshold: Tensor
+    """logit(tau), float32 [L, H]"""
+    gates: GateMLP | None = None
+    """g_phi; None: components are kept by their energy"""
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def logit(tau: Tensor) -> Tensor:
+    """logit of thresholds, which training may push to the ends of (0, 1)."""
+    return torch.logit(tau, eps=1e-6)
+
+
+def surprisal_weights(nats: Tensor) -> Tensor:
+    """Surprisals [..., m] of a span's tokens (0 for padding) -> weights that add up to 1 (eq. 2); uniform if all are
+    0."""
+    total = nats.sum(-1, keepdim=True)
+    return torch.where(total > 0, nats / total.clamp_min(1e-30), torch.full_like(nats, 1 / nats.shape[-1]))
+
+
+def summaries(weight: Tensor, mean_key: Tensor) -> Tensor:
+    """W [..., H, d', D], surprisal-weighted mean keys [..., H_kv, S, D] -> unit summaries [..., H, S, d'] (eq. 3).
+
+    sum_t w_t W K_t = W sum_t w_t K_t, so the mean key is all that is needed.
+    """
+    group = weight.shape[-3] // mean_key.shape[-3]
+    projected = mean_key.repeat_interleave(group, dim=-3) @ weight.transpose(-1, -2)
+    return projected / torch.linalg.vector_norm(projected, dim=-1, keepdim=True).clamp_min(1e-12)
+
+
+def route(weight: Tensor, query: Tensor) -> Tensor:
+    """W [..., H, d', D], queries [..., H, T, D] -> [..., H, T, d'] (eq. 4)."""
+    return query @ weight.transpose(-1, -2)
+
+
+def scores(routed: Tensor, summary: Tensor, length: Tensor, alive: Tensor) -> Tensor:
+    """Eq. 5 before its sigmoid: q' . K_S / sqrt(d') + log|S|.
+
+    routed [..., H, T, d'], summary [..., H, S, d'], length, alive [S] -> [..., H, T, S]; -inf for places of the table
+    not in use.
+    """
+    value = routed @ summary.transpose(-1, -2) / math.sqrt(routed.shape[-1]) + length.log()
+    return value.masked_fill(~alive, -math.inf)
+
+
+def expand(score: Tensor, threshold: Tensor) -> Tensor:
+    """z of eq. 9: score [..., H, T, S] against logit(tau) [..., H] -> bool."""
+    return score > threshold[..., None, None]
+
+
+def fit_pca(keys: Tensor, group: int, dim: int) -> Tensor:
+    """Routing projection without training (our stand-in): keys [..., H_kv, N, D] -> W [..., H, d', D].
+
+    Rows are the leading d' principal directions of that KV head's keys on the prompt, orthonormal, equal for a group.
+    """
+    wide = keys.float()
+    centred = wide - wide.mean(-2, keepdim=True)
+    _, directions = torch.linalg.eigh(centred.transpose(-1, -2) @ centred)
+    return directions.flip(-1)[..., :dim].transpose(-1, -2).repeat_interleave(group, dim=-3).contiguous()
+
+
+def fit_threshold(score: Tensor, rate: float) -> Tensor:
+    """logit(tau) at which a share `rate` of the (query, span) pairs would be expanded.
+
+    score [..., H, T, S] of prompt queries, -inf where the span is not yet complete for that query -> [..., H]. +inf
+    (nothing is expanded) where no pair counts.
+    """
+    flat = score.flatten(-2).sort(-1).values
+    count = torch.isfinite(flat).sum(-1, keepdim=True)
+    # The k-th largest with k = floor(rate * count) + 1: exactly floor(rate * count) pairs lie strictly above it, ties
+    # aside.
+    above = (rate * count).floor().long().clamp_max(flat.shape[-1] - 1)
+    value = flat.gather(-1, flat.shape[-1] - 1 - above).squeeze(-1)
+    return torch.where(count.squeeze(-1) > 0, value, torch.full_like(value, math.inf))
+
+
+def save_router(router: Router, path: Path) -> None:
+    """Write `path` (.safetensors) and its provenance beside it (.json)."""
+    tensors = {"weight": router.weight.contiguous(), "threshold": router.threshold.contiguous()}
+    if router.gates is not None:
+        tensors |= {f"gates.{name}": value.contiguous() for name, value in router.gates.state_dict().items()}
+    save_file(tensors, path)
+    path.with_suffix(".json").write_text(json.dumps(router.provenance, indent=1, sort_keys=True) + "\n")
+
+
+def load_router(path: Path, layers: int, q_heads: int, head_dim: int) -> Router:
+    """A trained router. Raises ValueError when it was trained for a model of another shape."""
+    tensors = load_file(path)
+    weight = tensors["weight"].float()
+    if (weight.shape[0], weight.shape[1], weight.shape[3]) != (layers, q_heads, head_dim):
+        raise ValueError(
+            f"{path.name} is for {weight.shape[0]} layers, {weight.shape[1]} query heads of size {weight.shape[3]}; "
+            f"this model has {layers}, {q_heads} and {head_dim}"
+        )
+    state = {name.removeprefix("gates."): value for name, value in tensors.items() if name.startswith("gates.")}
+    gates = None
+    if state:
+        gates = GateMLP(state["net.4.weight"].shape[0], weight.shape[2])
+        gates.load_state_dict(state)
+        gates.requires_grad_(False)
+    beside = path.with_suffix(".json")
+    provenance = json.loads(beside.read_text()) if beside.exists() else {}
+    return Router("trained", weight, tensors["threshold"].float(), gates, provenance)
