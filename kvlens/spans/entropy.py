@@ -34,11 +34,7 @@ class _Cutter:
     def sinks(self, b: int) -> list[Span]:
         if b <= self.start:
             return []
-        return [
-            self.span(
-                self.start, b, "sink", f"The first {b - self.start} tokens are always kept: attention pools on them."
-            )
-        ]
+        return [self.span(self.start, b, "sink", f"The first {b - self.start} tokens are always kept: attention pools on them.")]
 
     def anchors(self, a: int, b: int) -> Span:
         peak = max(self.h(t) for t in range(a, b))

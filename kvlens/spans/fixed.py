@@ -13,6 +13,6 @@ def fixed_chunks(start: int, end: int, size: int, kind: str = "chunk") -> list[S
     return [Span(a, min(a + size, end), kind, f"Every {size} tokens from token {start}.") for a in cuts]
 
 
-def pages(n: int, p: int) -> list[Span]:
+def fixed_pages(n: int, p: int) -> list[Span]:
     """The n tokens of a sequence in pages of p; the last page is the one still filling."""
     return fixed_chunks(0, n, p, kind="page")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlens.spans import Span, Surprisal, check_partition, entropy_feasible, entropy_paper, fixed_chunks, pages
+from kvlens.spans import Span, Surprisal, check_partition, entropy_feasible, entropy_paper, fixed_chunks, fixed_pages
 
 nats = st.lists(st.floats(0, 50, allow_nan=False, width=32), min_size=0, max_size=300)
 
@@ -79,9 +79,7 @@ def test_paper_partition(h: list[float], start: int, alpha: float, l_min: int, s
     st.integers(0, 6),
     st.integers(0, 5),
 )
-def test_feasible_partition(
-    h: list[float], start: int, alpha: float, l_min: int, more: int, sinks: int, cap: int
-) -> None:
+def test_feasible_partition(h: list[float], start: int, alpha: float, l_min: int, more: int, sinks: int, cap: int) -> None:
     l_max = 2 * l_min + more
     spans = entropy_feasible(h, alpha, l_min, l_max, cap, start=start, sinks=sinks)
     check_partition(spans, start, start + len(h))
@@ -97,9 +95,7 @@ def test_frozen_statistics_cut_a_decoded_block() -> None:
     frozen = Surprisal(mu=1.0, sigma=1.0)
     block = [5.0] * 8
     assert shape(entropy_paper(block, start=100, stats=frozen)) == [(100, 108, "anchor")]
-    assert shape(entropy_paper(block, start=100, l_min=4)) == [(100, 108, "entropy")], (
-        "by its own statistics nothing stands out"
-    )
+    assert shape(entropy_paper(block, start=100, l_min=4)) == [(100, 108, "entropy")], "by its own statistics nothing stands out"
 
 
 @pytest.mark.parametrize("segment", [entropy_paper, entropy_feasible])
@@ -122,9 +118,9 @@ def test_feasible_needs_room_to_split() -> None:
 
 
 def test_fixed_sizes() -> None:
-    assert shape(pages(5, 2)) == [(0, 2, "page"), (2, 4, "page"), (4, 5, "page")]
+    assert shape(fixed_pages(5, 2)) == [(0, 2, "page"), (2, 4, "page"), (4, 5, "page")]
     assert shape(fixed_chunks(3, 8, 3)) == [(3, 6, "chunk"), (6, 8, "chunk")]
     with pytest.raises(ValueError, match="at least one"):
-        pages(4, 0)
+        fixed_pages(4, 0)
     with pytest.raises(ValueError, match="continue"):
         check_partition([Span(0, 2, "page", ""), Span(3, 4, "page", "")], 0, 4)

@@ -1,0 +1,81 @@
+"""SeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided (docs/fidelity.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvlens.methods.base import param
+
+
+@dataclass(frozen=True)
+class SeKVParameters:
+    """Lengths are in tokens. Defaults are the paper's (appendix A) where it gives one."""
+
+    alpha: float = param(1.0, "a token is a boundary when its surprisal exceeds mu + alpha * sigma (sec. 3.1)", symbol="α")
+    l_min: int = param(16, "shorter spans are not compressed (sec. 3.2)", symbol="L_min")
+    window: int = param(512, "newest tokens kept exactly (sec. 4.1)", symbol="w")
+    dim: int = param(32, "size of the routing space (eq. 3)", symbol="d'")
+    max_rank: int = param(32, "largest rank of a span's factors (eq. 6)", symbol="R_max")
+
+    segmentation: str = param(
+        "feasible",
+        "paper: every token above the threshold is an anchor and short spans stay raw (takes about half of full KV); "
+        "feasible: same signal with span lengths l_min..l_max and a cap on anchors; chunks: every l_max tokens (ablation)",
+        choices=("feasible", "paper", "chunks"),
+        ours=True,
+    )
+    l_max: int = param(128, "longest span; at least 2 * l_min", ours=True)
+    anchor_share: float = param(0.25, "most anchors, as a share of the device budget", ours=True)
+    anchors: bool = param(True, "off: boundaries cut spans but their tokens are not kept (ablation)", ours=True)
+    sinks: int = param(4, "first tokens always kept; the paper names none and token 0 has no surprisal", ours=True)
+    block: int = param(128, "decoded tokens leave the window and become spans in blocks of this size", ours=True)
+    weights: str = param(
+        "surprisal", "mean of a span weighted by surprisal (eq. 2) or uniform (ablation)", choices=("surprisal", "uniform"),
+        ours=True,
+    )  # fmt: skip
+    router: str = param(
+        "pca",
+        "trained: W, tau and gates from a file (the paper's method); pca: fitted on the prompt, nothing learned (a stand-in)",
+        choices=("pca", "trained"),
+        ours=True,
+    )
+    router_file: str = param("", "safetensors of the trained router; empty: the one shipped for the demo model", ours=True)
+    zoom: str = param(
+        "sync", "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
+        "step on; off: spans are always coarse (ablation)", choices=("sync", "next", "off"), ours=True,
+    )  # fmt: skip
+    reconstruction: bool = param(True, "off: expansion is decided and logged, yet spans stay coarse (ablation)", ours=True)
+    zoom_rate: float = param(0.05, "pca router: share of (prompt query, span) pairs above the threshold", ours=True)
+    observed: int = param(128, "pca router: last prompt queries its thresholds are fitted on", ours=True)
+    tau: float = param(-1.0, "one threshold for all heads instead of the router's (ablation); negative: the router's", ours=True)
+    energy: float = param(0.95, "without trained gates: share of a span's energy that its factors keep", ours=True)
+    gate_drop: float = param(0.05, "trained gates: components with a gate up to this are dropped", ours=True)
+    form: str = param(
+        "smaller", "how spans lie in host memory: factors, raw, or the smaller one of the two per span",
+        choices=("smaller", "factors", "raw"), ours=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name in ("l_min", "window", "dim", "max_rank", "block"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1.")
+        if self.l_max < 2 * self.l_min:
+            raise ValueError(f"l_max must be at least 2 * l_min = {2 * self.l_min}.")
+        if self.sinks < 0 or self.observed < 1:
+            raise ValueError("sinks must be at least 0 and observed at least 1.")
+        for name in ("anchor_share", "zoom_rate", "energy", "gate_drop"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie between 0 and 1.")
+        if self.tau >= 1:
+            raise ValueError("tau must be below 1.")
+
+
+#: 'demo' is scaled to head size 32 and prompts of 512..4096 tokens, so that 10 % of 2048 tokens hold more than the summaries.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "paper-literal": {"segmentation": "paper", "form": "factors"},
+    "demo": {
+        "window": 32, "block": 16, "l_min": 16, "l_max": 48, "dim": 8, "max_rank": 16, "anchor_share": 0.1, "router": "trained",
+    },
+}  # fmt: skip
