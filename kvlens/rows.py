@@ -22,7 +22,15 @@ MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed).
-KV_COLUMNS = ("h2d_bytes", "d2h_bytes", "resident_bytes", "attended_tokens", "attended_coarse", "n_recalled", "n_reused")
+KV_COLUMNS = (
+    "h2d_bytes",
+    "d2h_bytes",
+    "resident_bytes",
+    "attended_tokens",
+    "attended_coarse",
+    "n_recalled",
+    "n_reused",
+)
 
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.

@@ -1,0 +1,47 @@
+"""Attention of one decode step over a pool of slots. Tensors only. The Triton kernel will stand beside this reference and share
+its signature; the dispatch is by device.
+
+Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, D head size.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+
+def decode_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot.
+
+    Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, the query heads of
+    a group are packed as rows of their KV head.
+    """
+    kv_heads, head_dim = keys.shape[0], keys.shape[2]
+    if bias is None:
+        gqa = q.shape[1] != kv_heads
+        return F.scaled_dot_product_attention(q, keys[None], values[None], scale=scaling, enable_gqa=gqa)
+    packed = q.view(1, kv_heads, -1, head_dim)
+    out = F.scaled_dot_product_attention(packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling)
+    return out.reshape(q.shape)
+
+
+def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Exact causal attention of a prompt chunk: q [1, Hq, m, D], the last m of the N positions of keys, values [1, H_kv, N, D]."""
+    m, n, gqa = q.shape[2], keys.shape[2], q.shape[1] != keys.shape[1]
+    if m == n:
+        return F.scaled_dot_product_attention(q, keys, values, scale=scaling, is_causal=m > 1, enable_gqa=gqa)
+    mask = torch.ones(m, n, dtype=torch.bool, device=q.device).tril(n - m)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scaling, enable_gqa=gqa)
+
+
+def attention_weights(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
+    """The weights of `decode_attention`, computed beside it in float32 for the log; leading dimensions [...] are layers.
+
+    q [..., Hq, D], keys [..., H_kv, C, D], bias [..., H_kv, G, C] -> [..., H_kv, G, C], rows add up to 1.
+    """
+    kv_heads, head_dim = keys.shape[-3], keys.shape[-1]
+    packed = q.reshape(*q.shape[:-2], kv_heads, -1, head_dim).float()
+    scores = packed @ keys.float().transpose(-1, -2) * scaling
+    return (scores if bias is None else scores + bias).softmax(-1)

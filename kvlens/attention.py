@@ -1,0 +1,93 @@
+"""The seam with transformers: one registered attention function and a Cache whose layers hand everything to a session.
+
+`SessionLayer.update` writes the new KV to the session and returns the new tokens' keys with the session attached to the tensor;
+the registered function reads it there and lets the session attend. So nothing is patched, nothing is global, and several sessions
+can share one model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+ATTENTION = "kvlens"
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
+"""Arguments by which a model asks for attention this function does not compute."""
+
+
+class LayerSession(Protocol):
+    """What the seam needs of a session."""
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None: ...
+    def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor: ...
+    def tokens_seen(self, layer: int) -> int: ...
+
+
+class SessionLayer(CacheLayerMixin):
+    """A cache layer that owns nothing. Its length is the number of tokens the model has seen, whatever was kept of them."""
+
+    is_sliding = False
+    is_croppable = False
+    is_compileable = False
+    supports_early_init = False
+
+    def __init__(self, session: LayerSession, layer: int) -> None:
+        super().__init__()
+        self.session, self.layer, self.is_initialized = session, layer, True
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to prepare: the session took its memory when it began."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if key_states.shape[0] != 1:
+            raise ValueError("kvlens runs one sequence at a time (batch 1, no padding).")
+        self.session.write(self.layer, key_states[0], value_states[0])
+        key_states.kvlens_session = self.session  # type: ignore[attr-defined]
+        return key_states, value_states
+
+    def get_seq_length(self) -> int:
+        return self.session.tokens_seen(self.layer)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("a kvlens session is driven forward only: no crop, reorder, reset or offload from outside.")
+
+    offload = prefetch = crop = reorder_cache = reset = _refuse
+
+
+class SessionCache(Cache):
+    """The Cache object for `model(past_key_values=...)`."""
+
+    def __init__(self, session: LayerSession, layers: int) -> None:
+        super().__init__(layers=[SessionLayer(session, layer) for layer in range(layers)])
+
+
+def attention(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
+) -> tuple[torch.Tensor, None]:  # fmt: skip
+    """The function registered with transformers: query [1, Hq, m, D], key and value the new tokens only -> [1, m, Hq, D].
+
+    Raises ValueError where a layer asks for windows, caps, sinks or biases, RuntimeError without a session's cache.
+    """
+    asked = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    if asked:
+        raise ValueError(f"layer {module.layer_idx} uses {', '.join(asked)}, which kvlens does not compute.")
+    session: LayerSession | None = getattr(key, "kvlens_session", None)
+    if session is None:
+        raise RuntimeError("the 'kvlens' attention needs past_key_values of a kvlens session.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return session.attend(int(module.layer_idx), query, scale).transpose(1, 2).contiguous(), None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(ATTENTION, attention)

@@ -1,0 +1,65 @@
+"""The cold tier: units of one (layer, span, KV head), raw or packed by a codec, in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass
+class Unit:
+    """What the cold tier holds of one span for one (layer, KV head)."""
+
+    form: str
+    """raw: payload [2, m, D] (keys, values); any other form: flat payload that only its codec reads"""
+    payload: torch.Tensor
+    tokens: int
+    rank_k: int | None = None
+    rank_v: int | None = None
+    err_k: float | None = None
+    err_v: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        return self.payload.numel() * self.payload.element_size()
+
+
+class Codec(Protocol):
+    """How a method wants spans stored in the cold tier. `tokens` m, head size D."""
+
+    def pack(self, keys: torch.Tensor, values: torch.Tensor, span: int) -> list[list[Unit]]:
+        """keys, values [L, H_kv, m, D] of one span -> units [layer][KV head]. The payload may alias the input."""
+
+    def unpack(self, unit: Unit, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The payload after it came to the device -> keys, values [m, D]."""
+
+
+class RawCodec:
+    """Exact keys and values, nothing computed."""
+
+    def pack(self, keys: torch.Tensor, values: torch.Tensor, span: int) -> list[list[Unit]]:
+        both = torch.stack((keys, values), dim=2)
+        return [[Unit("raw", head, keys.shape[2]) for head in layer] for layer in both]
+
+    def unpack(self, unit: Unit, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return payload[0], payload[1]
+
+
+class ColdTier:
+    """Owns the units. Sizes are bytes of the payloads really held."""
+
+    def __init__(self) -> None:
+        self._units: dict[tuple[int, int, int], Unit] = {}
+        self.bytes = 0
+
+    def put(self, layer: int, span: int, kv_head: int, unit: Unit) -> None:
+        self._units[layer, span, kv_head] = unit
+        self.bytes += unit.bytes
+
+    def get(self, layer: int, span: int, kv_head: int) -> Unit:
+        return self._units[layer, span, kv_head]
+
+    def has(self, layer: int, span: int, kv_head: int) -> bool:
+        return (layer, span, kv_head) in self._units

@@ -1,0 +1,51 @@
+"""The run's spans: which token range each id means, how long it is, in which state it was born."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from kvlens.rows import SpanRow
+
+WINDOW = 0
+"""Span id of the window: the positions that no other span has."""
+
+
+class SpanTable:
+    """Spans with ids 0..capacity-1, shared by all layers. Fixed width, so that selections are tables of fixed width too.
+
+    `lengths` float32 [S] on the device: tokens of each span (1 for ids not in use, so that log|S| stays finite).
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self.rows: list[SpanRow] = []
+        self.lengths = torch.ones(capacity, device=device)
+        self._host_lengths = [1] * capacity
+        self._born: list[SpanRow] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, rows: Sequence[SpanRow]) -> list[int]:
+        """Give each row the next id (its own `span` field is ignored). Raises AssertionError when the table is full."""
+        ids = list(range(len(self.rows), len(self.rows) + len(rows)))
+        assert len(self.rows) + len(rows) <= self.capacity, f"span table full: {self.capacity}"
+        for span, row in zip(ids, rows, strict=True):
+            stored = dataclasses.replace(row, span=span)
+            self.rows.append(stored)
+            self._born.append(stored)
+            self._host_lengths[span] = max(1, row.tok_end - row.tok_start)
+            self.lengths[span] = self._host_lengths[span]
+        return ids
+
+    def tokens(self, span: int) -> int:
+        """Tokens of a span, read on the host."""
+        return self._host_lengths[span]
+
+    def drain_born(self) -> list[SpanRow]:
+        """Rows added since the last call."""
+        born, self._born = self._born, []
+        return born

@@ -1,0 +1,227 @@
+"""What a KV-cache method is: published parameters and four hooks. It says what it wants; the memory moves, counts and refuses.
+
+A method is one file with one class, and one line in kvlens/methods/__init__.py (or an entry point `kvlens.methods` in a package of
+the user's own). Method files import torch inside their hooks only, so that forms and listings need no torch; tensor mathematics
+belongs in kernels/ or in a module beside the method.
+
+Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, n prompt tokens that prefill covered, S span ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from kvlens.layout import Layout
+from kvlens.shape import KVShape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory import Placement, Selection
+    from kvlens.memory.spantable import SpanTable
+
+
+def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = (), ours: bool = False) -> Any:
+    """A field of a method's parameters. `ours` marks a decision of ours where the paper is silent or contradicts itself."""
+    return field(default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices), "ours": ours})
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a method may know of the run before it begins."""
+
+    shape: KVShape
+    prompt_tokens: int
+    """tokens that prefill covers: the prompt without its last token, which step 0 feeds"""
+    max_new: int
+    """decode steps at most"""
+    budget_bytes: int | None
+    """None: no limit"""
+    full_kv_bytes: int
+    seed: int
+    model_name: str
+    dtype: torch.dtype
+    device: torch.device
+    tokens: tuple[str, ...] = ()
+    """text of each prompt token, for methods that split at punctuation"""
+
+
+@dataclass
+class Prefilled:
+    """The prompt when prefill has ended."""
+
+    surprisal: torch.Tensor
+    """float32 [n], nats; NaN at position 0, which nothing predicts"""
+    keys: torch.Tensor
+    """[L, H_kv, n, D], post-RoPE"""
+    values: torch.Tensor
+    last_queries: torch.Tensor
+    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions"""
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """A decode step that has ended."""
+
+    step: int
+    position: int
+    """of the token this step fed; tokens up to here are in memory"""
+    surprisal: float
+    """nats, of the token this step fed under the logits that produced it"""
+    next_entropy: float
+    """nats, of the distribution this step produced"""
+
+
+class MemoryView(Protocol):
+    """What a method may read of the memory."""
+
+    spans: SpanTable
+
+    @property
+    def window_start(self) -> int:
+        """Position of the oldest token in the window."""
+
+    def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, values [L, H_kv, end - start, D] of window positions."""
+
+
+@dataclass
+class WindowLeave:
+    """Positions [start, end) leave the window and go where `placement` says."""
+
+    start: int
+    end: int
+    placement: Placement
+
+
+class Method(ABC):
+    """Base of all methods. One object lives for one run; it holds its own index tensors and announces them in `held`."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    """citation, or what the baseline is"""
+    summary: ClassVar[str]
+    """one sentence: what it keeps, drops and fetches"""
+    Parameters: ClassVar[type]
+    """frozen dataclass whose fields are made with `param`"""
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    exact_without_budget: ClassVar[bool] = True
+    """with no budget limit it attends everything exactly, so it equals FullKV"""
+    observed_queries: ClassVar[int] = 0
+    """how many of the last prompt queries `prefill_end` wants to see"""
+
+    def __init__(self, params: Any, context: RunContext) -> None:
+        self.params, self.context = params, context
+
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        """Estimate, before anything has run, of the least device bytes this method can decode such a prompt with. No torch."""
+        raise NotImplementedError(cls.name)
+
+    def prefill_layer(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """A chunk of the prompt went through `layer`: q [Hq, m, D], k and v [H_kv, m, D], post-RoPE."""
+
+    @abstractmethod
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        """Divide the device and place the prompt. Raises BudgetInfeasible with the smallest feasible bytes when it cannot fit."""
+
+    def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+        """What the query heads of `layer` attend: q [Hq, D], post-RoPE. None: everything on the device as it is.
+
+        Tensor operations of fixed shape only: no .item(), no host copies.
+        """
+        return None
+
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        """A step has ended; a block of the oldest tokens may leave the window."""
+        return None
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        """Tensors this method keeps on the device for KV purposes, by name: they count in the budget."""
+        return {}
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """A method as the command line and the forms show it."""
+
+    name: str
+    title: str
+    paper: str
+    summary: str
+    parameters: list[dict[str, Any]]
+    presets: dict[str, dict[str, Any]]
+
+
+def describe(method: type[Method]) -> MethodInfo:
+    """Read a method's parameters from its dataclass."""
+    return MethodInfo(
+        method.name, method.title, method.paper, method.summary, [_describe(f) for f in dataclasses.fields(method.Parameters)],
+        {name: dict(values) for name, values in method.presets.items()},
+    )  # fmt: skip
+
+
+def _describe(f: dataclasses.Field[Any]) -> dict[str, Any]:
+    choices = list(f.metadata.get("choices", ()))
+    kind = "choice" if choices else type(f.default).__name__
+    return {
+        "name": f.name, "type": kind, "default": f.default, "choices": choices, "doc": f.metadata.get("doc", ""),
+        "symbol": f.metadata.get("symbol", ""), "ours": f.metadata.get("ours", False),
+    }  # fmt: skip
+
+
+def make_parameters(method: type[Method], preset: str | None, overrides: dict[str, str | Any]) -> Any:
+    """Parameters from the defaults, a preset and overrides (text is converted to the field's type).
+
+    Raises ValueError with one sentence for an unknown preset or parameter, or a value of the wrong kind.
+    """
+    values: dict[str, Any] = {}
+    if preset:
+        if preset not in method.presets:
+            known = ", ".join(sorted(method.presets)) or "none"
+            raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {known}.")
+        values.update(method.presets[preset])
+    fields = {f.name: f for f in dataclasses.fields(method.Parameters)}
+    for key, value in overrides.items():
+        if key not in fields:
+            raise ValueError(f"{method.name} has no parameter '{key}'; it has: {', '.join(fields) or 'none'}.")
+        values[key] = _convert(method.name, fields[key], value)
+    try:
+        return method.Parameters(**values)
+    except ValueError as error:
+        raise ValueError(f"{method.name}: {error}") from None
+
+
+def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
+    choices, want = f.metadata.get("choices", ()), type(f.default)
+    if isinstance(value, str) and want is not str:
+        text = value.strip().lower()
+        try:
+            if want is bool:
+                value = {
+                    "true": True,
+                    "1": True,
+                    "yes": True,
+                    "on": True,
+                    "false": False,
+                    "0": False,
+                    "no": False,
+                    "off": False,
+                }[text]
+            else:
+                value = want(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"{method}: parameter '{f.name}' takes {want.__name__}, not '{value}'.") from None
+    if want is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not want:
+        raise ValueError(f"{method}: parameter '{f.name}' takes {want.__name__}, not {value!r}.")
+    if choices and value not in choices:
+        raise ValueError(f"{method}: parameter '{f.name}' is one of {', '.join(map(str, choices))}, not '{value}'.")
+    return value

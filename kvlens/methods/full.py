@@ -1,0 +1,59 @@
+"""FullKV: the reference. Every token at full resolution on the device, exact attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.budget import BudgetInfeasible
+from kvlens.layout import Layout, Zones
+from kvlens.methods.base import Method, Prefilled, param
+from kvlens.shape import KVShape
+from kvlens.spans import fixed_chunks
+
+if TYPE_CHECKING:
+    from kvlens.memory import Placement
+
+
+@dataclass(frozen=True)
+class FullParameters:
+    page: int = param(
+        16,
+        "tokens per page: pages are the spans that masses are logged for; attention does not depend on it",
+        ours=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.page < 1:
+            raise ValueError("page must be at least 1 token.")
+
+
+class FullKV(Method):
+    """Stock attention over all tokens so far. Needs a budget of 100 % or none."""
+
+    name = "full"
+    title = "FullKV"
+    paper = "reference: the uncompressed cache"
+    summary = "keeps every token exactly on the device; nothing is dropped, summarised or moved"
+    Parameters = FullParameters
+
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        return _layout(params, prompt_tokens, max_new).bytes(shape)
+
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        import torch
+
+        from kvlens.memory import Placement
+
+        context, n = self.context, self.context.prompt_tokens
+        needed = self.floor_bytes(self.params, context.shape, n, context.max_new)
+        if context.budget_bytes is not None and context.budget_bytes < needed:
+            raise BudgetInfeasible(self.name, context.budget_bytes, needed, context.full_kv_bytes)
+        spans = fixed_chunks(0, n, self.params.page, kind="page")
+        kept = torch.arange(n, device=context.device)
+        return _layout(self.params, n, context.max_new), Placement(spans, ["resident"] * len(spans), kept, "resident")
+
+
+def _layout(p: FullParameters, n: int, max_new: int) -> Layout:
+    return Layout(Zones(n, 0, 0, max_new), span_capacity=-(-n // p.page) + 1, window_from=n)

@@ -1,0 +1,128 @@
+"""One sequence in flight: the model's layers write and attend here, the method decides, the memory moves, the observer looks on."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kvlens.kernels.attend import decode_attention, prefill_attention
+from kvlens.memory import Memory, Selection
+from kvlens.methods.base import Method, Prefilled, RunContext, StepEnd
+from kvlens.shape import KVShape
+
+
+class LayerObserver(Protocol):
+    """Sees each layer's decision after the attention has been computed; must change nothing."""
+
+    def layer(
+        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None,
+        fetched: list[int], reused: list[int],
+    ) -> None: ...  # fmt: skip
+
+
+class Session:
+    """Owns the memory and the method of a run. Phases: prefill, then decode after `finish_prefill`.
+
+    During decode exactly one token goes through the model per `begin_step`.
+    """
+
+    def __init__(self, method: type[Method], params: object, context: RunContext) -> None:
+        self.shape: KVShape = context.shape
+        self.context = context
+        self.method = method(params, context)
+        self.memory = Memory(context.shape, context.dtype, context.device, context.prompt_tokens)
+        self.observer: LayerObserver | None = None
+        self.decoding = False
+        self.prefill_peak = 0
+        """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
+        self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
+        self._position = context.prompt_tokens - 1
+
+    # ------------------------------------------------------------------------------------------------------ called by the seam
+    def tokens_seen(self, layer: int) -> int:
+        """Tokens the model has put through before the current one: drives position ids."""
+        if not self.decoding:
+            assert self.memory.prompt is not None
+            return self.memory.prompt.seen(layer)
+        return self._position
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
+        if self.decoding:
+            self.memory.write(layer, keys[:, 0], values[:, 0])
+        else:
+            assert self.memory.prompt is not None
+            self.memory.prompt.append(layer, keys, values)
+
+    def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        """q [1, Hq, m, D] -> attention output of the same shape."""
+        if not self.decoding:
+            return self._prefill(layer, q, scaling)
+        memory, hot = self.memory, self.memory.hot
+        memory.land(layer)
+        selection = self.method.select(layer, q[0, :, 0])
+        fetched, reused = [0] * self.shape.kv_heads, [0] * self.shape.kv_heads
+        if selection is not None and not selection.later:
+            fetched, reused = memory.recall(layer, selection)
+        bias = memory.bias(layer, None if selection is None else selection.fine)
+        live = memory.live_prefix() if bias is None else None
+        keys, values = hot.keys[layer], hot.values[layer]
+        out = decode_attention(q, keys[:, :live], values[:, :live], bias, scaling)
+        if self.observer is not None:
+            self.observer.layer(layer, q[0, :, 0], bias, scaling, selection, fetched, reused)
+        if selection is not None and selection.later:
+            memory.recall(layer, selection)
+        return out
+
+    def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        assert self.memory.prompt is not None
+        keys, values = self.memory.prompt.view(layer)
+        m = q.shape[2]
+        self.method.prefill_layer(layer, q[0], keys[0, :, -m:], values[0, :, -m:])
+        wanted = self.method.observed_queries
+        if wanted:
+            seen = q[0, :, -wanted:]
+            before = self._queries[layer]
+            self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
+        return prefill_attention(q, keys, values, scaling)
+
+    # ---------------------------------------------------------------------------------------------------- called by the engine
+    def finish_prefill(self, surprisal: torch.Tensor) -> None:
+        """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position 0.
+
+        Raises BudgetInfeasible; nothing has been decoded then.
+        """
+        memory, limit = self.memory, self.context.budget_bytes
+        assert memory.prompt is not None
+        queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
+        layout, placement = self.method.prefill_end(Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries))
+        self._queries = []
+        memory.lay_out(layout)
+        self.hold_method()
+        memory.place_prompt(placement)
+        self.prefill_peak = memory.account.peak
+        self.hold_method()
+        memory.account.limit = limit
+        memory.account.start_step()
+        self.decoding = True
+
+    def begin_step(self, step: int, previous: StepEnd | None) -> None:
+        """The next token to go through the model is decode step `step`'s input. `previous` is the step before it: what the method
+        moves because that step ended is moved now, and counts in this step's bytes and peak."""
+        self._position = self.context.prompt_tokens + step
+        memory = self.memory
+        memory.start_step(step)
+        leave = None if previous is None else self.method.decode_end(previous, memory)
+        if leave is not None:
+            memory.leave_window(leave.placement, leave.start, leave.end)
+            self.hold_method()
+        memory.feed(self._position)
+
+    def hold_method(self) -> None:
+        """Count the tensors the method holds now."""
+        for name, tensors in self.method.held().items():
+            self.memory.account.hold(f"method:{name}", *tensors)
+
+    def close(self) -> None:
+        self.memory.close()
