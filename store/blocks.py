@@ -1,0 +1,136 @@
+"""A block of steps on its way to disk: preallocated arrays that the engine's thread fills and the flush thread turns into Arrow.
+
+Filling copies, because the recorder reuses its arrays. The copy is contiguous ([step, layer, head]); the flush thread reorders to
+(layer, head, step), which makes one head's timeline one short scan and costs the engine nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from kvlens.store.errors import TraceError
+from kvlens.store.schema import MAX_SPAN, head_type, kv_type
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, StepRecord
+
+_HEAD_INDEX = {name: index for index, name in enumerate(HEAD_COLUMNS)}
+_KV_INDEX = {name: index for index, name in enumerate(KV_COLUMNS)}
+_UNSIGNED: dict[str, Any] = {"USMALLINT": np.uint16, "UINTEGER": np.uint32, "UBIGINT": np.uint64}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes all records of a run share."""
+
+    layers: int
+    q_heads: int
+    kv_heads: int
+    top_k: int
+
+
+def _array(values: np.ndarray, kind: str) -> pa.Array:
+    """A float array (NaN = NULL) as a column of the SQL type `kind`; floats are rounded to 1e-4, which makes them compress."""
+    flat = np.ascontiguousarray(values).reshape(-1)
+    missing = np.isnan(flat)
+    if kind == "FLOAT":
+        return pa.array(np.round(flat, 4), mask=missing)
+    whole = np.where(missing, 0, flat)
+    if kind == "BOOLEAN":
+        return pa.array(whole != 0, mask=missing)
+    target = _UNSIGNED[kind]
+    largest = float(min(np.iinfo(target).max, 2**53))
+    if whole.size and (whole.min() < 0 or whole.max() > largest or (whole != np.rint(whole)).any()):
+        raise TraceError(f"A count of the trace is negative, fractional or above {largest:.0f}; this is a bug in what logs it.")
+    return pa.array(whole.astype(target), mask=missing)
+
+
+class Block:
+    """Up to `capacity` consecutive steps."""
+
+    def __init__(self, shape: Shape, capacity: int, keep_spans: bool) -> None:
+        self.shape, self.capacity, self.keep_spans = shape, capacity, keep_spans
+        lead = (capacity, shape.layers, shape.q_heads)
+        self.head = np.full((len(HEAD_COLUMNS), *lead), np.nan, np.float32)
+        self.kv = np.full((len(KV_COLUMNS), capacity, shape.layers, shape.kv_heads), np.nan, np.float64)
+        self.top_span = np.empty((*lead, shape.top_k if keep_spans else 0), np.int32)
+        self.top_mass = np.empty(self.top_span.shape, np.float32)
+        self.tail_mass = np.empty(lead, np.float32)
+        self.records: list[StepRecord] = []
+        self.n = 0
+
+    def reset(self) -> None:
+        """Empties the block; a column that the next steps do not log is then NULL."""
+        self.head.fill(np.nan)
+        self.kv.fill(np.nan)
+        self.records, self.n = [], 0
+
+    def put(self, record: StepRecord) -> None:
+        """Copies one record's arrays in and keeps its small rows."""
+        n, shape = self.n, self.shape
+        q_shape, kv_shape = (shape.layers, shape.q_heads), (shape.layers, shape.kv_heads)
+        for columns, index, store, want in (
+            (record.head, _HEAD_INDEX, self.head, q_shape),
+            (record.kv, _KV_INDEX, self.kv, kv_shape),
+        ):
+            for name, value in columns.items():
+                if name not in index:
+                    raise TraceError(f"Step {record.step} logs {name!r}, which is no column of the trace; see kvlens/rows.py.")
+                _check_shape(record.step, name, value, want)
+                store[index[name], n] = value
+        if self.keep_spans:
+            top_shape = (*q_shape, shape.top_k)
+            _check_shape(record.step, "top_span", record.top_span, top_shape)
+            _check_shape(record.step, "top_mass", record.top_mass, top_shape)
+            _check_shape(record.step, "tail_mass", record.tail_mass, q_shape)
+            self.top_span[n] = record.top_span
+            self.top_mass[n] = record.top_mass
+            self.tail_mass[n] = record.tail_mass
+        self.records.append(record)
+        self.n = n + 1
+
+    def _keys(self, heads: int, name: str) -> dict[str, np.ndarray]:
+        n, layers, first = self.n, self.shape.layers, self.records[0].step
+        return {
+            "step": np.tile(np.arange(first, first + n, dtype=np.uint32), layers * heads),
+            "layer": np.repeat(np.arange(layers, dtype=np.uint8), heads * n),
+            name: np.tile(np.repeat(np.arange(heads, dtype=np.uint8), n), layers),
+        }
+
+    def head_table(self) -> pa.Table:
+        """Rows of head_step, ordered (layer, q_head, step)."""
+        keys = self._keys(self.shape.q_heads, "q_head")
+        group = self.shape.q_heads // self.shape.kv_heads
+        columns = {c: _array(self.head[i, : self.n].transpose(1, 2, 0), head_type(c)) for c, i in _HEAD_INDEX.items()}
+        return pa.table(keys | {"kv_head": (keys["q_head"] // group).astype(np.uint8)} | columns)
+
+    def kv_table(self) -> pa.Table:
+        """Rows of kv_step, ordered (layer, kv_head, step)."""
+        columns = {c: _array(self.kv[i, : self.n].transpose(1, 2, 0), kv_type(c)) for c, i in _KV_INDEX.items()}
+        return pa.table(self._keys(self.shape.kv_heads, "kv_head") | columns)
+
+    def span_table(self) -> pa.Table:
+        """Rows of head_span, ordered like head_step: the top spans of each head as two lists of equal length."""
+        spans = self.top_span[: self.n].transpose(1, 2, 0, 3)
+        masses = self.top_mass[: self.n].transpose(1, 2, 0, 3)
+        valid = (spans >= 0) & ~np.isnan(masses)
+        kept = spans[valid]
+        if kept.size and kept.max() > MAX_SPAN:
+            raise TraceError(f"Span ids above {MAX_SPAN} cannot be stored; make longer spans or log fewer.")
+        offsets = pa.array(np.concatenate(([0], np.cumsum(valid.sum(-1).reshape(-1)))).astype(np.int32))
+        codes = np.rint(255 * np.sqrt(np.clip(masses[valid], 0, 1))).astype(np.uint8)
+        lists = {
+            "span": pa.ListArray.from_arrays(offsets, pa.array(kept.astype(np.uint16))),
+            "mass": pa.ListArray.from_arrays(offsets, pa.array(codes)),
+        }
+        tail = _array(self.tail_mass[: self.n].transpose(1, 2, 0), "FLOAT")
+        return pa.table(self._keys(self.shape.q_heads, "q_head") | lists | {"tail_mass": tail})
+
+
+def _check_shape(step: int, name: str, value: np.ndarray, want: tuple[int, ...]) -> None:
+    if value.shape != want:
+        raise TraceError(
+            f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step."
+        )

@@ -1,0 +1,53 @@
+"""The list of runs, from their run.json files alone: no trace is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from kvlens.store.errors import TraceError
+from kvlens.store.lease import is_held
+from kvlens.store.runinfo import SUMMARY, check_uid, read_info
+
+_ALIVE = ("created", "running", "finalizing")
+_NUMBERS = (
+    "prompt_tokens", "steps", "max_new", "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes",
+    "disk_bytes",
+)  # fmt: skip
+
+
+def derived_status(folder: Path, status: str) -> str:
+    """'interrupted' for a run that says it is being written while nobody writes it."""
+    return "interrupted" if status in _ALIVE and not is_held(folder) else status
+
+
+def list_runs(runs_dir: Path) -> pd.DataFrame:
+    """One row per run, newest first. A run whose run.json cannot be read is a row with status 'unreadable' and the reason."""
+    rows: list[dict[str, Any]] = []
+    root = Path(runs_dir)
+    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    for folder in folders:
+        try:
+            check_uid(folder.name)
+        except TraceError:
+            continue
+        rows.append(_row(folder))
+    frame = pd.DataFrame(rows, columns=list(SUMMARY))
+    for name in _NUMBERS:
+        frame[name] = pd.to_numeric(frame[name], errors="coerce")
+    return frame.sort_values(["created", "uid"], ascending=False, na_position="last", ignore_index=True)
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    try:
+        info = read_info(folder)
+    except TraceError as error:
+        return {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
+    row = {name: info.get(name) for name in SUMMARY}
+    row |= {"uid": folder.name, "status": derived_status(folder, info["status"]), "created": str(info.get("created") or "")}
+    for name in ("model", "method", "preset", "task", "output_text", "error"):
+        row[name] = None if row[name] is None else str(row[name])
+    if isinstance(row["budget"], (dict, list)):
+        row["budget"] = str(row["budget"])
+    return row

@@ -1,0 +1,167 @@
+"""Every SQL statement of the reader. Values are bound parameters; the only identifiers put into text come from the allow-lists of
+``kvlens.rows`` through `column`. The run's file is attached read-only as `run`."""
+
+from __future__ import annotations
+
+from kvlens.store.schema import UNITS
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+
+TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
+SPANS = "SELECT * FROM run.main.span ORDER BY span"
+STEPS = "SELECT * FROM run.main.step ORDER BY step"
+SELF_CHECKS = "SELECT * FROM run.main.self_check ORDER BY rowid"
+META = "SELECT key, value FROM run.main.meta"
+HAS_ROLLUP = "SELECT count(*) FROM run.main.head_run"
+STATE = "SELECT status, last_step, error FROM run.main.run_state"
+TABLES = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run' AND schema_name = 'main'"
+
+SPAN_HEADS = """
+    SELECT * FROM run.main.span_head
+    WHERE ($layer IS NULL OR layer = $layer) AND ($kv_head IS NULL OR kv_head = $kv_head)
+    ORDER BY span, layer, kv_head"""
+
+#: A row without a KV head (one copy or event for all of a layer's heads) belongs to every head, one without a layer to every layer.
+TRANSFERS = """
+    SELECT * FROM run.main.transfer
+    WHERE ($step IS NULL OR step = $step) AND ($layer IS NULL OR layer = $layer)
+      AND ($kv_head IS NULL OR kv_head IS NULL OR kv_head = $kv_head)
+    ORDER BY step, start_us, rowid"""
+
+EVENTS = """
+    SELECT step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value FROM run.main.event
+    WHERE ($step IS NULL OR step = $step) AND ($layer IS NULL OR layer IS NULL OR layer = $layer)
+      AND ($kv_head IS NULL OR coalesce(kv_head, q_head // $group, $kv_head) = $kv_head)
+    ORDER BY step, rowid"""
+
+TRANSFER_SUMMARY = """
+    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
+    GROUP BY step, direction, cause ORDER BY step, direction, cause"""
+
+#: What happened to spans of one KV head, up to a step, in the order it happened.
+STATE_EVENTS = """
+    SELECT span, kind::VARCHAR AS kind, q_head FROM run.main.event
+    WHERE step <= $step AND span IS NOT NULL AND (layer IS NULL OR layer = $layer)
+      AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
+      AND kind IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict')
+    ORDER BY step, rowid"""
+
+SPANS_ALIVE = """
+    SELECT span.span, span.state, span_head.form FROM run.main.span AS span
+    LEFT JOIN run.main.span_head AS span_head
+      ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = $kv_head
+    WHERE span.born_step <= $step AND (span.died_step IS NULL OR span.died_step > $step)
+    ORDER BY span.span"""
+
+_MASS = "(code / 255.0) * (code / 255.0)"
+
+HEAD_SPANS = f"""
+    SELECT top.span, ({_MASS})::FLOAT AS mass, span.kind, span.tok_start, span.tok_end, span.reason FROM (
+        SELECT unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span
+        WHERE step = $step AND layer = $layer AND q_head = $q_head) AS top
+    LEFT JOIN run.main.span AS span ON span.span = top.span
+    ORDER BY top.code DESC, top.span"""
+
+TAIL_MASS = "SELECT tail_mass FROM run.main.head_span WHERE step = $step AND layer = $layer AND q_head = $q_head"
+
+SPAN_MASS = f"""
+    SELECT step, span, ({_MASS})::FLOAT AS mass FROM (
+        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE layer = $layer AND q_head = $q_head)
+    ORDER BY step, span"""
+
+#: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
+MEAN_SPAN_MASS = f"""
+    SELECT span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (
+        SELECT unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE step >= $start AND step < $stop)
+    GROUP BY span ORDER BY span"""
+
+ALL_SPAN_MASS = f"""
+    SELECT step, layer, q_head, span, ({_MASS})::FLOAT AS mass FROM (
+        SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span)
+    ORDER BY step, layer, q_head, mass DESC, span"""
+
+HEAD_STEPS = "SELECT {columns} FROM run.main.head_step ORDER BY step, layer, q_head"
+
+HEAD_TIMELINE = f"""
+    SELECT step, {", ".join(f"h.{c}" for c in HEAD_COLUMNS)}, {", ".join(f"k.{c}" for c in KV_COLUMNS)}
+    FROM (SELECT * FROM run.main.head_step WHERE layer = $layer AND q_head = $q_head) AS h
+    LEFT JOIN (SELECT * FROM run.main.kv_step WHERE layer = $layer AND kv_head = $kv_head) AS k USING (step)
+    ORDER BY step"""
+
+AGGREGATES = {"mean": "avg", "max": "max", "min": "min", "sum": "sum"}
+
+
+def column(name: str, allowed: tuple[str, ...]) -> str:
+    """`name` if it is one of `allowed`, else ValueError: the only way a name gets into a statement."""
+    if name not in allowed:
+        raise ValueError(f"{name!r} is not a metric of this table; there are {', '.join(allowed)}.")
+    return name
+
+
+def recorded(table: str, columns: tuple[str, ...], suffix: str = "") -> str:
+    """How many rows hold a value, per column."""
+    return f"SELECT {', '.join(f'count({c}{suffix})' for c in columns)} FROM run.main.{table}"
+
+
+def recorded_rollup(table: str, columns: tuple[str, ...]) -> str:
+    """As `recorded`, from a rollup."""
+    return f"SELECT {', '.join(f'coalesce(sum({c}_n), 0)' for c in columns)} FROM run.main.{table}"
+
+
+def cube(table: str, head: str, metric: str) -> str:
+    """One metric as (position in a [step, layer, head] array, value)."""
+    return (
+        f"SELECT (step::BIGINT * $layers + layer) * $heads + {head} AS place, "
+        f"coalesce({metric}::FLOAT, 'nan'::FLOAT) AS value FROM run.main.{table}"
+    )
+
+
+def head_summary(metric: str, aggregate: str) -> str:
+    """One metric per layer and query head over a range of steps."""
+    return (
+        "SELECT layer::BIGINT * $heads + q_head AS place, "
+        f"coalesce({AGGREGATES[aggregate]}({metric}::DOUBLE), 'nan'::DOUBLE)::FLOAT AS value "
+        "FROM run.main.head_step WHERE step >= $start AND step < $stop GROUP BY layer, q_head"
+    )
+
+
+def head_summary_rollup(metric: str, aggregate: str) -> str:
+    """As `head_summary` over the whole run, from the rollup."""
+    value = f"{metric}_sum / nullif({metric}_n, 0)" if aggregate == "mean" else f"{metric}_{aggregate}"
+    place = "layer::BIGINT * $heads + q_head AS place"
+    return f"SELECT {place}, coalesce({value}, 'nan'::DOUBLE)::FLOAT AS value FROM run.main.head_run"
+
+
+def _head_table(expressions: dict[str, str], heads: str, kvs: str) -> str:
+    columns = ", ".join(f"{sql} AS {name}" for name, sql in expressions.items())
+    return (
+        f"SELECT $uid AS run_uid, $method AS method, $model AS model, h.layer, h.q_head, h.kv_head, h.n_steps::INTEGER AS n_steps, "
+        f"{columns} FROM ({heads}) AS h LEFT JOIN ({kvs}) AS k ON k.layer = h.layer AND k.kv_head = h.kv_head "
+        "ORDER BY h.layer, h.q_head"
+    )
+
+
+def head_table_columns() -> dict[str, str]:
+    """Exported per-head statistics: name with unit -> expression over moments (h: query head, k: its KV head)."""
+    columns: dict[str, str] = {}
+    for c in HEAD_COLUMNS:
+        name = UNITS.get(c, c)
+        mean = f"h.{c}_sum / nullif(h.{c}_n, 0)"
+        if c == "corrected":
+            columns["n_corrected"] = f"h.{c}_sum"
+            continue
+        columns[f"{name}_mean"] = mean
+        if c == "qcos" or c == "coverage":
+            columns[f"{name}_min"] = f"h.{c}_min"
+        if c == "n_zoomed":
+            columns[f"{name}_max"] = f"h.{c}_max"
+            columns[f"{name}_total"] = f"h.{c}_sum"
+    columns["kv_head_h2d_bytes_total"] = "k.h2d_bytes_sum"
+    columns["kv_head_d2h_bytes_total"] = "k.d2h_bytes_sum"
+    columns["kv_head_resident_bytes_mean"] = "k.resident_bytes_sum / nullif(k.resident_bytes_n, 0)"
+    return columns
+
+
+def head_table(heads: str, kvs: str) -> str:
+    """Per-head statistics from two relations of moments."""
+    return _head_table(head_table_columns(), heads, kvs)

@@ -1,0 +1,214 @@
+"""Reading a finished run. No torch, no Streamlit; see ``attach.py`` for what keeps a foreign file from doing harm.
+
+'Not recorded' is NaN (None in text columns), never 0. Every method returns a fresh frame or array.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from kvlens.store import queries
+from kvlens.store.attach import attach, read_meta
+from kvlens.store.catalog import derived_status, list_runs
+from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.rollup import head_run_sql, kv_run_sql
+from kvlens.store.runinfo import read_info, run_dir
+from kvlens.store.session import Session
+from kvlens.store.states import replay
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+
+__all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
+
+
+class TraceReader:
+    """A run that is not being written any more. Safe to use from several threads."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
+        self._db, self._folder, self.uid = Session(con, folder.name), folder, folder.name
+        self.meta: dict[str, Any] = read_meta(con, self.uid)
+        self.n_layers: int = self.meta["layers"]
+        self.q_heads: int = self.meta["q_heads"]
+        self.kv_heads: int = self.meta["kv_heads"]
+        state = self._db.rows(queries.STATE)
+        if len(state) != 1:
+            raise UnreadableRun(f"The trace of run {self.uid} does not say how far it got; delete the run.")
+        self.status, self.error = str(state[0][0]), state[0][2]
+        self.n_steps: int = int(state[0][1]) + 1
+        self._summary_only = self.meta.get("trace_level") == "summary"
+        self._read_status()
+
+    @classmethod
+    def open(cls, runs_dir: Path, uid: str) -> TraceReader:
+        """Opens run `uid`, or raises a TraceError that says in one sentence why not."""
+        con = attach(Path(runs_dir), uid)
+        try:
+            return cls(con, run_dir(runs_dir, uid))
+        except BaseException:
+            con.close()
+            raise
+
+    def _read_status(self) -> None:
+        """run.json knows of an end that the file could not be told of (a full disk)."""
+        try:
+            info = read_info(self._folder)
+        except UnreadableRun:
+            self.status = derived_status(self._folder, self.status)
+            return
+        self.status = derived_status(self._folder, info["status"])
+        self.error = info.get("error") or self.error
+
+    def close(self) -> None:
+        """Lets go of the file; the reader is of no use afterwards."""
+        self._db.close()
+
+    def __enter__(self) -> TraceReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def batches(self, sql: str) -> pa.RecordBatchReader:
+        """The stream of Arrow batches that an export writes; `sql` comes from ``queries``."""
+        return self._db.batches(sql)
+
+    def _range(self, start: int, stop: int | None) -> tuple[int, int]:
+        stop = self.n_steps if stop is None else stop
+        return max(0, int(start)), min(int(stop), self.n_steps)
+
+    # ---- small tables ------------------------------------------------------------------------------------------------
+
+    def tokens(self) -> pd.DataFrame:
+        """Prompt and generated tokens by position; `step` is NaN for the prompt."""
+        return self._db.frame(queries.TOKENS)
+
+    def spans(self) -> pd.DataFrame:
+        """All spans that ever were."""
+        return self._db.frame(queries.SPANS)
+
+    def steps(self) -> pd.DataFrame:
+        """One row per decode step."""
+        return self._db.frame(queries.STEPS)
+
+    def self_checks(self) -> pd.DataFrame:
+        """What the run checked about itself."""
+        return self._db.frame(queries.SELF_CHECKS)
+
+    def span_heads(self, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """How spans lie in the cold tier."""
+        return self._db.frame(queries.SPAN_HEADS, layer=layer, kv_head=kv_head)
+
+    def prompt_text(self) -> str:
+        """The prompt as text; empty when it was not kept."""
+        path = self._folder / "prompt.txt"
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+    def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """Copies between tiers; a copy for all KV heads of a layer belongs to each of them."""
+        return self._db.frame(queries.TRANSFERS, step=step, layer=layer, kv_head=kv_head)
+
+    def events(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
+        """Events; one without a layer or KV head belongs to each of them."""
+        return self._db.frame(queries.EVENTS, step=step, layer=layer, kv_head=kv_head, group=self.q_heads // self.kv_heads)
+
+    def transfer_summary(self) -> pd.DataFrame:
+        """Bytes and number of copies per step, direction and cause."""
+        return self._db.frame(queries.TRANSFER_SUMMARY)
+
+    # ---- heads -------------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> list[str]:
+        """Head metrics with any value."""
+        return self._recorded("head_run" if self._summary_only else "head_step", HEAD_COLUMNS)
+
+    def kv_metrics(self) -> list[str]:
+        """KV-head metrics with any value."""
+        return self._recorded("kv_run" if self._summary_only else "kv_step", KV_COLUMNS)
+
+    def _recorded(self, table: str, columns: tuple[str, ...]) -> list[str]:
+        make = queries.recorded_rollup if table.endswith("_run") else queries.recorded
+        counts = self._db.rows(make(table, columns))[0]
+        return [name for name, count in zip(columns, counts, strict=True) if count]
+
+    def head_cube(self, metric: str) -> np.ndarray:
+        """float32 [steps, layers, query heads]; all NaN at trace level 'summary'."""
+        queries.column(metric, HEAD_COLUMNS)
+        return self._cube("head_step", "q_head", metric, self.q_heads)
+
+    def kv_cube(self, metric: str) -> np.ndarray:
+        """float32 [steps, layers, KV heads]."""
+        queries.column(metric, KV_COLUMNS)
+        return self._cube("kv_step", "kv_head", metric, self.kv_heads)
+
+    def _cube(self, table: str, head: str, metric: str, heads: int) -> np.ndarray:
+        shape = (self.n_steps, self.n_layers, heads)
+        sql = queries.cube(table, head, metric)
+        return self._db.fill(self.n_steps * self.n_layers * heads, sql, layers=self.n_layers, heads=heads).reshape(shape)
+
+    def head_summary(self, metric: str, start: int = 0, stop: int | None = None, agg: str = "mean") -> np.ndarray:
+        """float32 [layers, query heads]: a metric over steps [start, stop)."""
+        queries.column(metric, HEAD_COLUMNS)
+        if agg not in queries.AGGREGATES:
+            raise ValueError(f"{agg!r} is not an aggregate; there are {', '.join(queries.AGGREGATES)}.")
+        first, last = self._range(start, stop)
+        size = self.n_layers * self.q_heads
+        if (first, last) == (0, self.n_steps) and self._db.rows(queries.HAS_ROLLUP)[0][0]:
+            flat = self._db.fill(size, queries.head_summary_rollup(metric, agg), heads=self.q_heads)
+        else:
+            flat = self._db.fill(size, queries.head_summary(metric, agg), heads=self.q_heads, start=first, stop=last)
+        return flat.reshape(self.n_layers, self.q_heads)
+
+    def head_table(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
+        """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only the whole
+        run is known: any other range raises TraceError."""
+        first, last = self._range(start, stop)
+        values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.get("method")), "model": str(self.meta.get("model"))}
+        if self._summary_only:
+            if (first, last) != (0, self.n_steps):
+                raise TraceError(f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only.")
+            return self._db.frame(queries.head_table("run.main.head_run", "run.main.kv_run"), **values)
+        part = "(SELECT * FROM run.main.{} WHERE step >= $start AND step < $stop)"
+        sql = queries.head_table(head_run_sql(part.format("head_step")), kv_run_sql(part.format("kv_step")))
+        return self._db.frame(sql, start=first, stop=last, **values)
+
+    def head_timeline(self, layer: int, q_head: int) -> pd.DataFrame:
+        """All that is known of one query head and of its KV head, by step."""
+        kv_head = q_head // (self.q_heads // self.kv_heads)
+        return self._db.frame(queries.HEAD_TIMELINE, layer=layer, q_head=q_head, kv_head=kv_head)
+
+    # ---- spans -------------------------------------------------------------------------------------------------------
+
+    def head_spans(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
+        """What one query head attended at one step, by mass; `.attrs['tail_mass']` is what the other spans got together."""
+        frame = self._db.frame(queries.HEAD_SPANS, step=step, layer=layer, q_head=q_head)
+        states = self._states(step, layer, q_head // (self.q_heads // self.kv_heads))
+        frame["state"] = [states.get(int(span)) for span in frame["span"]]
+        tail = self._db.rows(queries.TAIL_MASS, step=step, layer=layer, q_head=q_head)
+        frame.attrs["tail_mass"] = float(tail[0][0]) if tail and tail[0][0] is not None else float("nan")
+        return frame
+
+    def span_mass(self, layer: int, q_head: int) -> pd.DataFrame:
+        """Mass per step and span of one query head's top spans."""
+        return self._db.frame(queries.SPAN_MASS, layer=layer, q_head=q_head)
+
+    def mean_span_mass(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
+        """Mass per span, averaged over layers, heads and steps [start, stop); a lower bound, as only top spans are logged."""
+        first, last = self._range(start, stop)
+        rows = max(last - first, 1) * self.n_layers * self.q_heads
+        return self._db.frame(queries.MEAN_SPAN_MASS, start=first, stop=last, rows=rows)
+
+    def span_states(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
+        """Where each span alive at `step` lay for one KV head."""
+        states = self._states(step, layer, kv_head)
+        return pd.DataFrame({"span": np.array(list(states), np.int64), "state": pd.Series(list(states.values()), dtype="str")})
+
+    def _states(self, step: int, layer: int, kv_head: int) -> dict[int, str]:
+        where = {"step": step, "layer": layer, "kv_head": kv_head}
+        spans = self._db.rows(queries.SPANS_ALIVE, **where)
+        return replay(spans, self._db.rows(queries.STATE_EVENTS, group=self.q_heads // self.kv_heads, **where))

@@ -1,0 +1,86 @@
+"""Rollups: what a page that shows a whole run needs, computed once when the run ends.
+
+``head_run`` and ``kv_run`` keep, per head and metric, the count, sum, minimum and maximum over the steps (so NULLs are not zeros
+and parts can be merged); ``layer_step`` keeps the mean over query heads and the sum over KV heads for each step and layer.
+At trace level 'summary' the rows per step and head are not stored: then every flushed block is merged into these tables instead.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+
+_HEAD_KEYS = ("layer", "q_head")
+_KV_KEYS = ("layer", "kv_head")
+
+
+def _aggregate(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str, ...]) -> str:
+    """Moments of a relation that holds one row per step and head."""
+    metrics = ", ".join(
+        f"count({c})::UINTEGER AS {c}_n, sum({c}::DOUBLE) AS {c}_sum, min({c}::DOUBLE) AS {c}_min, max({c}::DOUBLE) AS {c}_max"
+        for c in columns
+    )
+    by = ", ".join(keys)
+    return f"SELECT {by}, {extra}count(*)::UINTEGER AS n_steps, {metrics} FROM {relation} GROUP BY {by}"
+
+
+def _merge(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str, ...]) -> str:
+    """Moments of moments."""
+    metrics = ", ".join(
+        f"sum({c}_n)::UINTEGER AS {c}_n, sum({c}_sum) AS {c}_sum, min({c}_min) AS {c}_min, max({c}_max) AS {c}_max" for c in columns
+    )
+    by = ", ".join(keys)
+    return f"SELECT {by}, {extra}sum(n_steps)::UINTEGER AS n_steps, {metrics} FROM ({relation}) GROUP BY {by}"
+
+
+def head_run_sql(relation: str = "head_step") -> str:
+    """One row per query head over all steps of `relation`."""
+    return _aggregate(relation, _HEAD_KEYS, "any_value(kv_head) AS kv_head, ", HEAD_COLUMNS)
+
+
+def kv_run_sql(relation: str = "kv_step") -> str:
+    """One row per KV head over all steps of `relation`."""
+    return _aggregate(relation, _KV_KEYS, "", KV_COLUMNS)
+
+
+def layer_step_sql(heads: str = "head_step", kvs: str = "kv_step") -> str:
+    """One row per step and layer: means over query heads, sums over KV heads."""
+    means = ", ".join(f"avg({c}::DOUBLE)::FLOAT AS {c}" for c in HEAD_COLUMNS)
+    sums = ", ".join(f"sum({c})::UBIGINT AS {c}" for c in KV_COLUMNS)
+    return (
+        f"SELECT * FROM (SELECT step, layer, {means} FROM {heads} GROUP BY step, layer) AS h "
+        f"LEFT JOIN (SELECT step, layer, {sums} FROM {kvs} GROUP BY step, layer) AS k USING (step, layer) ORDER BY step, layer"
+    )
+
+
+def rebuild(con: duckdb.DuckDBPyConnection) -> None:
+    """Fills the rollup tables from head_step and kv_step; does nothing where those hold no rows (trace level 'summary')."""
+    found = con.execute("SELECT 1 FROM head_step LIMIT 1").fetchone() or con.execute("SELECT 1 FROM kv_step LIMIT 1").fetchone()
+    if found is None:
+        return
+    con.begin()
+    try:
+        for table, query in (("head_run", head_run_sql()), ("kv_run", kv_run_sql()), ("layer_step", layer_step_sql())):
+            con.execute(f"DELETE FROM {table}")
+            order = "" if table == "layer_step" else " ORDER BY ALL"
+            con.execute(f"INSERT INTO {table} BY NAME {query}{order}")
+        con.commit()
+    except BaseException:
+        con.rollback()
+        raise
+
+
+def merge_block(con: duckdb.DuckDBPyConnection, heads: str, kvs: str) -> None:
+    """Adds one block (two registered relations) to the rollups, inside the caller's transaction."""
+    con.execute(f"INSERT INTO layer_step BY NAME {layer_step_sql(heads, kvs)}")
+    parts = (
+        ("head_run", head_run_sql(heads), _HEAD_KEYS, "any_value(kv_head) AS kv_head, ", HEAD_COLUMNS),
+        ("kv_run", kv_run_sql(kvs), _KV_KEYS, "", KV_COLUMNS),
+    )
+    for table, block, keys, extra, columns in parts:
+        both = f"SELECT * FROM {table} UNION ALL BY NAME ({block})"
+        con.execute(f"CREATE OR REPLACE TEMP TABLE merged AS {_merge(both, keys, extra, columns)}")
+        con.execute(f"DELETE FROM {table}")
+        con.execute(f"INSERT INTO {table} BY NAME SELECT * FROM merged ORDER BY ALL")
+        con.execute("DROP TABLE merged")

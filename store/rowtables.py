@@ -1,0 +1,95 @@
+"""Small rows (tokens, spans, transfers, events, checks) as Arrow tables with the schema's types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from kvlens.store.errors import TraceError
+from kvlens.store.runinfo import clean_text
+
+from kvlens.rows import EVENT_KINDS, StepRecord
+
+_ARROW = {
+    "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(), "UTINYINT": pa.uint8(), "USMALLINT": pa.uint16(),
+    "UINTEGER": pa.uint32(), "UBIGINT": pa.uint64(), "INTEGER": pa.int32(), "BIGINT": pa.int64(), "VARCHAR": pa.string(),
+}  # fmt: skip
+
+#: Columns that a dataclass row of kvlens.rows fills, per table.
+COLUMNS: dict[str, dict[str, str]] = {
+    "prompt": {
+        "pos": "UINTEGER", "token_id": "INTEGER", "text": "VARCHAR", "char_start": "UINTEGER", "char_end": "UINTEGER",
+        "surprisal": "FLOAT",
+    },
+    "span": {
+        "span": "USMALLINT", "kind": "VARCHAR", "tok_start": "UINTEGER", "tok_end": "UINTEGER", "born_step": "INTEGER",
+        "reason": "VARCHAR", "mean_surprisal": "FLOAT", "state": "VARCHAR",
+    },
+    "span_head": {
+        "span": "USMALLINT", "layer": "UTINYINT", "kv_head": "UTINYINT", "form": "VARCHAR", "rank_k": "USMALLINT",
+        "rank_v": "USMALLINT", "cold_bytes": "UBIGINT", "err_k": "FLOAT", "err_v": "FLOAT",
+    },
+    "transfer": {
+        "step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "span": "USMALLINT", "direction": "VARCHAR",
+        "cause": "VARCHAR", "bytes": "UBIGINT", "start_us": "BIGINT", "end_us": "BIGINT", "wait_us": "BIGINT",
+        "blocking": "BOOLEAN",
+    },
+    "event": {
+        "step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "q_head": "UTINYINT", "kind": "VARCHAR",
+        "span": "USMALLINT", "value": "FLOAT",
+    },
+    "self_check": {"name": "VARCHAR", "passed": "BOOLEAN", "value": "DOUBLE", "detail": "VARCHAR"},
+    "step": {
+        "step": "UINTEGER", "t_us": "UBIGINT", "dur_us": "UBIGINT", "wait_us": "UBIGINT", "record_us": "UBIGINT",
+        "resident_bytes": "UBIGINT", "peak_bytes": "UBIGINT", "cold_bytes": "UBIGINT",
+    },
+    "output": {
+        "step": "UINTEGER", "token_id": "INTEGER", "text": "VARCHAR", "logprob": "FLOAT", "next_entropy": "FLOAT",
+        "t_us": "UBIGINT",
+    },
+}  # fmt: skip
+
+
+def _arrow(values: Sequence[Any], kind: str) -> pa.Array:
+    """A Python sequence as an Arrow array of the SQL type `kind`; None and NaN become NULL."""
+    if kind == "VARCHAR":
+        values = [None if value is None else clean_text(str(value)) for value in values]
+    elif kind in ("FLOAT", "DOUBLE"):
+        values = [None if value is None or value != value else float(value) for value in values]
+    elif kind == "BOOLEAN":
+        values = [None if value is None else bool(value) for value in values]
+    else:
+        values = [None if value is None else int(value) for value in values]
+    return pa.array(values, type=_ARROW[kind])
+
+
+def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:
+    """Dataclass rows as an Arrow table, or a TraceError naming the table when a value does not fit its column."""
+    if name == "event":
+        unknown = {row.kind for row in rows} - set(EVENT_KINDS)
+        if unknown:
+            raise TraceError(f"Event kind {min(unknown)!r} is not one of {', '.join(EVENT_KINDS)}; log one of those.")
+    try:
+        return pa.table({column: _arrow([getattr(row, column) for row in rows], kind) for column, kind in COLUMNS[name].items()})
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise TraceError(
+            f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it."
+        ) from error
+
+
+def moved_bytes(record: StepRecord) -> tuple[int, int]:
+    """Bytes a step moved to the hot tier and to the cold one, by the ledger's rows."""
+    up = sum(row.bytes for row in record.transfers if row.direction == "h2d")
+    return up, sum(row.bytes for row in record.transfers if row.direction == "d2h")
+
+
+def step_tables(records: Sequence[StepRecord], prompt_tokens: int) -> dict[str, pa.Table]:
+    """The tables `token` and `step` of decode steps; a generated token's position follows the prompt."""
+    tokens = rows_table("output", records)
+    positions = pa.array([prompt_tokens + record.step for record in records], type=pa.uint32())
+    moved = [moved_bytes(record) for record in records]
+    steps = rows_table("step", records)
+    for index, name in enumerate(("h2d_bytes", "d2h_bytes")):
+        steps = steps.append_column(name, pa.array([pair[index] for pair in moved], type=pa.uint64()))
+    return {"token": tokens.append_column("pos", positions), "step": steps}

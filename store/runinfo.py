@@ -1,0 +1,133 @@
+"""``runs/<uid>/run.json``: what a run is and how far it got, replaced atomically so that a reader never sees half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
+
+_UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")
+_MAX_INFO_BYTES = 16 << 20
+
+#: The summary fields of run.json, in the order of ``list_runs``.
+SUMMARY = (
+    "uid", "status", "created", "model", "method", "preset", "budget", "task", "prompt_tokens", "steps", "max_new",
+    "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes", "output_text", "error",
+)  # fmt: skip
+
+
+def new_uid() -> str:
+    """A run id that sorts by time (UTC) and does not collide."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def check_uid(uid: str) -> str:
+    """Returns `uid` if it is a well-formed run id, which no path separator or dot can be part of."""
+    if not isinstance(uid, str) or not _UID.fullmatch(uid):
+        raise RunNotFound(
+            f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`."
+        )
+    return uid
+
+
+def run_dir(runs_dir: Path, uid: str) -> Path:
+    """The folder of an existing run."""
+    path = Path(runs_dir) / check_uid(uid)
+    if not path.is_dir():
+        raise RunNotFound(f"There is no run {uid} in {runs_dir}; list the runs with `kvlens runs`.")
+    return path
+
+
+def now() -> str:
+    """This moment, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: NumPy scalars and arrays, paths, sets become plain; not-finite floats become null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((plain(item) for item in value), key=str)
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    return clean_text(str(value))
+
+
+def clean_text(text: str) -> str:
+    """`text` with lone surrogates replaced: neither UTF-8 nor DuckDB can hold them."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def write_info(folder: Path, info: dict[str, Any], durable: bool = False) -> None:
+    """Replaces run.json; with `durable`, not before its bytes are on disk."""
+    target, temporary = folder / "run.json", folder / f".run.json.{os.getpid()}"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(plain(info), file, ensure_ascii=False, indent=1)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """run.json of a run, or UnreadableRun with the reason."""
+    path, uid = folder / "run.json", folder.name
+    try:
+        if path.stat().st_size > _MAX_INFO_BYTES:
+            raise UnreadableRun(f"run.json of run {uid} is far larger than kvlens writes it; delete the run.")
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UnreadableRun(f"Run {uid} has no run.json; delete the run or restore the file.") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UnreadableRun(f"run.json of run {uid} cannot be read ({_brief(error)}); restore it or delete the run.") from error
+    if not isinstance(info, dict) or not isinstance(info.get("status"), str):
+        raise UnreadableRun(f"run.json of run {uid} does not describe a run; restore it or delete the run.")
+    return info
+
+
+def _brief(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of a foreign error, short enough to stand inside one sentence of ours."""
+    if isinstance(error, TraceError):
+        return str(error).rstrip(".")
+    return _brief(error)[:200]
+
+
+def freeze(folder: Path) -> None:
+    """Takes the write permission from a finished run's data."""
+    for name in ("trace.duckdb", "prompt.txt"):
+        with contextlib.suppress(OSError):
+            os.chmod(folder / name, 0o444)
+
+
+def config_hash(config: Any) -> str:
+    """Identifies a method's configuration across runs."""
+    return hashlib.sha256(json.dumps(plain(config), sort_keys=True, separators=(",", ":")).encode()).hexdigest()

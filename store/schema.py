@@ -1,0 +1,98 @@
+"""Schema v1 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+
+The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there changes the
+file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a fingerprint).
+No primary keys: they double the file. The writer enforces the order of steps, and a run is checked for completeness at its end.
+"""
+
+from __future__ import annotations
+
+from kvlens.rows import EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SCHEMA_VERSION
+
+#: How ``head_span.mass`` is coded: mass = (code / 255)^2, so that small masses keep their relative precision.
+MASS_CODEC = "sqrt_u8"
+#: Span ids are USMALLINT.
+MAX_SPAN = 65_535
+
+TRACE_LEVELS = ("summary", "heads", "spans")
+
+_HEAD_TYPES = {"n_zoomed": "USMALLINT", "corrected": "BOOLEAN"}
+_KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS}
+
+#: Units of the columns whose stored name does not carry them; used wherever columns leave the store (exports, summaries).
+UNITS = {
+    "entropy": "entropy_nats",
+    "n_zoomed": "n_zoomed_spans",
+    "surprisal": "surprisal_nats",
+    "mean_surprisal": "mean_surprisal_nats",
+    "logprob": "logprob_nats",
+    "next_entropy": "next_entropy_nats",
+}
+
+
+def head_type(column: str) -> str:
+    """SQL type of a column of head_step."""
+    return _HEAD_TYPES.get(column, "FLOAT")
+
+
+def kv_type(column: str) -> str:
+    """SQL type of a column of kv_step."""
+    return _KV_TYPES[column]
+
+
+def _columns(pairs: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in pairs.items())
+
+
+def _moments(columns: tuple[str, ...]) -> str:
+    """Four columns per metric from which mean, extremes and totals over the run can be had, and two runs' parts be merged."""
+    return ", ".join(f"{c}_n UINTEGER, {c}_sum DOUBLE, {c}_min DOUBLE, {c}_max DOUBLE" for c in columns)
+
+
+def statements() -> list[str]:
+    """The statements that make an empty trace file."""
+    kinds = ", ".join(f"'{kind}'" for kind in EVENT_KINDS)
+    head = _columns({name: head_type(name) for name in HEAD_COLUMNS})
+    kv = _columns({name: kv_type(name) for name in KV_COLUMNS})
+    means = ", ".join(f"{name} FLOAT" for name in HEAD_COLUMNS)
+    kv_sums = ", ".join(f"{name} {'UBIGINT'}" for name in KV_COLUMNS)
+    return [
+        f"CREATE TYPE event_kind AS ENUM ({kinds})",
+        "CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL)",
+        "CREATE TABLE run_state (status VARCHAR NOT NULL, last_step INTEGER NOT NULL, error VARCHAR)",
+        "CREATE TABLE token (pos UINTEGER NOT NULL, step UINTEGER, token_id INTEGER NOT NULL, text VARCHAR NOT NULL, "
+        "char_start UINTEGER, char_end UINTEGER, surprisal FLOAT, logprob FLOAT, next_entropy FLOAT, t_us UBIGINT)",
+        "CREATE TABLE step (step UINTEGER NOT NULL, t_us UBIGINT NOT NULL, dur_us UBIGINT NOT NULL, "
+        "wait_us UBIGINT NOT NULL, record_us UBIGINT NOT NULL, resident_bytes UBIGINT NOT NULL, "
+        "peak_bytes UBIGINT NOT NULL, cold_bytes UBIGINT NOT NULL, h2d_bytes UBIGINT NOT NULL, d2h_bytes UBIGINT NOT NULL)",
+        "CREATE TABLE span (span USMALLINT NOT NULL, kind VARCHAR NOT NULL, tok_start UINTEGER NOT NULL, "
+        "tok_end UINTEGER NOT NULL, born_step INTEGER NOT NULL, died_step INTEGER, reason VARCHAR NOT NULL, "
+        "mean_surprisal FLOAT, state VARCHAR NOT NULL)",
+        "CREATE TABLE span_head (span USMALLINT NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
+        "form VARCHAR NOT NULL, rank_k USMALLINT, rank_v USMALLINT, cold_bytes UBIGINT NOT NULL, err_k FLOAT, err_v FLOAT)",
+        "CREATE TABLE head_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
+        f"kv_head UTINYINT NOT NULL, {head})",
+        f"CREATE TABLE kv_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, {kv})",
+        "CREATE TABLE head_span (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
+        "span USMALLINT[] NOT NULL, mass UTINYINT[] NOT NULL, tail_mass FLOAT)",
+        "CREATE TABLE transfer (step INTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT, span USMALLINT, "
+        "direction VARCHAR NOT NULL, cause VARCHAR NOT NULL, bytes UBIGINT NOT NULL, start_us BIGINT NOT NULL, "
+        "end_us BIGINT NOT NULL, wait_us BIGINT NOT NULL, blocking BOOLEAN NOT NULL)",
+        "CREATE TABLE event (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, q_head UTINYINT, "
+        "kind event_kind NOT NULL, span USMALLINT, value FLOAT)",
+        "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR NOT NULL)",
+        "CREATE TABLE head_run (layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
+        f"n_steps UINTEGER NOT NULL, {_moments(HEAD_COLUMNS)})",
+        "CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, "
+        f"{_moments(KV_COLUMNS)})",
+        f"CREATE TABLE layer_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, {means}, {kv_sums})",
+    ]
+
+
+#: Every table a reader may touch, hence the allow-list for identifiers.
+TABLES = (
+    "meta", "run_state", "token", "step", "span", "span_head", "head_step", "kv_step", "head_span", "transfer", "event",
+    "self_check", "head_run", "kv_run", "layer_step",
+)  # fmt: skip
+
+__all__ = ["MASS_CODEC", "MAX_SPAN", "SCHEMA_VERSION", "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type", "statements"]

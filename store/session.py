@@ -1,0 +1,68 @@
+"""Statements on an attached run, and results as rows, frames and arrays."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from kvlens.store.attach import unreadable
+
+
+class Session:
+    """A hardened connection; every call has a cursor of its own, so threads may share it."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection, uid: str) -> None:
+        self._con, self.uid = con, uid
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        self._con.close()
+
+    def _execute(self, sql: str, values: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            cursor = self._con.cursor()
+        return cursor.execute(sql, values)
+
+    def rows(self, sql: str, **values: Any) -> list[tuple[Any, ...]]:
+        """All rows as tuples."""
+        try:
+            return self._execute(sql, values).fetchall()
+        except duckdb.Error as error:
+            raise unreadable(self.uid, error) from error
+
+    def frame(self, sql: str, **values: Any) -> pd.DataFrame:
+        """All rows as a frame; a number that is NULL is NaN."""
+        try:
+            frame = self._execute(sql, values).df()
+        except duckdb.Error as error:
+            raise unreadable(self.uid, error) from error
+        for name in frame.columns:
+            if pd.api.types.is_unsigned_integer_dtype(frame[name].dtype) and not frame[name].hasnans:
+                frame[name] = frame[name].astype("int64")  # so that arithmetic on small columns does not wrap around
+            elif pd.api.types.is_extension_array_dtype(frame[name].dtype) and not pd.api.types.is_string_dtype(frame[name].dtype):
+                frame[name] = frame[name].astype("float64")
+        return frame
+
+    def fill(self, size: int, sql: str, **values: Any) -> np.ndarray:
+        """A flat array from (place, value) rows; places no row names stay NaN."""
+        try:
+            found = self._execute(sql, values).fetchnumpy()
+        except duckdb.Error as error:
+            raise unreadable(self.uid, error) from error
+        flat = np.full(size, np.nan, np.float32)
+        place, value = np.asarray(found["place"]), np.asarray(found["value"])
+        inside = (place >= 0) & (place < size)
+        flat[place[inside]] = value[inside]
+        return flat
+
+    def batches(self, sql: str, rows: int = 65_536, **values: Any) -> pa.RecordBatchReader:
+        """A result as a stream of Arrow batches; statements come from ``queries`` only."""
+        try:
+            return self._execute(sql, values).to_arrow_reader(rows)
+        except duckdb.Error as error:
+            raise unreadable(self.uid, error) from error

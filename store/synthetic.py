@@ -1,0 +1,56 @@
+"""A made-up run, written through the real writer: for tests, benchmarks and work on the pages. Nothing in it was measured.
+
+Its meta says model 'synthetic'. It has the shape of a SeKV run: sink, anchors, entropy spans in a cold tier, a window; query heads
+whose interest wanders over the spans; spans that are zoomed into and left again; copies that cost time.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvlens.store.synthetic_scene import SINK, WINDOW, Scene, make_prefill
+from kvlens.store.synthetic_steps import StepMaker
+from kvlens.store.writer import TraceWriter
+
+from kvlens.rows import SelfCheck
+
+
+def write_synthetic(
+    runs_dir: Path,
+    layers: int = 6,
+    q_heads: int = 8,
+    kv_heads: int = 4,
+    steps: int = 64,
+    spans: int = 40,
+    seed: int = 0,
+    **meta: Any,
+) -> str:
+    """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`, `status`, `error`
+    steer the writing; all others go into the run's meta."""
+    rng = np.random.default_rng(seed)
+    writer = TraceWriter(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
+    top_k, n_prompt = int(meta.pop("top_k", 16)), int(meta.pop("prompt_tokens", 600))
+    status, error = meta.pop("status", "completed"), meta.pop("error", None)
+    scene = Scene(layers, q_heads, kv_heads, 64, rng)
+    full = (n_prompt + steps) * layers * kv_heads * scene.token_bytes()
+    prefill, text = make_prefill(scene, n_prompt, spans)
+    writer.begin(
+        {
+            "model": "synthetic", "method": "sekv", "preset": "made up", "task": "synthetic", "device": "none", "dtype": "bfloat16",
+            "config": {"window": WINDOW, "sink": SINK, "zoom_threshold": 0.08}, "budget": 0.35, "prompt_tokens": n_prompt,
+            "max_new": steps, "seed": seed, "forced": False, "layers": layers, "q_heads": q_heads, "kv_heads": kv_heads,
+            "head_dim": scene.head_dim, "token_bytes": scene.token_bytes() * layers * kv_heads, "full_kv_bytes": full,
+            "budget_bytes": int(0.35 * full), "link": "none (synthetic)", "prompt_text": text, "needle": [],
+            "machine": "none (synthetic)",
+        }
+        | meta
+    )  # fmt: skip
+    writer.prefill(prefill)
+    maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us)
+    for step in range(steps):
+        writer.step(maker.make(step))
+    check = SelfCheck("synthetic", True, None, "this run was made up by kvlens.store.synthetic; nothing in it was measured")
+    writer.finish(status, error, [check], {"synthetic": True})
+    return writer.uid

@@ -1,0 +1,143 @@
+"""The decode steps of a made-up run: interest that wanders over spans, zooms, copies. See ``synthetic.py``."""
+
+from __future__ import annotations
+
+import numpy as np
+from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
+
+from kvlens.rows import EventRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+
+_ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
+
+
+class StepMaker:
+    """Makes records in order; holds what one step leaves to the next."""
+
+    def __init__(self, scene: Scene, n_prompt: int, top_k: int, clock_us: int) -> None:
+        self.scene, self.n_prompt, self.top_k, self.clock = scene, n_prompt, top_k, clock_us
+        count = len(scene.spans)
+        self.taste = scene.rng.normal(0, 0.7, (scene.layers, scene.q_heads, count)).astype(np.float32)
+        self.drift = np.zeros_like(self.taste)
+        self.zoomed = np.zeros((scene.layers, scene.kv_heads, count), bool)
+        entropy = [span.span for span in scene.spans if span.kind == "entropy"]
+        self.needle = entropy[len(entropy) // 3]
+        self.cold = 0
+
+    def make(self, step: int) -> StepRecord:
+        """The record of one step."""
+        scene, rng = self.scene, self.scene.rng
+        group = scene.q_heads // scene.kv_heads
+        born, born_heads, transfers, events = self._leave_window(step)
+        mass = self._masses(step)
+        score = mass.reshape(scene.layers, scene.kv_heads, group, -1).max(2)
+        before = self.zoomed
+        self.zoomed = self._zoom(score, before)
+        came, went = self.zoomed & ~before, before & ~self.zoomed
+        cold_size = np.array([scene.cold[s.span].cold_bytes if s.span in scene.cold else 0 for s in scene.spans])
+        lengths = np.array([s.tok_end - s.tok_start for s in scene.spans])
+        dur = int(rng.integers(8_000, 11_000))
+        now, wait = self.clock + 400, 0
+        grouped = mass.reshape(scene.layers, scene.kv_heads, group, -1)
+        for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(came)), strict=True):
+            q_head = head * group + int(grouped[layer, head, :, span].argmax())
+            took = 15 + int(cold_size[span]) // 4000
+            transfers.append(
+                TransferRow(step, layer, head, span, "h2d", "zoom", int(cold_size[span]), now, now + took, took // 2, True)
+            )
+            events.append(EventRow(step, layer, head, q_head, "zoom_in", span, float(grouped[layer, head, :, span].max())))
+            now, wait = now + took, wait + took // 2
+        for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(went)), strict=True):
+            events.append(EventRow(step, layer, head, None, "zoom_out", span, float(score[layer, head, span])))
+        up = (came * cold_size).sum(-1).astype(float)
+        resident = resident_bytes(scene, self.n_prompt + step + 1, (self.zoomed * lengths).sum(-1))
+        down = np.full_like(up, sum(t.bytes for t in transfers if t.cause == "leave") / up.size)
+        head = self._head_columns(mass)
+        coarse = sum(s.kind == "entropy" for s in scene.spans)
+        kv = {
+            "h2d_bytes": up, "d2h_bytes": down, "resident_bytes": resident,
+            "attended_tokens": np.rint(resident / scene.token_bytes()) - coarse,
+            "attended_coarse": (coarse - self.zoomed.sum(-1)).astype(float),
+            "n_recalled": came.sum(-1).astype(float), "n_reused": (self.zoomed & before).sum(-1).astype(float),
+        }  # fmt: skip
+        top = np.argsort(-mass, axis=-1)[..., : self.top_k].astype(np.int32)
+        top_mass = np.take_along_axis(mass, top, -1)
+        if top.shape[-1] < self.top_k:
+            pad = [(0, 0), (0, 0), (0, self.top_k - top.shape[-1])]
+            top, top_mass = np.pad(top, pad, constant_values=-1), np.pad(top_mass, pad)
+        tail = np.maximum(1 - top_mass.sum(-1), 0).astype(np.float32)
+        self.cold = sum(row.cold_bytes for row in scene.cold.values()) * scene.layers * scene.kv_heads
+        record = StepRecord(
+            step, self.clock, dur + wait, wait, 60, 1000 + step % len(ANSWER), " " + ANSWER[step % len(ANSWER)],
+            -float(rng.gamma(1.2, 0.5)), float(rng.gamma(1.5, 0.8)), int(resident.sum()), int(resident.sum() + up.max()), self.cold,
+            head, kv, top, top_mass, tail, transfers, events, born, [], born_heads,
+        )  # fmt: skip
+        self.clock += dur + wait
+        return record
+
+    def _leave_window(self, step: int) -> tuple[list[SpanRow], list[SpanHeadRow], list[TransferRow], list[EventRow]]:
+        """Once the window has grown by LEAVE tokens, its oldest become an entropy span in the cold tier."""
+        scene = self.scene
+        covered = max((s.tok_end for s in scene.spans if s.kind == "entropy"), default=self.n_prompt - WINDOW)
+        if self.n_prompt + step + 1 - covered <= WINDOW + LEAVE:
+            return [], [], [], []
+        row = SpanRow(
+            len(scene.spans), "entropy", covered, covered + LEAVE, step,
+            f"The {LEAVE} oldest tokens of the window, left at step {step}.",
+            float(scene.rng.gamma(2.0, 1.0)), "coarse",
+        )  # fmt: skip
+        scene.spans.append(row)
+        heads = span_heads(scene, row)
+        shape = (scene.layers, scene.q_heads, 1)
+        self.taste = np.concatenate([self.taste, scene.rng.normal(0, 0.7, shape).astype(np.float32)], -1)
+        self.drift = np.concatenate([self.drift, np.zeros(shape, np.float32)], -1)
+        self.zoomed = np.concatenate([self.zoomed, np.zeros((scene.layers, scene.kv_heads, 1), bool)], -1)
+        size = LEAVE * scene.token_bytes() * scene.kv_heads
+        moves = [
+            TransferRow(
+                step, layer, None, row.span, "d2h", "leave", size, self.clock + 30 * layer, self.clock + 30 * layer + 25, 0, False
+            )
+            for layer in range(scene.layers)
+        ]
+        events = [EventRow(step, None, None, None, "span_open", row.span), EventRow(step, None, None, None, "offload", row.span)]
+        return [row], heads, moves, events
+
+    def _masses(self, step: int) -> np.ndarray:
+        """Attention mass of every span for every query head; adds up to 1."""
+        scene = self.scene
+        self.drift = 0.92 * self.drift + scene.rng.normal(0, 0.35, self.drift.shape).astype(np.float32)
+        sizes = np.array([s.tok_end - s.tok_start for s in scene.spans], np.float32)
+        logits = self.taste + self.drift + 0.5 * np.log(sizes) - 1.0
+        logits[..., 0] += 3.0
+        window = next(i for i, s in enumerate(scene.spans) if s.kind == "window")
+        logits[..., window] += 2.0
+        logits[:, ::3, self.needle] += 3.5 * np.exp(-(((step % 40) - 14) ** 2) / 30)
+        logits -= logits.max(-1, keepdims=True)
+        weights = np.exp(1.5 * logits)
+        return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+    def _zoom(self, score: np.ndarray, before: np.ndarray) -> np.ndarray:
+        entropy = np.array([s.kind == "entropy" for s in self.scene.spans])
+        wanted = entropy & ((score > _ZOOM_IN) | (before & (score > _ZOOM_OUT)))
+        ranked = np.where(wanted, score, 0)
+        floor = np.sort(ranked, -1)[..., -min(_MAX_ZOOMED, ranked.shape[-1])]
+        return wanted & (ranked >= np.maximum(floor, 1e-9)[..., None])
+
+    def _head_columns(self, mass: np.ndarray) -> dict[str, np.ndarray]:
+        scene, rng = self.scene, self.scene.rng
+        kinds = np.array([s.kind for s in scene.spans])
+        factors = np.array([s.span in scene.cold and scene.cold[s.span].form == "factors" for s in scene.spans])
+        zoomed = np.repeat(self.zoomed, scene.q_heads // scene.kv_heads, axis=1)
+        total = {name: mass[..., kinds == name].sum(-1) for name in ("sink", "anchor", "window")}
+        entropy = kinds == "entropy"
+        exact = (mass * (zoomed & ~factors)).sum(-1)
+        rebuilt = (mass * (zoomed & factors)).sum(-1)
+        coarse = (mass * (entropy & ~zoomed)).sum(-1)
+        n_zoomed = (zoomed & (mass > _ZOOM_OUT)).sum(-1).astype(np.float32)
+        logs = np.log(np.maximum(mass, 1e-12))
+        return {
+            "mass_sink": total["sink"], "mass_anchor": total["anchor"], "mass_window": total["window"], "mass_resident": exact,
+            "mass_coarse": coarse, "mass_reconstructed": rebuilt, "entropy": -(mass * logs).sum(-1),
+            "qcos": np.clip(rng.normal(0.86, 0.08, coarse.shape), -1, 1).astype(np.float32),
+            "coverage": total["sink"] + total["anchor"] + total["window"] + exact, "n_zoomed": n_zoomed,
+            "zoom_rate": n_zoomed / max(int(entropy.sum()), 1),
+        }  # fmt: skip

@@ -1,0 +1,213 @@
+"""The DuckDB file of a run while it is being written: one connection, one transaction per flushed block."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from kvlens.store import rollup
+from kvlens.store.blocks import Block
+from kvlens.store.rowtables import moved_bytes, rows_table, step_tables
+from kvlens.store.runinfo import clean_text, plain
+from kvlens.store.schema import statements
+
+from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
+
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB"}
+#: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
+_MASS_TOLERANCE = 1e-3
+
+
+class TraceFile:
+    """An open trace. Used by one thread at a time."""
+
+    def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
+        self._con = con
+        self._prompt_tokens = 0
+        self._text: list[str] = []
+        self._peak = 0
+        self._moved = [0, 0]
+
+    @classmethod
+    def create(cls, path: Path, meta: dict[str, Any]) -> TraceFile:
+        """A new file with the schema, the run's meta and state 'running'."""
+        con = duckdb.connect(str(path), config=_CONFIG)
+        try:
+            con.begin()
+            for statement in statements():
+                con.execute(statement)
+            con.execute("INSERT INTO run_state VALUES ('running', -1, NULL)")
+            file = cls(con)
+            file._put_meta(meta)
+            con.commit()
+        except BaseException:
+            con.close()
+            raise
+        return file
+
+    @classmethod
+    def reopen(cls, path: Path) -> TraceFile:
+        """An existing file, to finish what a dead process began; opening it replays what was committed."""
+        return cls(duckdb.connect(str(path), config=_CONFIG))
+
+    @property
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """For recovery and tests."""
+        return self._con
+
+    def totals(self) -> dict[str, Any]:
+        """Summary fields known so far."""
+        return {
+            "peak_bytes": self._peak,
+            "h2d_bytes": self._moved[0],
+            "d2h_bytes": self._moved[1],
+            "output_text": "".join(self._text),
+        }
+
+    def flush(self, job: Block | PrefillRecord, trace_level: str) -> None:
+        """Writes one job in one transaction."""
+        if isinstance(job, Block):
+            tables, closed = self._block_tables(job, trace_level), _closed(job.records)
+        else:
+            tables, closed = self._prefill_tables(job), []
+        con = self._con
+        con.begin()
+        try:
+            for name, table in tables:
+                if table.num_rows and (trace_level != "summary" or name not in ("head_step", "kv_step")):
+                    self._insert(name, table)
+            if isinstance(job, Block):
+                if trace_level == "summary":
+                    self._merge(dict(tables))
+                if closed:
+                    self._close_spans(closed)
+                con.execute("UPDATE run_state SET last_step = ?", [job.records[-1].step])
+            else:
+                self._put_meta(
+                    {
+                        "prefill_us": job.prefill_us, "prefill_peak_bytes": job.prefill_peak_bytes,
+                        "prefill_cold_bytes": job.cold_bytes, "prefill_resident_bytes": job.resident_bytes,
+                    }
+                )  # fmt: skip
+            con.commit()
+        except BaseException:
+            with contextlib.suppress(duckdb.Error):
+                con.rollback()
+            raise
+        self._account(job)
+
+    def finish(self, status: str, error: str | None, checks: Iterable[SelfCheck], extra: dict[str, Any], trace_level: str) -> None:
+        """Rollups, self-checks, final state, checkpoint."""
+        rollup.rebuild(self._con)
+        own = stored_checks(self._con) if trace_level != "summary" else []
+        con = self._con
+        con.begin()
+        self._insert("self_check", rows_table("self_check", [*checks, *own]))
+        self._put_meta(extra)
+        con.execute("UPDATE run_state SET status = ?, error = ?", [status, clean_text(error) if error else None])
+        con.commit()
+        con.execute("CHECKPOINT")
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._con.close()
+
+    def _insert(self, name: str, table: pa.Table) -> None:
+        self._con.register("incoming", table)
+        try:
+            self._con.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
+        finally:
+            self._con.unregister("incoming")
+
+    def _put_meta(self, values: dict[str, Any]) -> None:
+        if values:
+            self._con.execute("DELETE FROM meta WHERE list_contains(?, key)", [list(values)])
+            rows = [[str(key), json.dumps(plain(value), ensure_ascii=False)] for key, value in values.items()]
+            self._con.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+
+    def _block_tables(self, block: Block, trace_level: str) -> list[tuple[str, pa.Table]]:
+        records = block.records
+        tables = list(step_tables(records, self._prompt_tokens).items())
+        for name, rows in (
+            ("span", [row for record in records for row in record.spans]),
+            ("span_head", [row for record in records for row in record.span_heads]),
+            ("transfer", [row for record in records for row in record.transfers]),
+            ("event", [row for record in records for row in record.events]),
+        ):
+            tables.append((name, rows_table(name, rows)))
+        tables += [("head_step", block.head_table()), ("kv_step", block.kv_table())]
+        if trace_level == "spans":
+            tables.append(("head_span", block.span_table()))
+        return tables
+
+    def _prefill_tables(self, record: PrefillRecord) -> list[tuple[str, pa.Table]]:
+        return [
+            ("token", rows_table("prompt", record.tokens)), ("span", rows_table("span", record.spans)),
+            ("span_head", rows_table("span_head", record.span_heads)), ("transfer", rows_table("transfer", record.transfers)),
+            ("event", rows_table("event", record.events)),
+        ]  # fmt: skip
+
+    def _merge(self, tables: dict[str, pa.Table]) -> None:
+        self._con.register("block_heads", tables["head_step"])
+        self._con.register("block_kvs", tables["kv_step"])
+        try:
+            rollup.merge_block(self._con, "block_heads", "block_kvs")
+        finally:
+            self._con.unregister("block_heads")
+            self._con.unregister("block_kvs")
+
+    def _close_spans(self, closed: list[tuple[int, int]]) -> None:
+        spans, steps = zip(*closed, strict=True)
+        self._con.register("closed", pa.table({"span": pa.array(spans, pa.int32()), "died": pa.array(steps, pa.int32())}))
+        try:
+            self._con.execute("UPDATE span SET died_step = closed.died FROM closed WHERE span.span = closed.span")
+        finally:
+            self._con.unregister("closed")
+
+    def _account(self, job: Block | PrefillRecord) -> None:
+        """Keeps the totals of run.json, in the flush thread so that the engine's pays nothing."""
+        if isinstance(job, PrefillRecord):
+            self._prompt_tokens = len(job.tokens)
+            for row in job.transfers:
+                self._moved[row.direction == "d2h"] += row.bytes
+            return
+        for record in job.records:
+            up, down = moved_bytes(record)
+            self._moved[0] += up
+            self._moved[1] += down
+            self._peak = max(self._peak, record.peak_bytes)
+            self._text.append(record.text)
+
+
+def _closed(records: Sequence[StepRecord]) -> list[tuple[int, int]]:
+    return [(span, record.step) for record in records for span in record.closed_spans]
+
+
+def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:
+    """What the store itself promises: no row missing, and masses that add up as stored."""
+    row = con.execute("SELECT last_step FROM run_state").fetchone()
+    sizes = {key: json.loads(value) for key, value in con.execute("SELECT key, value FROM meta").fetchall()}
+    steps = (row[0] if row else -1) + 1
+    want = steps * sizes["layers"] * sizes["q_heads"]
+    counted = con.execute("SELECT count(*), count(DISTINCT (step, layer, q_head)) FROM head_step").fetchone()
+    assert counted is not None
+    total = " + ".join(f"coalesce({name}, 0)" for name in MASS_COLUMNS)
+    logged = f"coalesce({', '.join(MASS_COLUMNS)}) IS NOT NULL"
+    worst = con.execute(f"SELECT max(abs({total} - 1)) FROM head_step WHERE {logged}").fetchone()
+    checks = [
+        SelfCheck(
+            "stored_rows_complete", counted == (want, want), float(counted[0]),
+            f"{counted[0]} rows of steps x layers x query heads stored, {want} expected",
+        )
+    ]  # fmt: skip
+    if worst is not None and worst[0] is not None:
+        detail = (
+            f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; allowed {_MASS_TOLERANCE}"
+        )
+        checks.append(SelfCheck("stored_masses_sum_to_one", worst[0] <= _MASS_TOLERANCE, round(worst[0], 6), detail))
+    return checks

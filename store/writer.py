@@ -1,0 +1,257 @@
+"""The writer of a run's trace. The engine's thread copies a step into a block; a second thread writes blocks to DuckDB.
+
+What was flushed survives the process. An error of the flush thread (a full disk) is raised as one TraceError by the next call,
+after the run has been marked failed; nothing waits for a thread that cannot go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kvlens.store.blocks import Block, Shape
+from kvlens.store.errors import RunBusy, TraceError
+from kvlens.store.lease import Lease
+from kvlens.store.runinfo import check_uid, clean_text, freeze, new_uid, now, sentence, write_info
+from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
+from kvlens.store.tracefile import TraceFile
+
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+
+_HEARTBEAT_S = 2.0
+#: A block is flushed when it is full or this old, so that a slow run loses little when it dies.
+_BLOCK_AGE_S = 5.0
+_BLOCKS = 3
+#: Room kept on disk so that a run can still be marked failed when the disk is full.
+_RESERVE_BYTES = 64 * 1024
+_META_FIELDS = (
+    "model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes",
+)  # fmt: skip
+
+
+class TraceWriter:
+    """A ``kvlens.rows.TraceSink`` that writes ``runs_dir/<uid>/``.
+
+    `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events and rollups; 'heads' adds a row per step and head;
+    'spans' adds each head's top spans per step. How many spans is up to the records (their K).
+    """
+
+    def __init__(self, runs_dir: Path, uid: str | None = None, trace_level: str = "spans", block_steps: int = 32) -> None:
+        if trace_level not in TRACE_LEVELS:
+            raise ValueError(f"Trace level {trace_level!r} is not one of {', '.join(TRACE_LEVELS)}.")
+        self.uid = check_uid(uid or new_uid())
+        self.folder = Path(runs_dir) / self.uid
+        self.trace_level, self.block_steps = trace_level, block_steps
+        self.stalls = 0
+        """how often the engine's thread had to wait for the flush thread"""
+        self._shape: tuple[int, int, int] | None = None
+        self._block: Block | None = None
+        self._free: queue.Queue[Block] = queue.Queue()
+        self._work: queue.Queue[Block | PrefillRecord | None] = queue.Queue()
+        self._blocks_made = 0
+        self._n_steps = 0
+        self._error: TraceError | None = None
+        self._closed = False
+
+    # ---- the four calls of a sink -----------------------------------------------------------------------------------
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        """Creates the run: folder, lease, run.json, empty trace; starts the flush thread."""
+        try:
+            self._shape = (int(meta["layers"]), int(meta["q_heads"]), int(meta["kv_heads"]))
+        except KeyError as error:
+            raise TraceError(f"The run's meta lacks {error.args[0]!r}; the trace needs layers, q_heads and kv_heads.") from error
+        if min(self._shape) < 1 or max(self._shape) > 256 or self._shape[1] % self._shape[2]:
+            raise TraceError(
+                f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md for the limits."
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lease = Lease(self.folder)
+        except OSError as error:
+            raise TraceError(f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs.") from error
+        try:
+            self._create(dict(meta))
+        except BaseException as error:
+            self._lease.release()
+            self._closed = True
+            if isinstance(error, TraceError) or not isinstance(error, Exception):
+                raise
+            raise TraceError(f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs.") from error
+        self._thread = threading.Thread(target=self._flush_loop, name=f"kvlens-trace-{self.uid}", daemon=True)
+        self._thread.start()
+
+    def prefill(self, record: PrefillRecord) -> None:
+        """Hands over what prefill found."""
+        self._check_open()
+        self._work.put(record)
+
+    def step(self, record: StepRecord) -> None:
+        """Copies one decode step; blocks only while all blocks wait for the disk."""
+        self._check_open()
+        if record.step != self._n_steps:
+            self._abort(
+                TraceError(f"Step {record.step} was logged where step {self._n_steps} was due; log every step once, in order.")
+            )
+        block = self._block or self._next_block(record)
+        try:
+            block.put(record)
+        except TraceError as error:
+            self._abort(error)
+        self._n_steps += 1
+        if block.n == block.capacity or time.monotonic() - self._block_since > _BLOCK_AGE_S:
+            self._block = None
+            self._work.put(block)
+
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
+        """Ends the run: last block, self-checks, rollups, checkpoint; afterwards its files are immutable.
+
+        After a failure of the trace itself this raises that failure again when asked to complete, and else returns.
+        """
+        if status not in ("completed", "failed", "cancelled"):
+            raise ValueError(f"A run ends completed, failed or cancelled, not {status!r}.")
+        if self._closed or self._shape is None:
+            if self._error is not None and status == "completed":
+                raise self._error
+            return
+        self._check_open()
+        if self._block is not None and self._block.n:
+            self._work.put(self._block)
+        self._stop_thread()
+        self._check_open()
+        try:
+            self._info["status"] = "finalizing"
+            self._write_info()
+            self._file.finish(status, error, checks, extra | {"trace_stalls": self.stalls}, self.trace_level)
+        except Exception as failure:
+            self._abort(self._describe(failure))
+        self._close(status, error, extra)
+        freeze(self.folder)
+
+    # ---- the run's folder --------------------------------------------------------------------------------------------
+
+    def _create(self, meta: dict[str, Any]) -> None:
+        if (self.folder / "run.json").exists() or (self.folder / "trace.duckdb").exists():
+            raise RunBusy(f"Run {self.uid} exists already; choose another id or delete that run.")
+        prompt = meta.pop("prompt_text", None)
+        if prompt is not None:
+            text = clean_text(str(prompt))
+            (self.folder / "prompt.txt").write_text(text, encoding="utf-8", newline="")
+            meta.setdefault("prompt_sha256", hashlib.sha256(text.encode()).hexdigest())
+        meta.setdefault("created", now())
+        meta |= {"schema_version": SCHEMA_VERSION, "run_uid": self.uid, "mass_codec": MASS_CODEC, "trace_level": self.trace_level}
+        self._started = time.monotonic()
+        self._info: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION, "uid": self.uid, "status": "created", "created": meta["created"],
+            **{name: meta.get(name) for name in _META_FIELDS}, "trace_level": self.trace_level, "pid": os.getpid(), "error": None,
+        }  # fmt: skip
+        write_info(self.folder, self._info)
+        (self.folder / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))
+        self._file = TraceFile.create(self.folder / "trace.duckdb", meta)
+        self._info["status"] = "running"
+        self._write_info()
+
+    def _write_info(self, override: dict[str, Any] | None = None) -> None:
+        self._info |= {
+            "heartbeat": now(), "steps": self._n_steps, "duration_s": round(time.monotonic() - self._started, 3),
+            "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")}, **self._file.totals(), **(override or {}),
+        }  # fmt: skip
+        write_info(self.folder, self._info, durable=self._info["status"] not in ("created", "running"))
+
+    def _close(self, status: str, error: str | None, extra: dict[str, Any]) -> None:
+        """Last act, whatever happened before: run.json says how the run ended, the lease is free."""
+        self._closed = True
+        with contextlib.suppress(Exception):
+            self._file.close()
+        (self.folder / ".reserve").unlink(missing_ok=True)
+        try:
+            size = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+            self._info |= {"status": status, "error": error, "disk_bytes": size, "extra": extra}
+            self._write_info({name: extra[name] for name in ("output_text",) if name in extra})
+        finally:
+            self._lease.release()
+
+    # ---- the flush thread --------------------------------------------------------------------------------------------
+
+    def _next_block(self, record: StepRecord) -> Block:
+        assert self._shape is not None
+        if self._blocks_made < _BLOCKS and self._free.empty():
+            keep = self.trace_level == "spans"
+            top_k = record.top_span.shape[-1] if keep else 0
+            if not self._blocks_made:
+                self._full_shape = Shape(*self._shape, top_k)
+            self._blocks_made += 1
+            block = Block(self._full_shape, self.block_steps, keep)
+        else:
+            block = self._wait_for_block()
+        self._block, self._block_since = block, time.monotonic()
+        return block
+
+    def _wait_for_block(self) -> Block:
+        with contextlib.suppress(queue.Empty):
+            return self._free.get_nowait()
+        self.stalls += 1
+        while True:
+            try:
+                return self._free.get(timeout=0.5)
+            except queue.Empty:
+                self._check_open()
+
+    def _flush_loop(self) -> None:
+        beat = time.monotonic()
+        while True:
+            try:
+                job = self._work.get(timeout=_HEARTBEAT_S)
+                if job is None:
+                    return
+                if self._error is None:
+                    self._file.flush(job, self.trace_level)
+                if isinstance(job, Block):
+                    job.reset()
+                    self._free.put(job)
+            except queue.Empty:
+                pass
+            except BaseException as error:
+                self._error = self._describe(error)
+                continue
+            if self._error is None and time.monotonic() - beat > _HEARTBEAT_S:
+                beat = time.monotonic()
+                with contextlib.suppress(OSError):  # only a display; the trace itself is what must not fail
+                    self._write_info()
+
+    def _describe(self, error: BaseException) -> TraceError:
+        if isinstance(error, TraceError):
+            return error
+        described = TraceError(
+            f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose another runs folder, "
+            "what was flushed before stays readable."
+        )
+        described.__cause__ = error
+        return described
+
+    def _stop_thread(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._shape is None:
+            raise TraceError("The trace has not been begun; call begin() first.")
+        if self._closed:
+            raise self._error or TraceError(f"Run {self.uid} has ended; nothing more can be logged to it.")
+        if self._error is not None:
+            self._abort(self._error)
+
+    def _abort(self, error: TraceError) -> None:
+        """Marks the run failed as far as the disk allows, then raises `error`."""
+        self._error = error
+        if self._thread.is_alive():
+            self._stop_thread()
+        with contextlib.suppress(Exception):
+            self._close("failed", str(error), {})
+        raise error
