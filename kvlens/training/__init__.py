@@ -1,0 +1,1 @@
+"""What a method learns once per model."""
