@@ -28,6 +28,11 @@ TRANSFERS = """
       AND ($kv_head IS NULL OR kv_head IS NULL OR kv_head = $kv_head)
     ORDER BY step, start_us, rowid"""
 
+ALL_TRANSFERS = "SELECT * FROM run.main.transfer ORDER BY step, start_us, rowid"
+
+ALL_EVENTS = """
+    SELECT step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value FROM run.main.event ORDER BY step, rowid"""
+
 EVENTS = """
     SELECT step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value FROM run.main.event
     WHERE ($step IS NULL OR step = $step) AND ($layer IS NULL OR layer IS NULL OR layer = $layer)

@@ -78,6 +78,10 @@ class TraceReader:
         """The stream of Arrow batches that an export writes; `sql` comes from ``queries``."""
         return self._db.batches(sql)
 
+    def _has_rollup(self) -> bool:
+        """False for a run that failed before its end; then the rows themselves are asked."""
+        return bool(self._db.rows(queries.HAS_ROLLUP)[0][0])
+
     def _range(self, start: int, stop: int | None) -> tuple[int, int]:
         stop = self.n_steps if stop is None else stop
         return max(0, int(start)), min(int(stop), self.n_steps)
@@ -158,7 +162,7 @@ class TraceReader:
             raise ValueError(f"{agg!r} is not an aggregate; there are {', '.join(queries.AGGREGATES)}.")
         first, last = self._range(start, stop)
         size = self.n_layers * self.q_heads
-        if (first, last) == (0, self.n_steps) and self._db.rows(queries.HAS_ROLLUP)[0][0]:
+        if (first, last) == (0, self.n_steps) and self._has_rollup():
             flat = self._db.fill(size, queries.head_summary_rollup(metric, agg), heads=self.q_heads)
         else:
             flat = self._db.fill(size, queries.head_summary(metric, agg), heads=self.q_heads, start=first, stop=last)
@@ -169,9 +173,10 @@ class TraceReader:
         run is known: any other range raises TraceError."""
         first, last = self._range(start, stop)
         values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.get("method")), "model": str(self.meta.get("model"))}
-        if self._summary_only:
-            if (first, last) != (0, self.n_steps):
-                raise TraceError(f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only.")
+        whole = (first, last) == (0, self.n_steps)
+        if self._summary_only and not whole:
+            raise TraceError(f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only.")
+        if whole and self._has_rollup():
             return self._db.frame(queries.head_table("run.main.head_run", "run.main.kv_run"), **values)
         part = "(SELECT * FROM run.main.{} WHERE step >= $start AND step < $stop)"
         sql = queries.head_table(head_run_sql(part.format("head_step")), kv_run_sql(part.format("kv_step")))

@@ -27,10 +27,10 @@ def write_synthetic(
     seed: int = 0,
     **meta: Any,
 ) -> str:
-    """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`, `status`, `error`
-    steer the writing; all others go into the run's meta."""
+    """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`, `status`, `error`,
+    `writer_class` steer the writing; all others go into the run's meta."""
     rng = np.random.default_rng(seed)
-    writer = TraceWriter(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
+    writer = meta.pop("writer_class", TraceWriter)(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
     top_k, n_prompt = int(meta.pop("top_k", 16)), int(meta.pop("prompt_tokens", 600))
     status, error = meta.pop("status", "completed"), meta.pop("error", None)
     scene = Scene(layers, q_heads, kv_heads, 64, rng)

@@ -18,7 +18,7 @@ from kvlens.store.schema import statements
 
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB"}
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "16384"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
 
@@ -53,12 +53,24 @@ class TraceFile:
     @classmethod
     def reopen(cls, path: Path) -> TraceFile:
         """An existing file, to finish what a dead process began; opening it replays what was committed."""
-        return cls(duckdb.connect(str(path), config=_CONFIG))
+        file = cls(duckdb.connect(str(path), config=_CONFIG))
+        con = file._con
+        peak = con.execute("SELECT coalesce(max(peak_bytes), 0) FROM step").fetchone()
+        moved = dict(con.execute("SELECT direction, sum(bytes)::BIGINT FROM transfer GROUP BY direction").fetchall())
+        file._peak = peak[0] if peak else 0
+        file._moved = [moved.get("h2d", 0), moved.get("d2h", 0)]
+        file._text = [row[0] for row in con.execute("SELECT text FROM token WHERE step IS NOT NULL ORDER BY step").fetchall()]
+        return file
 
-    @property
-    def connection(self) -> duckdb.DuckDBPyConnection:
-        """For recovery and tests."""
-        return self._con
+    def last_step(self) -> int:
+        """The last flushed step, -1 for none."""
+        row = self._con.execute("SELECT last_step FROM run_state").fetchone()
+        return int(row[0]) if row else -1
+
+    def ended(self) -> tuple[str, str | None] | None:
+        """(status, error) when the file says that the run ended, else None."""
+        row = self._con.execute("SELECT status, error FROM run_state WHERE status <> 'running'").fetchone()
+        return None if row is None else (row[0], row[1])
 
     def totals(self) -> dict[str, Any]:
         """Summary fields known so far."""

@@ -1,0 +1,125 @@
+"""Handing data out: CSV, Parquet and JSON of what a run holds, streamed, with units in the column names.
+
+CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front. Parquet says in its
+metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+from kvlens.store import queries
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.store.runinfo import config_hash, sentence
+from kvlens.store.schema import UNITS
+
+from kvlens.rows import HEAD_COLUMNS
+
+FORMATS = ("csv", "parquet", "json")
+_FORMULA = r"^([=+\-@\t\r])"
+
+_STATEMENTS = {
+    "head-steps": queries.HEAD_STEPS.format(columns=", ".join(("step", "layer", "q_head", "kv_head", *HEAD_COLUMNS))),
+    "spans": queries.SPANS,
+    "span-mass": queries.ALL_SPAN_MASS,
+    "transfers": queries.ALL_TRANSFERS,
+    "events": queries.ALL_EVENTS,
+    "tokens": queries.TOKENS,
+}
+EXPORTS = ("heads", *_STATEMENTS)
+
+
+def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> None:
+    """Writes one table of a run. `what` is one of EXPORTS, `fmt` one of FORMATS; a path is replaced only when all is written."""
+    if what not in EXPORTS:
+        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join(EXPORTS)}.")
+    if fmt not in FORMATS:
+        raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
+    if not isinstance(out, Path):
+        _write(reader, what, fmt, out)
+        return
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with open(temporary, "wb") as file:
+            _write(reader, what, fmt, file)
+        os.replace(temporary, out)
+    except OSError as error:
+        raise TraceError(f"{out} cannot be written ({sentence(error)}); choose another place.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(reader: TraceReader, what: str, fmt: str, out: BinaryIO) -> None:
+    batches = _batches(reader, what)
+    first = next(batches)
+    writers: dict[str, Callable[[], None]] = {
+        "csv": lambda: _csv(first, batches, out),
+        "parquet": lambda: _parquet(first, batches, out, reader),
+        "json": lambda: _json(first, batches, out),
+    }
+    writers[fmt]()
+
+
+def _batches(reader: TraceReader, what: str) -> Iterator[pa.Table]:
+    """The table in pieces; the first one comes even when it is empty, for its schema."""
+    if what == "heads":
+        yield pa.Table.from_pandas(reader.head_table(), preserve_index=False)
+        return
+    stream = reader.batches(_STATEMENTS[what])
+    names = [UNITS.get(name, name) for name in stream.schema.names]
+    yield stream.schema.empty_table().rename_columns(names)
+    for batch in stream:
+        yield pa.Table.from_batches([batch]).rename_columns(names)
+
+
+def _csv(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
+    first = _plain_text(first)
+    with pacsv.CSVWriter(out, first.schema) as writer:
+        writer.write_table(first)
+        for table in rest:
+            writer.write_table(_plain_text(table))
+
+
+def _plain_text(table: pa.Table) -> pa.Table:
+    for index, field in enumerate(table.schema):
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
+            safe = pc.replace_substring_regex(table.column(index), _FORMULA, r"'\1")
+            table = table.set_column(index, field.name, safe)
+    return table
+
+
+def _parquet(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
+    about = {
+        "run_uid": reader.uid, "method": str(reader.meta.get("method")), "model": str(reader.meta.get("model")),
+        "config_sha256": config_hash(reader.meta.get("config")), "trace_schema": str(reader.meta.get("schema_version")),
+    }  # fmt: skip
+    schema = first.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        writer.write_table(first.cast(schema))
+        for table in rest:
+            writer.write_table(table.cast(schema))
+
+
+def _json(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
+    out.write(b"[")
+    separator = b"\n"
+    for table in (first, *rest):
+        for row in table.to_pylist():
+            line = json.dumps({name: _finite(value) for name, value in row.items()}, ensure_ascii=False, allow_nan=False)
+            out.write(separator + line.encode())
+            separator = b",\n"
+    out.write(b"\n]\n")
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
