@@ -53,9 +53,7 @@ def unreadable(uid: str, error: BaseException) -> TraceError:
         return RunBusy(f"Run {uid} is open for writing in another process; wait until it ends.")
     if "newer version" in text or "storage version" in text.lower():
         return SchemaTooNew(f"The trace of run {uid} was written by a later DuckDB ({sentence(error)}); update kvlens.")
-    return UnreadableRun(
-        f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file."
-    )
+    return UnreadableRun(f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file.")
 
 
 def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> None:
@@ -64,9 +62,7 @@ def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> None:
     if "meta" in found:
         version = _version(con)
         if version is not None and version > SCHEMA_VERSION:
-            raise SchemaTooNew(
-                f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it."
-            )
+            raise SchemaTooNew(f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it.")
     if missing:
         raise UnreadableRun(f"The trace of run {uid} lacks table {min(missing)}, so kvlens did not write it; delete the run.")
 
@@ -87,9 +83,7 @@ def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> dict[str, Any]:
         if any(not isinstance(size, int) or not 1 <= size <= 256 for size in sizes) or meta["q_heads"] % meta["kv_heads"]:
             raise ValueError(f"layers, q_heads, kv_heads = {sizes}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableRun(
-            f"The meta table of run {uid} is not what kvlens writes ({sentence(error)}); delete the run."
-        ) from error
+        raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({sentence(error)}); delete the run.") from error
     except duckdb.Error as error:
         raise unreadable(uid, error) from error
     return meta

@@ -131,6 +131,4 @@ class Block:
 
 def _check_shape(step: int, name: str, value: np.ndarray, want: tuple[int, ...]) -> None:
     if value.shape != want:
-        raise TraceError(
-            f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step."
-        )
+        raise TraceError(f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step.")

@@ -25,9 +25,7 @@ class Lease:
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise TraceError(
-                f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder."
-            ) from error
+            raise TraceError(f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder.") from error
         deadline = time.monotonic() + _RETRY_S
         while True:
             try:

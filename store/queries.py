@@ -44,12 +44,20 @@ TRANSFER_SUMMARY = """
     GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
 #: What happened to spans of one KV head, up to a step, in the order it happened.
-STATE_EVENTS = """
-    SELECT span, kind::VARCHAR AS kind, q_head FROM run.main.event
-    WHERE step <= $step AND span IS NOT NULL AND (layer IS NULL OR layer = $layer)
+ALL_STATE_EVENTS = """
+    SELECT step, span, kind::VARCHAR AS kind, q_head FROM run.main.event
+    WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
       AND kind IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict')
     ORDER BY step, rowid"""
+
+STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace("WHERE span", "WHERE step <= $step AND span")
+
+SPANS_EVER = """
+    SELECT span.span, span.state, span_head.form, span.born_step FROM run.main.span AS span
+    LEFT JOIN run.main.span_head AS span_head
+      ON span_head.span = span.span AND span_head.layer = $layer AND span_head.kv_head = $kv_head
+    ORDER BY span.span"""
 
 SPANS_ALIVE = """
     SELECT span.span, span.state, span_head.form FROM run.main.span AS span
@@ -79,6 +87,11 @@ MEAN_SPAN_MASS = f"""
     SELECT span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (
         SELECT unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE step >= $start AND step < $stop)
     GROUP BY span ORDER BY span"""
+
+MEAN_SPAN_MASS_BY_STEP = f"""
+    SELECT step, span, (sum({_MASS}) / $rows)::FLOAT AS mass FROM (
+        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span)
+    GROUP BY step, span ORDER BY step, span"""
 
 ALL_SPAN_MASS = f"""
     SELECT step, layer, q_head, span, ({_MASS})::FLOAT AS mass FROM (

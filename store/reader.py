@@ -20,7 +20,7 @@ from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, 
 from kvlens.store.rollup import head_run_sql, kv_run_sql
 from kvlens.store.runinfo import read_info, run_dir
 from kvlens.store.session import Session
-from kvlens.store.states import replay
+from kvlens.store.states import changes, replay
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 
@@ -207,6 +207,17 @@ class TraceReader:
         first, last = self._range(start, stop)
         rows = max(last - first, 1) * self.n_layers * self.q_heads
         return self._db.frame(queries.MEAN_SPAN_MASS, start=first, stop=last, rows=rows)
+
+    def mean_span_mass_by_step(self) -> pd.DataFrame:
+        """step, span, mass averaged over layers and heads, for all steps in one query."""
+        return self._db.frame(queries.MEAN_SPAN_MASS_BY_STEP, rows=self.n_layers * self.q_heads)
+
+    def state_changes(self, layer: int, kv_head: int) -> pd.DataFrame:
+        """step, span, state: every change of a span's state for one KV head, its birth included; ordered."""
+        where = {"layer": layer, "kv_head": kv_head}
+        spans = self._db.rows(queries.SPANS_EVER, **where)
+        events = self._db.rows(queries.ALL_STATE_EVENTS, group=self.q_heads // self.kv_heads, **where)
+        return pd.DataFrame(changes(spans, events), columns=["step", "span", "state"])
 
     def span_states(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
         """Where each span alive at `step` lay for one KV head."""

@@ -73,9 +73,7 @@ def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:
     try:
         return pa.table({column: _arrow([getattr(row, column) for row in rows], kind) for column, kind in COLUMNS[name].items()})
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise TraceError(
-            f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it."
-        ) from error
+        raise TraceError(f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it.") from error
 
 
 def moved_bytes(record: StepRecord) -> tuple[int, int]:

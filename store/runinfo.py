@@ -26,6 +26,8 @@ SUMMARY = (
     "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes", "output_text", "error",
 )  # fmt: skip
 
+_FROM_META = ("model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes")
+
 
 def new_uid() -> str:
     """A run id that sorts by time (UTC) and does not collide."""
@@ -35,9 +37,7 @@ def new_uid() -> str:
 def check_uid(uid: str) -> str:
     """Returns `uid` if it is a well-formed run id, which no path separator or dot can be part of."""
     if not isinstance(uid, str) or not _UID.fullmatch(uid):
-        raise RunNotFound(
-            f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`."
-        )
+        raise RunNotFound(f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`.")
     return uid
 
 
@@ -76,6 +76,23 @@ def plain(value: Any) -> Any:
 def clean_text(text: str) -> str:
     """`text` with lone surrogates replaced: neither UTF-8 nor DuckDB can hold them."""
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def first_info(meta: dict[str, Any]) -> dict[str, Any]:
+    """run.json of a run that begins, from its meta."""
+    return {
+        "schema_version": meta["schema_version"], "uid": meta["run_uid"], "status": "created", "created": meta["created"],
+        **{name: meta.get(name) for name in _FROM_META}, "trace_level": meta["trace_level"], "pid": os.getpid(), "error": None,
+    }  # fmt: skip
+
+
+def save_prompt(folder: Path, meta: dict[str, Any]) -> None:
+    """Moves `prompt_text` out of the meta into prompt.txt, and leaves its hash."""
+    prompt = meta.pop("prompt_text", None)
+    if prompt is not None:
+        text = clean_text(str(prompt))
+        (folder / "prompt.txt").write_text(text, encoding="utf-8", newline="")
+        meta.setdefault("prompt_sha256", hashlib.sha256(text.encode()).hexdigest())
 
 
 def write_info(folder: Path, info: dict[str, Any], durable: bool = False) -> None:

@@ -83,8 +83,7 @@ def statements() -> list[str]:
         "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR NOT NULL)",
         "CREATE TABLE head_run (layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
         f"n_steps UINTEGER NOT NULL, {_moments(HEAD_COLUMNS)})",
-        "CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, "
-        f"{_moments(KV_COLUMNS)})",
+        f"CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, {_moments(KV_COLUMNS)})",
         f"CREATE TABLE layer_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, {means}, {kv_sums})",
     ]
 

@@ -1,44 +1,95 @@
-"""Where each span lay for one KV head at one step, replayed from the events up to that step."""
+"""Where each span lay for one KV head, replayed from the events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident", "offload": "cold", "evict": "evicted"}
+_MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident", "evict": "evicted"}
+
+
+class Replay:
+    """The states of spans, changed by one event after the other.
+
+    A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of them. A span
+    that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as factors. An offload is
+    news only for a span that was hot: one with a summary stays coarse.
+    """
+
+    def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
+        """`spans`: (span, state at birth, form in the cold tier)."""
+        self.state: dict[int, str] = {}
+        self._form: dict[int, str | None] = {}
+        for span, birth, form in spans:
+            self.state[span], self._form[span] = birth, form
+        self._before: dict[int, str] = {}
+        self._holders: dict[int, set[int | None]] = {}
+
+    def apply(self, span: int, kind: str, q_head: int | None) -> None:
+        """One event; spans this replay does not know are ignored."""
+        if span not in self.state:
+            return
+        if kind == "zoom_in":
+            self._zoom_in(span, q_head)
+        elif kind == "zoom_out":
+            self._zoom_out(span, q_head)
+        elif kind == "offload":
+            self._before.pop(span, None)
+            if self.state[span] in ("resident", "reconstructed"):
+                self.state[span] = "cold"
+        elif kind in _MOVES:
+            self._before.pop(span, None)
+            self.state[span] = _MOVES[kind]
+
+    def _zoom_in(self, span: int, q_head: int | None) -> None:
+        if span not in self._before:
+            self._before[span], self._holders[span] = self.state[span], set()
+        self._holders[span].add(q_head)
+        self.state[span] = "reconstructed" if self._form[span] == "factors" else "resident"
+
+    def _zoom_out(self, span: int, q_head: int | None) -> None:
+        if span not in self._before:
+            return
+        self._holders[span].discard(q_head)
+        if q_head is None or not self._holders[span]:
+            self.state[span] = self._before.pop(span)
 
 
 def replay(spans: Iterable[tuple[int, str, str | None]], events: Iterable[tuple[int, str, int | None]]) -> dict[int, str]:
-    """State per span. `spans`: (span, state at birth, form in the cold tier); `events`: (span, kind, query head) in order.
-
-    A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of them. A span
-    that comes from the cold tier is resident when it lay there raw and reconstructed when it lay there as factors. An offload is
-    news only for a span that was resident: one with a summary stays coarse.
-    """
-    state: dict[int, str] = {}
-    form: dict[int, str | None] = {}
-    for span, birth, how in spans:
-        state[span], form[span] = birth, how
-    before: dict[int, str] = {}
-    holders: dict[int, set[int | None]] = {}
+    """State per span after all `events` (span, kind, query head), in order."""
+    machine = Replay(spans)
     for span, kind, q_head in events:
-        if span not in state:
-            continue
-        if kind == "zoom_in":
-            if span not in before:
-                before[span], holders[span] = state[span], set()
-            holders[span].add(q_head)
-            state[span] = "reconstructed" if form[span] == "factors" else "resident"
-        elif kind == "zoom_out":
-            if span not in before:
-                continue
-            holders[span].discard(q_head)
-            if q_head is None or not holders[span]:
-                state[span] = before.pop(span)
-        elif kind == "offload":
-            before.pop(span, None)
-            if state[span] in ("resident", "reconstructed"):
-                state[span] = "cold"
-        else:
-            before.pop(span, None)
-            state[span] = _MOVES[kind]
-    return state
+        machine.apply(span, kind, q_head)
+    return machine.state
+
+
+def changes(
+    spans: Iterable[tuple[int, str, str | None, int]], events: Iterable[tuple[int, int, str, int | None]]
+) -> list[tuple[int, int, str]]:
+    """(step, span, state) whenever a state is another one at the end of a step than before, and once at each span's birth.
+
+    `spans`: (span, state at birth, form, birth step); `events`: (step, span, kind, query head), in order.
+    """
+    known = list(spans)
+    machine = Replay((span, birth, form) for span, birth, form, _ in known)
+    last = {span: birth for span, birth, _, _ in known}
+    rows = [(born, span, birth) for span, birth, _, born in known]
+    touched: set[int] = set()
+    current: int | None = None
+
+    def close(step: int | None) -> None:
+        for span in sorted(touched):
+            if step is not None and machine.state[span] != last[span]:
+                last[span] = machine.state[span]
+                rows.append((step, span, last[span]))
+        touched.clear()
+
+    for step, span, kind, q_head in events:
+        if step != current:
+            close(current)
+            current = step
+        if span in machine.state:
+            touched.add(span)
+            machine.apply(span, kind, q_head)
+    close(current)
+    merged = {(step, span): state for step, span, state in rows}  # a change in the step of birth replaces the birth
+    return sorted((step, span, state) for (step, span), state in merged.items())

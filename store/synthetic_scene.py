@@ -61,9 +61,7 @@ def make_prefill(scene: Scene, n_prompt: int, n_spans: int) -> tuple[PrefillReco
     tokens, chars = [], 0
     for pos in range(n_prompt):
         piece = ("" if pos == 0 else " ") + WORDS[pos % len(WORDS)]
-        tokens.append(
-            PromptToken(pos, 100 + pos % len(WORDS), piece, chars, chars + len(piece), float(surprisal[pos]) if pos else None)
-        )
+        tokens.append(PromptToken(pos, 100 + pos % len(WORDS), piece, chars, chars + len(piece), float(surprisal[pos]) if pos else None))
         chars += len(piece)
     clock, transfers = 900_000, []
     for layer in range(scene.layers):

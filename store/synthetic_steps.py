@@ -41,9 +41,7 @@ class StepMaker:
         for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(came)), strict=True):
             q_head = head * group + int(grouped[layer, head, :, span].argmax())
             took = 15 + int(cold_size[span]) // 4000
-            transfers.append(
-                TransferRow(step, layer, head, span, "h2d", "zoom", int(cold_size[span]), now, now + took, took // 2, True)
-            )
+            transfers.append(TransferRow(step, layer, head, span, "h2d", "zoom", int(cold_size[span]), now, now + took, took // 2, True))
             events.append(EventRow(step, layer, head, q_head, "zoom_in", span, float(grouped[layer, head, :, span].max())))
             now, wait = now + took, wait + took // 2
         for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(went)), strict=True):
@@ -93,9 +91,7 @@ class StepMaker:
         self.zoomed = np.concatenate([self.zoomed, np.zeros((scene.layers, scene.kv_heads, 1), bool)], -1)
         size = LEAVE * scene.token_bytes() * scene.kv_heads
         moves = [
-            TransferRow(
-                step, layer, None, row.span, "d2h", "leave", size, self.clock + 30 * layer, self.clock + 30 * layer + 25, 0, False
-            )
+            TransferRow(step, layer, None, row.span, "d2h", "leave", size, self.clock + 30 * layer, self.clock + 30 * layer + 25, 0, False)
             for layer in range(scene.layers)
         ]
         events = [EventRow(step, None, None, None, "span_open", row.span), EventRow(step, None, None, None, "offload", row.span)]

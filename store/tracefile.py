@@ -18,7 +18,7 @@ from kvlens.store.schema import statements
 
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "16384"}
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
 
@@ -218,8 +218,6 @@ def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:
         )
     ]  # fmt: skip
     if worst is not None and worst[0] is not None:
-        detail = (
-            f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; allowed {_MASS_TOLERANCE}"
-        )
+        detail = f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; allowed {_MASS_TOLERANCE}"
         checks.append(SelfCheck("stored_masses_sum_to_one", worst[0] <= _MASS_TOLERANCE, round(worst[0], 6), detail))
     return checks

@@ -7,7 +7,6 @@ after the run has been marked failed; nothing waits for a thread that cannot go 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import queue
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.lease import Lease
-from kvlens.store.runinfo import check_uid, clean_text, freeze, new_uid, now, sentence, write_info
+from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
 from kvlens.store.tracefile import TraceFile
 
@@ -30,9 +29,6 @@ _BLOCK_AGE_S = 5.0
 _BLOCKS = 3
 #: Room kept on disk so that a run can still be marked failed when the disk is full.
 _RESERVE_BYTES = 64 * 1024
-_META_FIELDS = (
-    "model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes",
-)  # fmt: skip
 
 
 class TraceWriter:
@@ -68,9 +64,7 @@ class TraceWriter:
         except KeyError as error:
             raise TraceError(f"The run's meta lacks {error.args[0]!r}; the trace needs layers, q_heads and kv_heads.") from error
         if min(self._shape) < 1 or max(self._shape) > 256 or self._shape[1] % self._shape[2]:
-            raise TraceError(
-                f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md for the limits."
-            )
+            raise TraceError(f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md for the limits.")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lease = Lease(self.folder)
@@ -96,9 +90,7 @@ class TraceWriter:
         """Copies one decode step; blocks only while all blocks wait for the disk."""
         self._check_open()
         if record.step != self._n_steps:
-            self._abort(
-                TraceError(f"Step {record.step} was logged where step {self._n_steps} was due; log every step once, in order.")
-            )
+            self._abort(TraceError(f"Step {record.step} was logged where step {self._n_steps} was due; log every step once, in order."))
         block = self._block or self._next_block(record)
         try:
             block.put(record)
@@ -139,18 +131,11 @@ class TraceWriter:
     def _create(self, meta: dict[str, Any]) -> None:
         if (self.folder / "run.json").exists() or (self.folder / "trace.duckdb").exists():
             raise RunBusy(f"Run {self.uid} exists already; choose another id or delete that run.")
-        prompt = meta.pop("prompt_text", None)
-        if prompt is not None:
-            text = clean_text(str(prompt))
-            (self.folder / "prompt.txt").write_text(text, encoding="utf-8", newline="")
-            meta.setdefault("prompt_sha256", hashlib.sha256(text.encode()).hexdigest())
+        save_prompt(self.folder, meta)
         meta.setdefault("created", now())
         meta |= {"schema_version": SCHEMA_VERSION, "run_uid": self.uid, "mass_codec": MASS_CODEC, "trace_level": self.trace_level}
         self._started = time.monotonic()
-        self._info: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION, "uid": self.uid, "status": "created", "created": meta["created"],
-            **{name: meta.get(name) for name in _META_FIELDS}, "trace_level": self.trace_level, "pid": os.getpid(), "error": None,
-        }  # fmt: skip
+        self._info = first_info(meta)
         write_info(self.folder, self._info)
         (self.folder / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))
         self._file = TraceFile.create(self.folder / "trace.duckdb", meta)
