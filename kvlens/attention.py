@@ -41,9 +41,7 @@ class SessionLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to prepare: the session took its memory when it began."""
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if key_states.shape[0] != 1:
             raise ValueError("kvlens runs one sequence at a time (batch 1, no padding).")
         self.session.write(self.layer, key_states[0], value_states[0])

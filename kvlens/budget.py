@@ -34,9 +34,7 @@ class Budget:
                 return cls(amount, "tok", text.strip())
             if unit in _UNITS:
                 return cls(amount * _UNITS[unit], "bytes", text.strip())
-        raise ValueError(
-            f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes (64MB)."
-        )
+        raise ValueError(f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes (64MB).")
 
     def bytes(self, shape: KVShape, tokens: int) -> int | None:
         """Bytes for a sequence of `tokens` tokens in all (prompt and generated); None = no limit (a share of 1 or more)."""
@@ -55,10 +53,6 @@ class BudgetInfeasible(ValueError):
             f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); "
             f"raise --budget to {_ceil_percent(smallest / full)} or change the method's parameters."
         )
-
-
-def _ceil_percent(share: float) -> str:
-    return f"{-(-share * 1000 // 1) / 1000:.3f}"
 
 
 def _ceil_percent(share: float) -> str:

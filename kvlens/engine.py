@@ -175,8 +175,8 @@ class _Run:
     def _prompt_tokens(self, surprisal: torch.Tensor) -> list[PromptToken]:
         p, nats = self.prompt, surprisal.tolist()
         return [
-            PromptToken(i, token, piece, *(offset or (None, None)), None if i == 0 else nats[i])
-            for i, (token, piece, offset) in enumerate(zip(p.ids, p.pieces, p.offsets, strict=True))
+            PromptToken(i, token, piece, o[0] if o else None, o[1] if o else None, None if i == 0 else nats[i])
+            for i, (token, piece, o) in enumerate(zip(p.ids, p.pieces, p.offsets, strict=True))
         ]
 
     def _decode(self, result: Result) -> None:

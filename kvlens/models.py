@@ -93,9 +93,7 @@ def resolve(name: str) -> str:
         if not (path / "config.json").is_file():
             raise UnsupportedModel(f"'{name}' has no config.json: give the folder of a Hugging Face decoder.")
         if not any(path.glob("*.safetensors")):
-            raise UnsupportedModel(
-                f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first."
-            )
+            raise UnsupportedModel(f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first.")
         return str(path)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UnsupportedModel(f"'{name}' is not a model folder: give 'demo', a folder or a hub id like org/model.")
@@ -150,7 +148,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_supported(config, name)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=getattr(torch, dtype),

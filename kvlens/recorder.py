@@ -82,9 +82,7 @@ class Recorder:
     def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
         """Copy of the prompt's keys [L, H_kv, n, D] for coverage, with room for the decoded tokens."""
         if self.coverage:
-            self._shadow = torch.zeros(
-                *keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device
-            )
+            self._shadow = torch.zeros(*keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device)
             self._shadow[:, :, : keys.shape[2]] = keys
 
     # ------------------------------------------------------------------------------------------------------------ the engine's side
@@ -95,9 +93,7 @@ class Recorder:
             peak_bytes, memory.cold.bytes, memory.account.resident,
         )  # fmt: skip
         self._count_rows(record.transfers)
-        self._kv_bytes = {
-            d: self._kv_bytes[d] + sum(e.bytes for e in memory.ledger.opened if e.direction == d) for d in self._kv_bytes
-        }
+        self._kv_bytes = {d: self._kv_bytes[d] + sum(e.bytes for e in memory.ledger.opened if e.direction == d) for d in self._kv_bytes}
         self.sink.prefill(record)
 
     def step(self, facts: StepFacts, position: int) -> None:
@@ -139,7 +135,7 @@ class Recorder:
                       "largest |sum of masses over roles - 1| over all (step, layer, query head)"),
             SelfCheck("no row is missing", self._rows == expected, float(self._rows), f"{expected} rows of (step, layer, query head) expected"),
             SelfCheck("ledger rows equal bytes moved", self._row_bytes == total, float(total["h2d"] + total["d2h"]),
-                      f"h2d {total['h2d']} B, d2h {total['d2h']} B moved; rows add up to h2d {self._row_bytes['h2d']} B, d2h {self._row_bytes['d2h']} B"),
+                      f"moved: h2d {total['h2d']} B, d2h {total['d2h']} B; rows: h2d {self._row_bytes['h2d']} B, d2h {self._row_bytes['d2h']} B"),
             SelfCheck("bytes per KV head equal ledger", self._kv_bytes == total, float(self._kv_bytes["h2d"]),
                       "sums over (step, layer, KV head) and prefill against the ledger"),
             SelfCheck("peak within budget", self._over_budget == 0, float(self._over_budget),
@@ -216,12 +212,13 @@ class Recorder:
         moved = {"h2d": np.zeros(size), "d2h": np.zeros(size)}
         for entry in self.memory.ledger.opened:
             if entry.kv_head is None:
-                moved[entry.direction][entry.layer] += entry.bytes / shape.kv_heads
+                moved[entry.direction][entry.layer] += entry.bytes // shape.kv_heads
             else:
                 moved[entry.direction][entry.layer, entry.kv_head] += entry.bytes
         for direction, table in moved.items():
             self._kv_bytes[direction] += round(table.sum())
-        held = self.memory.account.resident / (shape.layers * shape.kv_heads)
+        # Every (layer, KV head) has the same slots; tables and a method's index tensors count as equal shares, rounded down.
+        held = self.memory.account.resident // (shape.layers * shape.kv_heads)
         return {
             "h2d_bytes": moved["h2d"], "d2h_bytes": moved["d2h"], "resident_bytes": np.full(size, held),
             "attended_tokens": measured["tokens"].numpy(force=True).astype(float),

@@ -199,7 +199,8 @@ def make_parameters(method: type[Method], preset: str | None, overrides: dict[st
 
 
 def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
-    choices, want = f.metadata.get("choices", ()), type(f.default)
+    choices = f.metadata.get("choices", ())
+    want: Any = type(f.default)
     if isinstance(value, str) and want is not str:
         text = value.strip().lower()
         try:

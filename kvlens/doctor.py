@@ -1,0 +1,85 @@
+"""Is this machine fit, and do the numbers add up here? Versions, devices, and a short run that checks itself."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import tempfile
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "tokenizers", "triton", "duckdb", "streamlit", "plotly", "pandas", "pyarrow", "umap-learn")
+LENGTH, NEW = 256, 8
+
+
+def examine() -> dict[str, Any]:
+    """Facts of the machine, and checks each with passed and detail."""
+    import torch
+
+    facts = {"python": platform.python_version(), "system": platform.platform(terse=True)}
+    checks = []
+    for package in PACKAGES:
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            checks.append({"name": f"package {package}", "passed": False, "detail": "is not installed: run make app"})
+    cuda = torch.cuda.is_available()
+    facts["devices"] = ", ".join(["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if cuda else 0))])
+    facts["threads"] = str(torch.get_num_threads())
+    checks += _stock_equality() + _recorded_run()
+    return {"facts": facts, "checks": checks}
+
+
+def _stock_equality() -> list[dict[str, Any]]:
+    import torch
+    from transformers import DynamicCache
+
+    from kvlens import methods
+    from kvlens.attention import ATTENTION
+    from kvlens.engine import Engine, Options
+
+    loaded, prompt = _prompt()
+    full = methods.get("full")
+    ours = Engine(loaded).run(prompt, full, full.Parameters(), None, Options(max_new=1, prefill_chunk=0), keep_logits=True).logits[0]
+    loaded.model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        cache, ids = DynamicCache(config=loaded.model.config), torch.tensor([prompt.ids])
+        loaded.model(input_ids=ids[:, :-1], past_key_values=cache)
+        stock = loaded.model(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1]
+    loaded.model.set_attn_implementation(ATTENTION)
+    gap = float((ours - stock).abs().max())
+    detail = f"largest logit difference to the stock model {gap:g} (fp32, {len(prompt.ids)} tokens)"
+    return [{"name": "FullKV equals the stock model", "passed": gap == 0, "detail": detail}]
+
+
+def _recorded_run() -> list[dict[str, Any]]:
+    from kvlens.prompts import PromptText
+    from kvlens.runs import RunRequest, carry_out
+    from kvlens.store.reader import TraceReader
+
+    text = _task().text
+    checks = []
+    with tempfile.TemporaryDirectory() as folder:
+        request = RunRequest(method="streaming_llm", max_new=NEW)
+        uid, status, _ = carry_out(request, PromptText(text), Path(folder), lambda *_: None, lambda: False)
+        with TraceReader.open(Path(folder), uid) as reader:
+            detail = f"{reader.n_steps} steps read back, status {status}"
+            checks.append({"name": "a trace is written and read", "passed": status == "completed" and reader.n_steps > 0, "detail": detail})
+            for row in reader.self_checks().itertuples():
+                checks.append({"name": row.name, "passed": bool(row.passed), "detail": row.detail})
+    return checks
+
+
+def _task() -> Any:
+    from kvlens.demo.encode import demo_encode
+    from kvlens.demo.tasks import make_prompt
+
+    return make_prompt("needle", LENGTH, 0.5, 0, demo_encode())
+
+
+def _prompt() -> tuple[Any, Any]:
+    from kvlens.models import load
+    from kvlens.prompts import PromptText, tokenize
+
+    loaded = load("demo")
+    return loaded, tokenize(PromptText(_task().text), loaded.tokenizer, loaded.max_positions, NEW)

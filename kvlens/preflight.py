@@ -1,0 +1,92 @@
+"""What a run would take, before anything is loaded: arithmetic over the model's config and a count of the prompt's tokens.
+
+Figures from here are estimates and are labelled so wherever they are shown. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kvlens import methods
+from kvlens.budget import Budget
+from kvlens.models import UnsupportedModel, resolve
+from kvlens.shape import KVShape
+
+TRACE_ROW_BYTES = 30
+"""stored bytes per (step, layer, query head), measured on the demo model (docs/benchmarks.md)"""
+TRACE_BASE_BYTES = 3_000_000
+
+
+def estimate(
+    prompt_text: str, model: str, method: str, params: dict[str, Any], budget: str | None, max_new: int, preset: str | None = None
+) -> dict[str, Any]:
+    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, warnings.
+
+    Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises ValueError
+    with one sentence for an unknown model folder, method, preset, parameter or budget.
+    """
+    from kvlens.runs import default_budget, default_preset
+
+    chosen = methods.get(method)
+    parameters = methods.make_parameters(chosen, preset or default_preset(method, model), params)
+    asked = Budget.parse(budget or default_budget(method))
+    out: dict[str, Any] = dict.fromkeys(("prompt_tokens", "full_kv_bytes", "budget_bytes", "min_budget_bytes", "feasible", "trace_bytes"))
+    out["warnings"] = []
+    source = Path(resolve(model))
+    if not (source / "config.json").is_file():
+        out["warnings"].append(f"'{model}' is a hub id: its size is known only when it has been loaded.")
+        return out
+    shape, positions = _shape(str(source))
+    tokens = _count_tokens(str(source), prompt_text)
+    if tokens is None:
+        out["warnings"].append("The model has no tokenizer.json: its tokens can be counted only when it has been loaded.")
+        return out
+    full = shape.full_kv_bytes(tokens + max_new)
+    limit = asked.bytes(shape, tokens + max_new)
+    floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
+    out |= {
+        "prompt_tokens": tokens, "full_kv_bytes": full, "budget_bytes": limit, "min_budget_bytes": floor,
+        "feasible": limit is None or floor <= limit,
+        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
+    }  # fmt: skip
+    if tokens + max_new > positions:
+        out["feasible"] = False
+        out["warnings"].append(f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: shorten the prompt.")
+    if limit is not None and floor > limit:
+        out["warnings"].append(
+            f"{chosen.title} needs about {floor / full:.1%} of full KV for this prompt (estimate); the budget is {limit / full:.1%}."
+        )
+    return out
+
+
+@lru_cache(maxsize=8)
+def _shape(source: str) -> tuple[KVShape, int]:
+    """KV sizes and positions by config.json, for float32 storage (what a CPU run uses by default)."""
+    config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    q_heads = text.get("num_attention_heads") or text.get("n_head")
+    layers = text.get("num_hidden_layers") or text.get("n_layer")
+    hidden = text.get("hidden_size") or text.get("n_embd")
+    if not (q_heads and layers and hidden):
+        raise UnsupportedModel(f"'{source}' has a config.json without layers, heads and hidden size.")
+    head_dim = text.get("head_dim") or hidden // q_heads
+    shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, 4)
+    return shape, int(text.get("max_position_embeddings") or text.get("n_positions") or 1 << 30)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(source: str) -> Any:
+    path = Path(source) / "tokenizer.json"
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def _count_tokens(source: str, text: str) -> int | None:
+    tokenizer = _tokenizer(source)
+    return None if tokenizer is None else len(tokenizer.encode(text).ids)

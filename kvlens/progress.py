@@ -1,0 +1,99 @@
+"""How a run tells how far it is: a bar for people, JSON lines for programs; and how it is asked to stop."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+EVERY_S = 0.1
+"""a phase reports at most this often, and when it ends"""
+
+
+class _Rate:
+    """Tokens per second of the running phase."""
+
+    def __init__(self) -> None:
+        self.phase, self.began, self._last = "", 0.0, 0.0
+
+    def due(self, phase: str, done: int, total: int) -> bool:
+        now = time.monotonic()
+        if phase != self.phase:
+            self.phase, self.began, self._last = phase, now, 0.0
+        if done < total and now - self._last < EVERY_S:
+            return False
+        self._last = now
+        return True
+
+    def per_second(self, done: int) -> float | None:
+        elapsed = time.monotonic() - self.began
+        return round(done / elapsed, 1) if done and elapsed > 0.05 else None
+
+
+class JsonLines:
+    """One object per line: {"phase", "done", "total", "tokens_per_s"}; at the end {"phase": "done"|"error", ...}."""
+
+    def __init__(self) -> None:
+        self._rate = _Rate()
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        if self._rate.due(phase, done, total):
+            speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
+            _line({"phase": phase, "done": done, "total": total, "tokens_per_s": speed})
+
+    def done(self, uid: str, status: str) -> None:
+        _line({"phase": "done", "uid": uid, "status": status})
+
+    def failed(self, error: BaseException) -> None:
+        _line({"phase": "error", "message": str(error) or type(error).__name__})
+
+
+class Bar:
+    """A rich progress bar on stderr."""
+
+    def __init__(self, console: Console) -> None:
+        self._rate = _Rate()
+        columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._progress.start()
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        if not self._rate.due(phase, done, total):
+            return
+        if phase not in self._tasks:
+            self._tasks[phase] = self._progress.add_task(phase, total=total, speed="")
+        speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
+        self._progress.update(self._tasks[phase], completed=done, speed="" if speed is None else f"{speed} tokens/s")
+
+    def done(self, uid: str, status: str) -> None:
+        self._progress.stop()
+
+    def failed(self, error: BaseException) -> None:
+        self._progress.stop()
+
+
+def _line(fields: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(fields, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def stop_signals() -> Callable[[], bool]:
+    """After SIGINT or SIGTERM the returned function says True; a second signal ends the process at once."""
+    asked = threading.Event()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, ask)
+    return asked.is_set

@@ -1,0 +1,31 @@
+"""Shared by all tests: one torch thread (two busy cores are slower), a small random Llama, the demo model, a list as a sink."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from typing import Any
+
+import pytest
+from support import ListSink, random_llama
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Any:
+    """A random Llama of 3 layers, 8 query heads, 2 KV heads, in fp32, loaded as kvlens loads models."""
+    return random_llama()
+
+
+@pytest.fixture(scope="session")
+def demo() -> Any:
+    from kvlens.models import load
+
+    return load("demo")
+
+
+@pytest.fixture
+def sink() -> ListSink:
+    return ListSink()

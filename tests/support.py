@@ -1,0 +1,101 @@
+"""Helpers of the tests: models, prompts, sinks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+
+BASE = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+    "initializer_range": 0.2,
+}  # fmt: skip
+
+
+class ListSink:
+    """Keeps the records."""
+
+    def __init__(self) -> None:
+        self.prefilled: PrefillRecord | None = None
+        self.steps: list[StepRecord] = []
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        pass
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self.prefilled = record
+
+    def step(self, record: StepRecord) -> None:
+        self.steps.append(record)
+
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
+        pass
+
+
+class NoTokenizer:
+    """Stands where a tokenizer is needed only to show text."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return " ".join(f"t{i}" for i in ids)
+
+
+def loaded(model: Any, name: str = "random") -> Any:
+    """A transformers model as a LoadedModel with the kvlens attention."""
+    import torch
+
+    from kvlens.attention import ATTENTION
+    from kvlens.models import LoadedModel, shape_of
+
+    model.eval().requires_grad_(False)
+    model.set_attn_implementation(ATTENTION)
+    shape = shape_of(model.config, torch.finfo(model.dtype).bits // 8)
+    plain = all(getattr(model.config, k, None) is None for k in ("logit_scale", "logits_scaling"))
+    return LoadedModel(name, model, NoTokenizer(), shape, 4096, plain, frozenset())
+
+
+def random_llama(seed: int = 0, **changes: Any) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    torch.set_num_threads(1)
+    return loaded(LlamaForCausalLM(LlamaConfig(**{**BASE, **changes})))
+
+
+def random_prompt(n: int, seed: int = 0, vocabulary: int = 512) -> Any:
+    """A prompt of n random token ids."""
+    import torch
+
+    from kvlens.prompts import Prompt, PromptText
+
+    generator = torch.Generator().manual_seed(seed)
+    ids = tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist())
+    return Prompt(PromptText("x"), ids, tuple(f"t{i}" for i in ids), (None,) * n)
+
+
+def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int = 0, max_new: int = 24) -> Any:
+    """A generated task for the demo model -> (tokenized prompt, task)."""
+    from kvlens.demo.encode import demo_encode
+    from kvlens.demo.tasks import make_prompt
+    from kvlens.prompts import PromptText, tokenize
+
+    made = make_prompt(task, length, depth, seed, demo_encode())
+    return tokenize(PromptText(made.text, made.answer, made.needle), demo.tokenizer, demo.max_positions, max_new), made
+
+
+def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, preset: str | None = None, sink: Any = None,
+        overrides: dict[str, Any] | None = None, keep_logits: bool = False, **options: Any) -> Any:  # fmt: skip
+    """Engine.run with a method by name."""
+    from kvlens import methods
+    from kvlens.budget import Budget
+    from kvlens.engine import Engine, Options
+
+    chosen = methods.get(method)
+    params = methods.make_parameters(chosen, preset, overrides or {})
+    limit = None if budget is None else Budget.parse(budget)
+    return Engine(model).run(prompt, chosen, params, limit, Options(**options), sink, keep_logits=keep_logits)

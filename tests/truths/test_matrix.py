@@ -1,0 +1,188 @@
+"""Every registered method against the truths of docs/design.md. A method is in the matrix because it is registered, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import ListSink, random_llama, random_prompt, run, task_prompt
+
+from kvlens import methods
+from kvlens.budget import BudgetInfeasible
+from kvlens.rows import MASS_COLUMNS
+
+NAMES = list(methods.registry())
+NEW = 24
+TASK_TOKENS = 1024
+
+
+def preset_of(name: str) -> str | None:
+    return "demo" if "demo" in methods.get(name).presets else None
+
+
+def share_of(name: str) -> str | None:
+    return None if name == "full" else "0.2"
+
+
+@pytest.fixture(scope="module")
+def runs(demo: Any) -> dict[str, Any]:
+    """Per method, on the demo model: (recorded result, sink, unrecorded result)."""
+    prompt, _ = task_prompt(demo, "multikey", TASK_TOKENS, max_new=NEW)
+    out = {}
+    for name in NAMES:
+        sink = ListSink()
+        settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "keep_logits": True}
+        recorded = run(demo, prompt, name, sink=sink, coverage=True, **settings)
+        out[name] = (recorded, sink, run(demo, prompt, name, **settings))
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_changes_nothing(runs: dict[str, Any], name: str) -> None:
+    recorded, _, plain = runs[name]
+    assert recorded.ids == plain.ids
+    for a, b in zip(recorded.logits, plain.logits, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
+    model = random_llama()
+    model.model.to(torch.bfloat16)
+    model.shape = type(model.shape)(**{**model.shape.__dict__, "itemsize": 2})
+    prompt = random_prompt(900, seed=3)
+    settings = {"budget": None if name == "full" else "0.5", "preset": preset_of(name), "max_new": 12, "keep_logits": True}
+    recorded = run(model, prompt, name, sink=ListSink(), coverage=True, **settings)
+    plain = run(model, prompt, name, **settings)
+    assert recorded.ids == plain.ids
+    assert all(torch.equal(a, b) for a, b in zip(recorded.logits, plain.logits, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_masses_add_up_and_no_row_is_missing(runs: dict[str, Any], demo: Any, name: str) -> None:
+    result, sink, _ = runs[name]
+    assert len(sink.steps) == len(result.ids) > 0
+    for i, record in enumerate(sink.steps):
+        assert record.step == i
+        total = sum(record.head[column] for column in MASS_COLUMNS)
+        assert total.shape == (demo.shape.layers, demo.shape.q_heads)
+        np.testing.assert_allclose(total, 1, atol=1e-3)
+        np.testing.assert_allclose(record.top_mass.sum(-1) + record.tail_mass, 1, atol=1e-3)
+        assert np.isfinite(record.head["entropy"]).all()
+    assert all(check.passed for check in result.checks), result.checks
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_spans_partition_the_positions(runs: dict[str, Any], name: str) -> None:
+    result, sink, _ = runs[name]
+    assert sink.prefilled is not None
+    spans = sink.prefilled.spans + [span for record in sink.steps for span in record.spans]
+    assert [span.span for span in spans] == list(range(len(spans)))
+    taken = sorted((s.tok_start, s.tok_end) for s in spans if s.kind != "window")
+    assert all(a[1] == b[0] for a, b in zip(taken, taken[1:], strict=False)), "spans overlap or leave a gap"
+    assert not taken or taken[0][0] == 0
+    window = spans[0]
+    assert window.kind == "window"
+    at_prefill = [s for s in spans if s.kind != "window" and s.born_step == -1]
+    assert max((s.tok_end for s in at_prefill), default=0) == window.tok_start
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_in_the_ledger_are_the_bytes_logged(runs: dict[str, Any], name: str) -> None:
+    _, sink, _ = runs[name]
+    rows = sink.prefilled.transfers + [t for record in sink.steps for t in record.transfers]
+    for direction in ("h2d", "d2h"):
+        by_row = sum(t.bytes for t in rows if t.direction == direction and t.step >= 0)
+        by_head = sum(record.kv[f"{direction}_bytes"].sum() for record in sink.steps)
+        assert by_row == by_head
+    assert all(t.end_us >= t.start_us for t in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_budget_is_kept_at_every_step(runs: dict[str, Any], demo: Any, name: str) -> None:
+    result, sink, _ = runs[name]
+    tokens = len(sink.prefilled.tokens)
+    limit = int(demo.shape.full_kv_bytes(tokens + NEW) * 0.2)
+    if name == "full":
+        limit = methods.get(name).floor_bytes(methods.get(name).Parameters(), demo.shape, tokens - 1, NEW)
+    for record in sink.steps:
+        assert record.resident_bytes <= record.peak_bytes <= limit
+    assert result.peak_bytes == max(record.peak_bytes for record in sink.steps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_impossible_budget_is_refused_with_the_smallest_feasible(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "needle", 512, max_new=8)
+    with pytest.raises(BudgetInfeasible) as refused:
+        run(demo, prompt, name, budget="2tok", preset=preset_of(name), max_new=8)
+    assert "budget_infeasible" in str(refused.value)
+    smallest = refused.value.smallest
+    assert smallest > demo.shape.token_bytes * 2
+    result = run(demo, prompt, name, budget=f"{smallest}B", preset=preset_of(name), max_new=8)
+    assert result.peak_bytes <= smallest
+    with pytest.raises(BudgetInfeasible):
+        run(demo, prompt, name, budget=f"{smallest - 1}B", preset=preset_of(name), max_new=8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_same_seed_same_trace(runs: dict[str, Any], demo: Any, name: str) -> None:
+    _, first, _ = runs[name]
+    prompt, _ = task_prompt(demo, "multikey", TASK_TOKENS, max_new=NEW)
+    second = ListSink()
+    run(demo, prompt, name, budget=share_of(name), preset=preset_of(name), max_new=NEW, sink=second, coverage=True)
+    assert first.prefilled.spans == second.prefilled.spans
+    for a, b in zip(first.steps, second.steps, strict=True):
+        assert a.token_id == b.token_id
+        for column in a.head:
+            np.testing.assert_array_equal(a.head[column], b.head[column])
+        for column in a.kv:
+            np.testing.assert_array_equal(a.kv[column], b.kv[column])
+        assert a.events == b.events
+        moved = [[(t.layer, t.kv_head, t.span, t.direction, t.cause, t.bytes) for t in r.transfers] for r in (a, b)]
+        assert moved[0] == moved[1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_not_recorded_is_absent_and_never_zero(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "needle", 512, max_new=4)
+    sink = ListSink()
+    run(demo, prompt, name, budget=None if name == "full" else "0.4", preset=preset_of(name), max_new=4, sink=sink)
+    assert "coverage" not in sink.steps[0].head
+    assert "qcos" not in sink.steps[0].head, "there is no previous query at step 0"
+    assert "qcos" in sink.steps[1].head
+    assert sink.prefilled.tokens[0].surprisal is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_a_limit_it_equals_full_or_states_its_error(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "needle", 512, max_new=12)
+    reference = run(demo, prompt, "full", max_new=12, keep_logits=True)
+    forced = tuple(reference.ids)
+    other = run(demo, prompt, name, preset=preset_of(name), forced=forced, keep_logits=True)
+    gaps = [float((a - b).abs().max()) for a, b in zip(reference.logits, other.logits, strict=True)]
+    if methods.get(name).exact_without_budget:
+        assert max(gaps) == 0
+    else:
+        print(f"{name} without a budget limit: largest logit difference to FullKV {max(gaps):.3g}")
+        assert np.isfinite(gaps).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
+    settings = {"budget": None if name == "full" else "0.4", "preset": preset_of(name), "max_new": 8}
+    whole = run(demo, prompt, name, prefill_chunk=0, **settings)
+    chunked = run(demo, prompt, name, prefill_chunk=97, **settings)
+    assert whole.ids == chunked.ids
+    torch.testing.assert_close(whole.surprisal, chunked.surprisal, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced_decoding_follows_the_given_tokens(demo: Any, name: str) -> None:
+    prompt, _ = task_prompt(demo, "needle", 512, max_new=6)
+    forced = (10, 20, 30, 40, 50, 60)
+    result = run(demo, prompt, name, budget=None if name == "full" else "0.4", preset=preset_of(name), forced=forced)
+    assert tuple(result.ids) == forced
+    assert result.stopped == "forced"

@@ -1,0 +1,135 @@
+"""FullKV against the stock model, family by family; our loop against model.generate(); surprisal against full logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support import BASE, loaded, random_prompt, run
+from transformers import DynamicCache
+
+from kvlens import methods
+from kvlens.attention import SessionCache
+from kvlens.engine import Engine, Options
+from kvlens.methods.base import StepEnd
+from kvlens.session import Session
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "phi3": ("Phi3", {"sliding_window": None}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "cohere": ("Cohere", {}),
+    "granite": ("Granite", {}),
+    "olmo2": ("Olmo2", {}),
+}
+NEW, N = 16, 150
+
+
+def build(family: str) -> Any:
+    name, changes = FAMILIES[family]
+    torch.manual_seed(1)
+    config = getattr(transformers, f"{name}Config")(**{**BASE, **changes})
+    return loaded(getattr(transformers, f"{name}ForCausalLM")(config), family)
+
+
+def stock_logits(model: Any, ids: tuple[int, ...], prefill: int, fed: list[int]) -> list[torch.Tensor]:
+    """Logits of the stock model with its own cache: prefill, then one token at a time."""
+    model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        cache, out = DynamicCache(config=model.config), []
+        model(input_ids=torch.tensor([ids[:prefill]]), past_key_values=cache)
+        for token in fed:
+            out.append(model(input_ids=torch.tensor([[token]]), past_key_values=cache).logits[0, -1].float())
+    model.set_attn_implementation("kvlens")
+    return out
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_equals_stock_bit_for_bit(family: str) -> None:
+    model, prompt = build(family), random_prompt(N)
+    ours = run(model, prompt, "full", max_new=NEW, prefill_chunk=0, keep_logits=True)
+    fed = [prompt.ids[-1], *ours.ids[:-1]]
+    stock = stock_logits(model.model, prompt.ids, N - 1, fed)
+    assert max(float((a - b).abs().max()) for a, b in zip(ours.logits, stock, strict=True)) == 0
+    assert [int(logits.argmax()) for logits in stock] == ours.ids
+
+
+class GenerateSession(Session):
+    """Lets transformers' generate() drive a session: a single token after the prompt means that prefill is over."""
+
+    steps = 0
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        if layer == 0 and keys.shape[1] == 1:
+            if not self.decoding:
+                self.finish_prefill(torch.zeros(self.context.prompt_tokens))
+            self.begin_step(self.steps, None if not self.steps else StepEnd(self.steps - 1, self._position, 0.0, 0.0))
+            self.steps += 1
+        super().write(layer, keys, values)
+
+    def tokens_seen(self, layer: int) -> int:
+        return self._position + 1 if self.decoding else super().tokens_seen(layer)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_our_loop_equals_generate(family: str) -> None:
+    model, prompt = build(family), random_prompt(N, seed=2)
+    ours = run(model, prompt, "full", max_new=NEW)
+    model.model.set_attn_implementation("sdpa")
+    settings = {"max_new_tokens": NEW, "do_sample": False}
+    reference = model.model.generate(torch.tensor([prompt.ids]), **settings)[0, N:].tolist()
+    model.model.set_attn_implementation("kvlens")
+    assert ours.ids == reference
+    full = methods.get("full")
+    context = Engine(model).context(prompt, None, Options(max_new=NEW))
+    session = GenerateSession(full, full.Parameters(), type(context)(**{**context.__dict__, "prompt_tokens": N}))
+    cache = SessionCache(session, model.shape.layers)
+    driven = model.model.generate(torch.tensor([prompt.ids]), past_key_values=cache, **settings)[0, N:].tolist()
+    session.close()
+    assert driven == reference
+
+
+@pytest.mark.parametrize("family", ["llama", "cohere", "granite"])
+def test_surprisal_equals_full_logits(family: str) -> None:
+    model, prompt = build(family), random_prompt(N, seed=4)
+    ours = run(model, prompt, "full", max_new=1, prefill_chunk=37).surprisal
+    model.model.set_attn_implementation("sdpa")
+    with torch.inference_mode():
+        ids = torch.tensor([prompt.ids])
+        logits = model.model(ids).logits[0, :-1].double()
+    expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
+    assert torch.isnan(ours[0])
+    torch.testing.assert_close(ours[1:].double(), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_two_sessions_on_one_model_do_not_meet(tiny: Any) -> None:
+    first, second = random_prompt(60, seed=5), random_prompt(80, seed=6)
+    alone = [run(tiny, p, "full", max_new=8).ids for p in (first, second)]
+    full = methods.get("full")
+    sessions, caches, fed, out = [], [], [], [[], []]
+    with torch.inference_mode():
+        for p in (first, second):
+            context = Engine(tiny).context(p, None, Options(max_new=8))
+            session = Session(full, full.Parameters(), context)
+            cache = SessionCache(session, tiny.shape.layers)
+            tiny.model(input_ids=torch.tensor([p.ids[:-1]]), past_key_values=cache)
+            session.finish_prefill(torch.zeros(len(p.ids) - 1))
+            sessions.append(session)
+            caches.append(cache)
+            fed.append(p.ids[-1])
+        for step in range(8):
+            for i in (0, 1):
+                sessions[i].begin_step(step, None)
+                logits = tiny.model(input_ids=torch.tensor([[fed[i]]]), past_key_values=caches[i]).logits[0, -1]
+                fed[i] = int(logits.argmax())
+                out[i].append(fed[i])
+    for session in sessions:
+        session.close()
+    assert out == alone
