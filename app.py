@@ -1,0 +1,9 @@
+"""kvlens: navigation and theme; the pages are in pages/, what they are made of in kvlens/ui and kvlens/figures."""
+
+import streamlit as st
+
+from kvlens.ui.nav import ICON, STYLE, navigation
+
+st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
+st.html(STYLE)
+navigation().run()

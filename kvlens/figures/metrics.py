@@ -1,0 +1,96 @@
+"""What each recorded quantity is called, its unit, its natural range and the colour scale that suits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One recorded quantity per (step, layer, head)."""
+
+    name: str
+    title: str
+    unit: str
+    """'share', 'nats', 'cosine', 'spans', 'bytes', 'tokens', 'entries', '0 or 1'"""
+    level: str
+    """'q': one value per query head; 'kv': one value per KV head, drawn for every query head of its group"""
+    lo: float | None
+    """natural lower end of the colour range; None: the smallest recorded value"""
+    hi: float | None
+    """natural upper end; None: the largest recorded value"""
+    doc: str
+    diverging: bool = False
+
+    @property
+    def label(self) -> str:
+        """Title with its unit, for axes and colour bars."""
+        return f"{self.title} ({self.unit})"
+
+    @property
+    def colorscale(self) -> str:
+        """Cividis for quantities that grow from zero, RdBu around zero for signed ones."""
+        return "RdBu" if self.diverging else "Cividis"
+
+    def bounds(self, values: np.ndarray) -> tuple[float, float]:
+        """Colour range for `values`: the natural ends where there are some, else the recorded ones; never empty."""
+        finite = values[np.isfinite(values)]
+        lo = self.lo if self.lo is not None else float(finite.min(initial=0.0))
+        hi = self.hi if self.hi is not None else float(finite.max(initial=lo))
+        return lo, (hi if hi > lo else lo + 1.0)
+
+
+def _share(name: str, title: str, doc: str) -> Metric:
+    return Metric(name, title, "share", "q", 0.0, 1.0, doc)
+
+
+def _count(name: str, title: str, unit: str, doc: str) -> Metric:
+    return Metric(name, title, unit, "kv", 0.0, None, doc)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        _share("mass_sink", "Mass on sinks", "attention mass on the first tokens, kept hot as sinks"),
+        _share("mass_anchor", "Mass on anchors", "attention mass on anchor tokens kept at full resolution"),
+        _share("mass_window", "Mass on window", "attention mass on the window of latest tokens"),
+        _share("mass_resident", "Mass on resident spans", "attention mass on exact tokens of spans that are hot"),
+        _share("mass_coarse", "Mass on summaries", "attention mass on summary entries of spans that are not expanded"),
+        _share("mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from a low-rank basis"),
+        Metric("entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"),
+        Metric("qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True),
+        _share("coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"),
+        Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
+        _share("zoom_rate", "Zoom rate", "expanded spans as a share of the spans it could have expanded"),
+        Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),
+        _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved from the cold to the hot tier for this KV head"),
+        _count("d2h_bytes", "Bytes to host", "bytes", "bytes moved from the hot to the cold tier for this KV head"),
+        _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds in the hot tier"),
+        _count("attended_tokens", "Attended tokens", "tokens", "tokens, exact or rebuilt, in this KV head's softmax"),
+        _count("attended_coarse", "Attended summaries", "entries", "summary entries in this KV head's softmax"),
+        _count("n_recalled", "Recalled spans", "spans", "spans brought from the cold to the hot tier"),
+        _count("n_reused", "Reused spans", "spans", "needed spans that were hot already"),
+    )
+}
+
+
+def metric_of(name: str) -> Metric:
+    """The description of `name`; a column unknown to this version is shown under its own name, unit 'value'."""
+    return METRICS.get(name) or Metric(name, name, "value", "q", None, None, "a column this version does not describe")
+
+
+def head_label(layer: int, q_head: int, group: int) -> str:
+    """'L3 Q5 (KV1)': a query head always beside its KV head. `group`: query heads per KV head."""
+    return f"L{layer} Q{q_head} (KV{q_head // group})"
+
+
+def si_bytes(value: float | None) -> str:
+    """Bytes in decimal units (1 MB = 10^6 bytes); None or NaN is 'not recorded'."""
+    if value is None or not np.isfinite(value):
+        return "not recorded"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"

@@ -1,0 +1,28 @@
+"""Colours and layout shared by all figures: colour-blind safe, legible on light and dark."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+
+#: Okabe-Ito.
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
+#: The selection has this colour everywhere.
+SELECTED = VERMILION
+#: 'Not recorded'.
+GREY = "#9a9a9a"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY)
+
+
+def finish(figure: go.Figure, height: int, *, uirevision: str, legend: bool = False) -> go.Figure:
+    """Height in pixels, tight margins, transparent ground (the page's own shows through), zoom kept under `uirevision`."""
+    figure.update_layout(
+        height=height,
+        margin={"l": 64, "r": 16, "t": 44, "b": 52},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        uirevision=uirevision,
+        showlegend=legend,
+        hoverlabel={"align": "left"},
+        title={"font": {"size": 14}, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top"},
+    )
+    return figure

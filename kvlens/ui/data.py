@@ -1,0 +1,107 @@
+"""Cached access to runs. Finished runs are immutable, so a run is known by its folder and the time its trace was last changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens import methods
+from kvlens.figures.metrics import METRICS, metric_of
+from kvlens.store.reader import TraceError, TraceReader, list_runs
+from kvlens.ui.player import payload
+from kvlens.ui.state import Selection, clamp
+
+#: The metric a page opens with: the first of these that the run recorded.
+PREFERRED = ("zoom_rate", "n_zoomed", "coverage", "mass_resident", "mass_window", "entropy")
+
+
+def runs_dir() -> Path:
+    """Folder of all runs: KVLENS_RUNS, or 'runs' in the working directory."""
+    return Path(os.environ.get("KVLENS_RUNS", "runs"))
+
+
+def runs() -> pd.DataFrame:
+    """All runs, newest first. Not cached: it reads small files, and runs come and go."""
+    return list_runs(runs_dir())
+
+
+@st.cache_data(show_spinner=False)
+def catalogue() -> list[dict[str, Any]]:
+    """The methods with their parameters and presets."""
+    return methods.catalogue()
+
+
+def models() -> list[str]:
+    """Models to offer: the demo model, then those of earlier runs."""
+    used = [str(name) for name in runs()["model"].dropna().unique() if name not in ("demo", "synthetic")]
+    return ["demo", *used]
+
+
+def stamp(uid: str) -> int:
+    """When the trace was last changed, ns; 0 when there is none, in which case opening it says what is wrong."""
+    try:
+        return (runs_dir() / uid / "trace.duckdb").stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+@st.cache_resource(max_entries=6, show_spinner=False)
+def _open(folder: str, uid: str, changed: int) -> TraceReader:
+    return TraceReader.open(Path(folder), uid)
+
+
+def open_run(uid: str) -> TraceReader:
+    """A reader, shared by all sessions; raises TraceError with the sentence to show."""
+    reader = _open(str(runs_dir()), uid, stamp(uid))
+    if not reader.n_steps and reader.status == "completed":
+        raise TraceError(f"Run {uid} holds no decode step; run it again with at least one new token.")
+    return reader
+
+
+def metrics(reader: TraceReader) -> list[str]:
+    """Metrics recorded per step and head, in the order of METRICS."""
+    names = payload.per_step_metrics(reader)
+    return sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+
+
+def summary_metrics(reader: TraceReader) -> list[str]:
+    """Metrics that can be summed up per head: also those of runs that keep no figures per step."""
+    return metrics(reader) or reader.metrics()
+
+
+def opening_metric(names: list[str]) -> str | None:
+    """The metric shown when none was chosen."""
+    return next((name for name in PREFERRED if name in names), names[0] if names else None)
+
+
+def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
+    """The selection inside this run, with what had to be changed."""
+    names = metrics(reader)
+    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening_metric(names))
+
+
+@st.cache_data(max_entries=4, show_spinner="Reading the trace…")
+def _run_payload(_reader: TraceReader, identity: str, names: list[str], loaded: list[str]) -> bytes:
+    return payload.run_payload(_reader, identity, names, loaded)
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _slice_payload(_reader: TraceReader, identity: str, chosen: Selection, revision: int) -> bytes:
+    return payload.slice_payload(_reader, identity, chosen, revision)
+
+
+def player_payloads(reader: TraceReader, chosen: Selection, revision: int) -> tuple[bytes, bytes]:
+    """The run's payload and the selected head's slice."""
+    names = metrics(reader)
+    loaded = payload.loaded_metrics(reader, names, chosen.metric)
+    identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
+    return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, chosen, revision)
+
+
+__all__ = [
+    "METRICS", "TraceError", "TraceReader", "fit", "metric_of", "metrics", "open_run", "opening_metric", "player_payloads", "runs", "runs_dir",
+]  # fmt: skip

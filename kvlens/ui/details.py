@@ -1,0 +1,130 @@
+"""Tables below the player. Every number is a recorded column; what was not recorded says so."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.metrics import head_label, si_bytes
+from kvlens.ui.data import TraceReader
+from kvlens.ui.state import Selection
+
+
+def facts(reader: TraceReader) -> None:
+    """One line about the run, and expanders with the effective configuration and the self-checks."""
+    meta = reader.meta
+    preset = f" ({meta['preset']})" if meta.get("preset") else ""
+    method = f"{meta.get('method')}{preset}"
+    budget = meta.get("budget_bytes")
+    full = meta.get("full_kv_bytes")
+    limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
+    if budget is not None and full:
+        limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
+    checks = reader.self_checks()
+    passed = f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
+    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {reader.n_steps} steps · "
+            f"{meta.get('device')}, {meta.get('dtype')} · seed {meta.get('seed')} · {passed}")  # fmt: skip
+    if len(checks) and not checks["passed"].all():
+        failed = ", ".join(checks.loc[~checks["passed"], "name"])
+        st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+    left, right = st.columns(2)
+    with left.expander("Effective configuration"):
+        st.code(json.dumps(meta.get("config"), indent=1, ensure_ascii=False), language="json")
+    with right.expander("Self-checks and conditions"):
+        st.dataframe(checks, hide_index=True, width="stretch")
+        rest = {key: value for key, value in meta.items() if key not in ("config", "prompt_text", "model_info")}
+        st.code(json.dumps(rest, indent=1, ensure_ascii=False), language="json", height=240)
+
+
+def step_details(reader: TraceReader, chosen: Selection) -> None:
+    """Spans, events and transfers of the selected step and head."""
+    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    group = reader.q_heads // reader.kv_heads
+    label = head_label(layer, head, group)
+    left, right = st.columns([11, 9], gap="medium")
+    with left:
+        _spans(reader, step, layer, head, label, chosen.span)
+    with right:
+        _transfers(reader, step)
+        _events(reader, step, layer, head // group)
+
+
+def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:
+    """Text of token positions [start, end), shortened in the middle."""
+    text = "".join(tokens["text"].iloc[start:end])
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
+
+
+def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, selected: int | None) -> None:
+    st.markdown(f"##### What {label} attended at step {step}")
+    table = reader.head_spans(step, layer, head)
+    if table.empty:
+        st.caption("Attention per span was not recorded for this step.")
+        return
+    tokens = reader.tokens()
+    shown = pd.DataFrame(
+        {
+            "span": table["span"].astype("Int64"),
+            "mass": table["mass"],
+            "state": table["state"].fillna("not recorded"),
+            "kind": table["kind"],
+            "tokens": [f"{int(a)}–{int(b) - 1}" for a, b in zip(table["tok_start"], table["tok_end"], strict=True)],
+            "text": [span_text(tokens, int(a), int(b)) for a, b in zip(table["tok_start"], table["tok_end"], strict=True)],
+            "why it is a span": table["reason"],
+        }
+    )
+    if selected is not None:
+        shown.insert(0, "selected", ["●" if span == selected else "" for span in shown["span"]])
+    columns = {
+        "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.4f"),
+        "text": st.column_config.TextColumn(width="large"),
+    }
+    st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=300)
+    tail = table.attrs["tail_mass"]
+    rest = "not recorded" if pd.isna(tail) else f"{tail:.4f}"
+    st.caption(f"Listed spans hold {table['mass'].sum():.4f} of the attention, all others together {rest}. "
+               "Masses are stored to about ±√mass/255.")  # fmt: skip
+
+
+def _transfers(reader: TraceReader, step: int) -> None:
+    table = reader.transfers(step=step)
+    sums = table.groupby("direction")["bytes"].sum()
+    st.markdown(f"##### Moved at step {step}")
+    st.caption(f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to the host, "
+               f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them.")  # fmt: skip
+    if table.empty:
+        return
+    shown = pd.DataFrame(
+        {
+            "direction": table["direction"].map({"h2d": "to device", "d2h": "to host"}),
+            "cause": table["cause"],
+            "layer": table["layer"].astype("Int64"),
+            "KV head": table["kv_head"].map(lambda head: "all" if pd.isna(head) else str(int(head))),
+            "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
+            "bytes": table["bytes"].astype("int64"),
+            "copy (µs)": (table["end_us"] - table["start_us"]).astype("int64"),
+            "wait (µs)": table["wait_us"].astype("int64"),
+            "blocking": table["blocking"].astype(bool),
+        }
+    )
+    st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))
+
+
+def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
+    table = reader.events(step=step, layer=layer, kv_head=kv_head)
+    st.markdown(f"##### Decided at step {step} for L{layer} KV{kv_head}")
+    if table.empty:
+        st.caption("No event was logged for this KV head at this step.")
+        return
+    shown = pd.DataFrame(
+        {
+            "event": table["kind"].str.replace("_", " "),
+            "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
+            "query head": table["q_head"].map(lambda head: "–" if pd.isna(head) else f"Q{int(head)}"),
+            "KV head": table["kv_head"].map(lambda head: "–" if pd.isna(head) else f"KV{int(head)}"),
+            "value": table["value"],
+        }
+    )
+    st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))

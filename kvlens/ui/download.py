@@ -1,0 +1,44 @@
+"""Downloads of per-head statistics. Files are made when the button is pressed."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import streamlit as st
+
+from kvlens.store.export import export
+from kvlens.store.reader import TraceReader
+
+_MIME = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
+
+
+def statistics_file(reader: TraceReader, start: int, stop: int, whole: bool, fmt: str) -> bytes:
+    """Statistics per query head over steps [start, stop) as 'csv' or 'parquet'; a part of the run names its steps in two columns."""
+    out = io.BytesIO()
+    if whole:
+        export(reader, "heads", fmt, out)
+        return out.getvalue()
+    frame = reader.head_table(start, stop)
+    frame.insert(3, "step_first", start)
+    frame.insert(4, "step_last", stop - 1)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    if fmt == "csv":
+        pacsv.write_csv(table, out)
+    else:
+        pq.write_table(table, out, compression="zstd")
+    return out.getvalue()
+
+
+def downloads(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
+    """One button per format."""
+    part = "" if whole else f"-steps-{start}-{stop - 1}"
+    with st.container(horizontal=True):
+        for fmt in ("csv", "parquet"):
+            st.download_button(
+                f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}", partial(statistics_file, reader, start, stop, whole, fmt),
+                f"{reader.uid}-heads{part}.{fmt}", _MIME[fmt], key=f"download_{fmt}", on_click="ignore", icon=":material/download:",
+            )  # fmt: skip

@@ -1,0 +1,104 @@
+"""How jobs look: progress per phase, cancel, what went wrong, the way to the replay."""
+
+from __future__ import annotations
+
+import time
+
+import streamlit as st
+
+from kvlens.ui import widgets
+from kvlens.ui.jobs import Job, JobManager
+
+_PHASES = {"load": "Loading the model", "prefill": "Prefill", "decode": "Decoding", "store": "Storing the trace"}
+_UNITS = {"prefill": "tokens", "decode": "steps"}
+
+
+@st.cache_resource(show_spinner=False, on_release=JobManager.shutdown)
+def manager() -> JobManager:
+    """The one queue of this server process, shared by all sessions."""
+    return JobManager()
+
+
+def job_panel(job_id: str) -> None:
+    """The job of the URL. Polls only while the job is active; the page is run again when it ends."""
+    job = manager().get(job_id)
+    if job is None:
+        widgets.error(
+            f"Job {job_id[:20]} is not known to this server (it was restarted, or the link is old); finished runs are on the Runs page."
+        )
+        return
+    st.fragment(_panel, run_every=0.5 if job.active else None)(job)
+
+
+def _panel(job: Job) -> None:
+    with st.container(border=True):
+        st.text(job.title)
+        if job.active:
+            _progress(job)
+        else:
+            _outcome(job)
+    if not job.active and not st.session_state.get(f"ended_{job.id}"):
+        st.session_state[f"ended_{job.id}"] = True
+        st.rerun()
+
+
+def _progress(job: Job) -> None:
+    left, right = st.columns([6, 1], vertical_alignment="center")
+    left.progress(_share(job), text=progress_text(job, manager().position(job.id)))
+    if right.button("Cancel", key=f"cancel_{job.id}", disabled=job.state == "cancelled", width="stretch"):
+        manager().cancel(job.id)
+        st.rerun()
+
+
+def _share(job: Job) -> float:
+    return min(1.0, job.done / job.total) if job.total else 0.0
+
+
+def progress_text(job: Job, before: int) -> str:
+    """Where a job is, in words and numbers."""
+    if job.state == "cancelled":
+        return "Stopping; what was recorded is being stored"
+    if job.state == "queued":
+        return f"Waiting for {before} other run{'s' if before != 1 else ''}"
+    text = _PHASES.get(job.phase, "Starting")
+    if job.total:
+        text += f" {job.done:,} / {job.total:,} {_UNITS.get(job.phase, '')}".rstrip()
+    if job.tokens_per_s is not None:
+        text += f" · {job.tokens_per_s:,.1f} tokens/s"
+    return f"{text} · {time.time() - (job.started or time.time()):.0f} s"
+
+
+def _outcome(job: Job) -> None:
+    took = f" after {job.ended - job.started:.1f} s" if job.ended and job.started else ""
+    if job.state == "failed":
+        widgets.error(job.message or "The run failed without saying why.", job.log)
+    elif job.state == "cancelled":
+        st.warning(f"Cancelled{took}.")
+    else:
+        st.success(f"Done{took}.")
+    if job.uid:
+        links(job.uid)
+
+
+def links(uid: str) -> None:
+    """Ways to look at a run."""
+    with st.container(horizontal=True):
+        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/play_circle:", query_params={"run": uid})
+        st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params={"run": uid})
+
+
+def job_list(shown: str | None) -> None:
+    """The other jobs of this server: state and a link each."""
+    others = [job for job in manager().jobs() if job.id != shown]
+    if not others:
+        return
+    st.markdown("##### Jobs since this server was started")
+    for job in others:
+        left, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
+        left.text(job.title)
+        middle.text(job.state if job.state != "running" else progress_text(job, 0))
+        with right:
+            if job.uid and not job.active:
+                st.page_link("pages/replay.py", label="Replay", icon=":material/play_circle:", query_params={"run": job.uid})
+            else:
+                st.page_link("pages/run.py", label="Show", icon=":material/visibility:", query_params={"job": job.id})

@@ -1,0 +1,109 @@
+// Layer x query-head map of one metric at one step. KV groups are ruled apart and named under the query heads.
+
+class HeadMap {
+  constructor(canvas, onPick, onHover) {
+    this.canvas = canvas;
+    canvas.addEventListener("click", (e) => { const at = this.cell(e); if (at) onPick(at[0], at[1]); });
+    canvas.addEventListener("mousemove", (e) => onHover(this.cell(e)));
+    canvas.addEventListener("mouseleave", () => onHover(null));
+  }
+
+  cell(event) {
+    if (!this.box) return null;
+    const rect = this.canvas.getBoundingClientRect();
+    const { left, top, cw, ch, layers, heads } = this.box;
+    const head = Math.floor((event.clientX - rect.left - left) / cw);
+    const layer = Math.floor((event.clientY - rect.top - top) / ch);
+    return head >= 0 && head < heads && layer >= 0 && layer < layers ? [layer, head] : null;
+  }
+
+  static height(layers) {
+    return 40 + Math.max(150, Math.min(420, layers * 26)) + 30;
+  }
+
+  draw(view, width, height, theme) {
+    const { header, arrays } = view.run;
+    const { layers, q_heads: heads, kv_heads: kvHeads } = header;
+    const [left, top, right, bottom] = [40, 8, 8, 42];
+    const cw = (width - left - right) / heads;
+    const ch = (height - top - bottom) / layers;
+    this.box = { left, top, cw, ch, layers, heads };
+    const ctx = context2d(this.canvas, width, height);
+    ctx.clearRect(0, 0, width, height);
+    const codes = arrays[`cube:${view.metric.name}`];
+    const table = view.metric.diverging ? DIVERGING : SEQUENTIAL;
+    const [lo, hi] = view.range;
+    const hatch = this.hatch(ctx, theme);
+    for (let layer = 0; layer < layers; layer++) {
+      for (let head = 0; head < heads; head++) {
+        const code = codes ? codes[(view.step * layers + layer) * heads + head] : NOT_RECORDED;
+        const value = decode(code, view.metric.lo, view.metric.hi);
+        const [x, y] = [left + head * cw, top + layer * ch];
+        const missing = Number.isNaN(value);
+        const entry = missing ? 255 : Math.max(0, Math.min(254, Math.round(((value - lo) / (hi - lo)) * 254)));
+        ctx.fillStyle = missing ? hatch : css(table, entry);
+        ctx.fillRect(x, y, cw + 0.5, ch + 0.5);
+        if (missing && cw > 22 && ch > 12) this.label(ctx, "n/r", x + cw / 2, y + ch / 2, "#222", 10);
+      }
+    }
+    this.axes(ctx, view, theme, width, height, heads / kvHeads);
+    this.outline(ctx, view.layer, view.head, VERMILION, 3);
+  }
+
+  hatch(ctx, theme) {
+    if (this.pattern && this.patternFor === theme.text) return this.pattern;
+    const tile = new OffscreenCanvas(6, 6);
+    const t = tile.getContext("2d");
+    t.fillStyle = "rgb(170,170,170)";
+    t.fillRect(0, 0, 6, 6);
+    t.strokeStyle = "rgb(130,130,130)";
+    t.beginPath();
+    t.moveTo(0, 6);
+    t.lineTo(6, 0);
+    t.stroke();
+    this.patternFor = theme.text;
+    this.pattern = ctx.createPattern(tile, "repeat");
+    return this.pattern;
+  }
+
+  label(ctx, text, x, y, color, size, align = "center") {
+    ctx.font = `${size}px ${this.font || "sans-serif"}`;
+    ctx.fillStyle = color;
+    ctx.textAlign = align;
+    ctx.textBaseline = "middle";
+    ctx.fillText(text, x, y);
+  }
+
+  axes(ctx, view, theme, width, height, group) {
+    this.font = theme.font;
+    const { left, top, cw, ch, layers, heads } = this.box;
+    const every = (count, room, need) => Math.max(1, Math.ceil((count * need) / room));
+    const rows = every(layers, ch * layers, 13);
+    for (let l = 0; l < layers; l += rows) this.label(ctx, `L${l}`, left - 6, top + (l + 0.5) * ch, theme.text, 11, "right");
+    const columns = every(heads, cw * heads, 26);
+    const bottom = top + layers * ch;
+    for (let q = 0; q < heads; q += columns) this.label(ctx, `Q${q}`, left + (q + 0.5) * cw, bottom + 10, theme.text, 11);
+    ctx.strokeStyle = theme.background;
+    ctx.lineWidth = 2;
+    const kvEvery = every(heads / group, cw * heads, 34);
+    for (let q = 0; q < heads; q += group) {
+      if (q > 0) {
+        ctx.beginPath();
+        ctx.moveTo(left + q * cw, top);
+        ctx.lineTo(left + q * cw, bottom);
+        ctx.stroke();
+      }
+      if ((q / group) % kvEvery === 0) this.label(ctx, `KV${q / group}`, left + (q + group / 2) * cw, bottom + 25, theme.text, 11);
+      ctx.fillStyle = theme.border;
+      ctx.fillRect(left + q * cw + 2, bottom + 17, group * cw - 4, 2);
+    }
+    this.label(ctx, "query heads over their KV heads; layers downwards", left, height - 5, theme.text, 10, "left");
+  }
+
+  outline(ctx, layer, head, color, lineWidth) {
+    const { left, top, cw, ch } = this.box;
+    ctx.strokeStyle = color;
+    ctx.lineWidth = lineWidth;
+    ctx.strokeRect(left + head * cw, top + layer * ch, cw, ch);
+  }
+}

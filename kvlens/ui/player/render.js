@@ -1,0 +1,188 @@
+// Drawing of the player and the words beside the pictures. Mixed into Player, whose state it reads.
+
+const LIVE_PLAYERS = new WeakMap();
+
+Object.assign(Player.prototype, {
+  // After a change that is more than a step: other head, other metric, other size.
+  refresh() {
+    const { header, arrays } = this.run;
+    this.metric = header.metrics.find((m) => m.name === this.metricName) || header.metrics[0];
+    const tracks = header.tracks.map((t) => ({
+      ...t, values: arrays[`track:${t.name}`], second: t.second && { ...t.second, values: arrays[`track:${t.second.name}`] },
+    }));
+    if (this.metric) {
+      this.el.metric.value = this.metric.name;
+      const head = this.headSeries();
+      tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.lo === 0 });
+    }
+    this.tracks.setTracks(tracks, this.steps);
+    this.draw();
+  },
+
+  headSeries() {
+    const { layers, q_heads: heads } = this.run.header;
+    const codes = this.run.arrays[`cube:${this.metric.name}`];
+    const at = (step) => (codes ? codes[(step * layers + this.layer) * heads + this.head] : NOT_RECORDED);
+    return Float64Array.from({ length: this.steps }, (_, step) => decode(at(step), this.metric.lo, this.metric.hi));
+  },
+
+  headName(layer = this.layer, head = this.head) {
+    const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
+    return `L${layer} Q${head} (KV${Math.floor(head / (heads / kvHeads))})`;
+  },
+
+  draw() {
+    if (!this.run || this.steps === 0) return;
+    const { el, run, step } = this;
+    const theme = readTheme(el.player);
+    const width = el.player.clientWidth;
+    if (width < 50) return;
+    this.clock.seek(step);
+    this.current = run.arrays.pos_of_step[step];
+    this.legend = colorTokens(this.mode, run, this.clock, step, this.colors);
+    if (this.metric) this.range = el.fit.checked ? this.metric.seen : this.metric.natural;
+    this.strip.draw(this);
+    this.minimap.draw(this, width, run.header.needle, this.strip, theme);
+    const stacked = width < 820;
+    el.player.querySelector(".views").classList.toggle("stacked", stacked);
+    const height = HeadMap.height(run.header.layers);
+    if (this.metric) this.heads.draw(this, stacked ? width : Math.floor((width - 18) * 0.45), height, theme);
+    const trackHeight = Math.max(height + 60, this.tracks.tracks.length * 66 + 34);
+    this.tracks.draw(this, stacked ? width : Math.floor((width - 18) * 0.55), trackHeight, theme);
+    this.words();
+  },
+
+  words() {
+    const { el, run, step } = this;
+    el.scrub.value = String(step);
+    if (this.root.activeElement !== el.number) el.number.value = String(step);
+    const text = visibleText(run.header.texts[this.current]).replace(/\n/g, "");
+    el.now.textContent = `step ${step}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`
+      + ` \u00b7 ${this.headName()} \u00b7 ${this.span === null ? "no span selected" : `span ${this.span}`}`;
+    el.player.dataset.step = String(step);
+    el.player.dataset.cell = `${this.layer},${this.head}`;
+    el.player.dataset.frames = String(this.frames);
+    el.player.dataset.playing = String(this.playing);
+    this.drawLegend();
+    this.hoverToken(this.hovered ?? null);
+    this.hoverHead(this.hoveredCell ?? null);
+  },
+
+  drawLegend() {
+    const key = `${this.mode} ${this.clock.states === null}`;
+    if (this.legendKey !== key) {
+      this.legendKey = key;
+      const { legend } = this;
+      const parts = legend.states
+        ? STATE_NAMES.flatMap((name, i) => [swatch(css(STATES, i)), words(name)])
+        : [words(legend.lo), ramp(legend.table), words(legend.hi)];
+      this.el.legend.replaceChildren(...parts, swatch(css(legend.table, 255)), words("not recorded"), words(`\u00b7 ${legend.note}`));
+    }
+    if (!this.metric) return;
+    const { metric, range } = this;
+    const scaleKey = `${metric.name} ${range}`;
+    if (this.scaleKey === scaleKey) return;
+    this.scaleKey = scaleKey;
+    const table = metric.diverging ? DIVERGING : SEQUENTIAL;
+    const nr = swatch("");
+    nr.classList.add("nr");
+    const owner = metric.level === "kv" ? " \u00b7 a figure of the KV head, shown for each of its query heads" : "";
+    this.el.scale.replaceChildren(words(axisText(range[0], metric.unit)), ramp(table),
+      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), nr, words(`not recorded (n/r) \u00b7 ${metric.doc}${owner}`));
+  },
+
+  hoverToken(pos) {
+    this.hovered = pos;
+    const { run, clock, step } = this;
+    if (pos === null) {
+      this.el.token.textContent = "Hover a token for its figures, click it to select its span.";
+      return;
+    }
+    const from = run.arrays.char_start[pos];
+    const offsets = from < 0 ? "" : ` \u00b7 characters ${from}\u2013${run.arrays.char_end[pos]}`;
+    const kind = pos < run.header.prompt ? "prompt" : `generated at step ${pos - run.header.prompt}`;
+    const index = clock.spanOf[pos];
+    const text = visibleText(run.header.texts[pos]).replace(/\n/g, "");
+    let line = `#${pos} \u201c${text}\u201d \u00b7 ${kind}${offsets} \u00b7 surprisal ${formatValue(run.arrays.surprisal[pos], "nats")}`;
+    if (index >= 0) {
+      const span = run.header.spans[index];
+      const range = span.kind === "window" ? "remainder" : `tokens ${span.start}\u2013${span.end - 1}`;
+      line += `\nspan ${span.id} (${span.kind}, ${range}) at step ${step}: ${this.massWords(index)} \u00b7 state ${clock.state(index) || "not recorded"}`;
+    } else line += "\nin no span at this step";
+    this.el.token.textContent = line;
+  },
+
+  // Lists are cut after the strongest spans, so a mean over heads is a lower bound and an absent span is not a zero.
+  massWords(index) {
+    const [mean, head] = [this.clock.mass("mean", index), this.clock.mass("head", index)];
+    const all = Number.isNaN(mean) ? "listed by no head" : `mean mass over all heads \u2265 ${mean.toFixed(4)}`;
+    const mine = Number.isNaN(head) ? `not listed by ${this.headName()}` : `${this.headName()} mass \u2248 ${head.toFixed(4)}`;
+    return this.run.header.span_masses ? `${all} \u00b7 ${mine}` : "mass not recorded";
+  },
+
+  hoverHead(cell) {
+    this.hoveredCell = cell;
+    if (!this.metric) {
+      this.el.cell.textContent = "This run recorded no figures per head.";
+      return;
+    }
+    const { layers, q_heads: heads } = this.run.header;
+    const [layer, head] = cell || [this.layer, this.head];
+    const codes = this.run.arrays[`cube:${this.metric.name}`];
+    const code = codes ? codes[(this.step * layers + layer) * heads + head] : NOT_RECORDED;
+    const value = formatValue(decode(code, this.metric.lo, this.metric.hi), this.metric.unit);
+    this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.metric.title} at step ${this.step}: ${value}`;
+  },
+});
+
+function words(text) {
+  const node = document.createElement("span");
+  node.textContent = text;
+  return node;
+}
+
+function swatch(color) {
+  const node = document.createElement("span");
+  node.className = "swatch";
+  node.style.backgroundColor = color;
+  return node;
+}
+
+function ramp(table) {
+  const node = document.createElement("span");
+  node.className = "ramp";
+  node.style.backgroundImage = gradient(table);
+  return node;
+}
+
+// Keys also work while nothing on the page has the focus, so that a fresh page can be played at once.
+function pageKeys(player) {
+  return (event) => {
+    if (event.target === document.body || event.target.matches?.('[data-testid="stMain"], [data-testid="stAppViewContainer"]')) player.key(event);
+  };
+}
+
+export default function (component) {
+  const { data, parentElement: root, setStateValue } = component;
+  let player = LIVE_PLAYERS.get(root);
+  if (!player || player.el.strip !== root.querySelector("#strip")) {
+    player = new Player(root);
+    LIVE_PLAYERS.set(root, player);
+  }
+  const onRun = () => player.attach();
+  const onKey = pageKeys(player);
+  const redraw = () => player.draw();
+  const sizes = new ResizeObserver(redraw);
+  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+  window.addEventListener("kvlens:run", onRun);
+  document.addEventListener("keydown", onKey);
+  scheme.addEventListener("change", redraw);
+  sizes.observe(player.el.player);
+  player.receive(unpack(data), setStateValue);
+  return () => {
+    window.removeEventListener("kvlens:run", onRun);
+    document.removeEventListener("keydown", onKey);
+    scheme.removeEventListener("change", redraw);
+    sizes.disconnect();
+  };
+}

@@ -1,0 +1,128 @@
+// What is true at one step: which span each token belongs to, the mass and the state of each span.
+
+class SpanClock {
+  constructor(run) {
+    this.run = run;
+    this.count = run.header.texts.length;
+    this.spanOf = new Int32Array(this.count).fill(-1); // token position -> index into header.spans, -1: none
+    this.states = null; // span index -> code of STATE_NAMES, 255: not recorded
+    this.slice = null;
+  }
+
+  setSlice(slice) {
+    this.slice = slice;
+    this.states = null;
+  }
+
+  // Positions written when this step's query attends: the prompt and all tokens generated before.
+  written(step) {
+    return Math.min(this.count, this.run.header.prompt + step);
+  }
+
+  seek(step) {
+    const { spans } = this.run.header;
+    const written = this.written(step);
+    this.spanOf.fill(-1);
+    // The window is what no other living span covers, so it goes first and the others are laid over it.
+    for (const windowFirst of [true, false]) {
+      spans.forEach((span, index) => {
+        if ((span.kind === "window") !== windowFirst) return;
+        if (span.born > step || (span.died !== null && span.died <= step)) return;
+        if (windowFirst) this.spanOf.fill(index, Math.min(span.start, written), written);
+        else this.spanOf.fill(index, span.start, Math.min(span.end, this.count));
+      });
+    }
+    this.seekStates(step);
+    this.seekMasses(step);
+  }
+
+  seekStates(step) {
+    const changes = this.slice && this.slice.arrays;
+    if (!changes || !changes.change_step) {
+      this.states = null;
+      return;
+    }
+    if (this.states === null || step < this.stateStep) {
+      this.states = new Uint8Array(this.run.header.spans.length).fill(255);
+      this.next = 0;
+    }
+    while (this.next < changes.change_step.length && changes.change_step[this.next] <= step) {
+      this.states[changes.change_span[this.next]] = changes.change_state[this.next];
+      this.next++;
+    }
+    this.stateStep = step;
+  }
+
+  state(span) {
+    const code = this.states === null ? 255 : this.states[span];
+    return code === 255 ? null : STATE_NAMES[code];
+  }
+
+  // Masses of this step: NaN where a span is not listed. Lists hold the strongest spans of each head only.
+  seekMasses(step) {
+    const count = this.run.header.spans.length;
+    this.masses = {
+      mean: sparseRow(this.run.arrays, "mean", step, count),
+      head: sparseRow(this.slice ? this.slice.arrays : {}, "head", step, count),
+    };
+  }
+
+  mass(kind, span) {
+    return span < 0 ? NaN : this.masses[kind][span];
+  }
+
+  // Tokens of a span that are written at this step.
+  length(span, step) {
+    const { start, end, kind } = this.run.header.spans[span];
+    if (kind !== "window") return end - start;
+    let n = 0;
+    for (const value of this.spanOf.subarray(start, this.written(step))) n += value === span ? 1 : 0;
+    return n;
+  }
+}
+
+// One step of a table of (step, span, mass) stored as row starts, span indexes and codes.
+function sparseRow(arrays, name, step, count) {
+  const row = new Float32Array(count).fill(NaN);
+  const starts = arrays[`${name}_start`];
+  if (!starts) return row;
+  for (let i = starts[step]; i < starts[step + 1]; i++) row[arrays[`${name}_span`][i]] = decode(arrays[`${name}_mass`][i], 0, 1);
+  return row;
+}
+
+const MASS_TOP = 0.1; // share per token; likewise
+const SURPRISAL_TOP = 10; // nats; the colour range ends here, the legend says so
+
+// Colour entry per token, 255: not recorded. Returns the colour table and what the legend says.
+function colorTokens(mode, run, clock, step, out) {
+  if (mode === "surprisal") {
+    const { surprisal } = run.arrays;
+    for (let i = 0; i < out.length; i++) {
+      const value = surprisal[i];
+      out[i] = Number.isNaN(value) ? 255 : Math.min(254, Math.max(0, Math.round((value / SURPRISAL_TOP) * 254)));
+    }
+    return { table: SEQUENTIAL, lo: "0", hi: `\u2265 ${SURPRISAL_TOP} nats`, note: "surprisal; generated tokens: \u2212log p under this method" };
+  }
+  if (mode === "state") {
+    for (let i = 0; i < out.length; i++) {
+      const span = clock.spanOf[i];
+      out[i] = span < 0 || clock.states === null ? 255 : clock.states[span];
+    }
+    return { table: STATES, states: true, note: "state of each token's span for the selected KV head at this step" };
+  }
+  const kind = mode === "head" ? "head" : "mean";
+  const perSpan = new Int16Array(run.header.spans.length).fill(-1);
+  for (let i = 0; i < out.length; i++) {
+    const span = clock.spanOf[i];
+    if (span < 0) out[i] = 255;
+    else {
+      if (perSpan[span] < 0) {
+        const density = clock.mass(kind, span) / Math.max(1, clock.length(span, step));
+        perSpan[span] = Number.isNaN(density) ? 255 : Math.min(254, Math.round(Math.sqrt(density / MASS_TOP) * 254));
+      }
+      out[i] = perSpan[span];
+    }
+  }
+  const who = mode === "head" ? "of the selected head" : "mean over all query heads";
+  return { table: SEQUENTIAL, lo: "0", hi: `\u2265 ${MASS_TOP} per token`, note: `attention mass of the span spread over its tokens (square-root scale), ${who}` };
+}

@@ -1,0 +1,112 @@
+// The token strip: real text in the DOM (textContent only), at most WINDOW tokens at a time, coloured per step.
+
+const WINDOW = 2048;
+const ALL_IN_DOM = 3000; // up to here every token is in the DOM and there is no window to move
+
+const FLAG = { now: 1, future: 2, first: 4, last: 8, picked: 16, needle: 32 };
+
+class TokenStrip {
+  constructor(box, onPick, onHover) {
+    this.box = box;
+    this.start = 0;
+    this.cells = [];
+    box.addEventListener("click", (e) => e.target.dataset.pos !== undefined && onPick(Number(e.target.dataset.pos)));
+    box.addEventListener("mouseover", (e) => e.target.dataset.pos !== undefined && onHover(Number(e.target.dataset.pos)));
+    box.addEventListener("mouseleave", () => onHover(null));
+  }
+
+  setRun(run) {
+    this.run = run;
+    this.needle = new Uint8Array(run.header.texts.length);
+    for (const [from, to] of run.header.needle) this.needle.fill(1, from, to);
+    this.build(0);
+  }
+
+  get windowed() {
+    return this.run.header.texts.length > ALL_IN_DOM;
+  }
+
+  build(start) {
+    const { texts } = this.run.header;
+    const size = this.windowed ? WINDOW : texts.length;
+    this.start = Math.max(0, Math.min(start, texts.length - size));
+    this.end = Math.min(texts.length, this.start + size);
+    this.drawnColor = new Int16Array(this.end - this.start).fill(-1);
+    this.drawnFlags = new Int16Array(this.end - this.start).fill(-1);
+    const list = document.createDocumentFragment();
+    this.cells = [];
+    for (let pos = this.start; pos < this.end; pos++) {
+      if (pos === this.run.header.prompt) {
+        const mark = document.createElement("span");
+        mark.className = "boundary";
+        mark.textContent = "generated";
+        list.appendChild(mark);
+      }
+      const cell = document.createElement("span");
+      cell.dataset.pos = String(pos);
+      cell.textContent = visibleText(texts[pos]);
+      list.appendChild(cell);
+      this.cells.push(cell);
+    }
+    this.box.replaceChildren(list);
+  }
+
+  // Makes `pos` part of the window; true if the window had to move.
+  include(pos) {
+    if (pos >= this.start && pos < this.end) return false;
+    this.build(pos - WINDOW / 2);
+    return true;
+  }
+
+  flags(pos, view) {
+    const { spanOf } = view.clock;
+    const span = spanOf[pos];
+    let flags = this.needle[pos] ? FLAG.needle : 0;
+    if (pos === view.current) flags |= FLAG.now;
+    if (pos > view.current) flags |= FLAG.future;
+    if (span >= 0) {
+      if (pos === 0 || spanOf[pos - 1] !== span) flags |= FLAG.first;
+      if (pos + 1 === spanOf.length || spanOf[pos + 1] !== span) flags |= FLAG.last;
+      if (this.run.header.spans[span].id === view.span) flags |= FLAG.picked;
+    }
+    return flags;
+  }
+
+  // Only cells whose colour or marks changed are touched.
+  draw(view) {
+    if (view.follow) this.include(view.current);
+    for (let pos = this.start; pos < this.end; pos++) {
+      const i = pos - this.start;
+      const color = view.colors[pos] | (view.legend.table === STATES ? 256 : 0);
+      if (color !== this.drawnColor[i]) {
+        this.drawnColor[i] = color;
+        const style = this.cells[i].style;
+        style.backgroundColor = css(view.legend.table, view.colors[pos]);
+        style.color = inkOn(view.legend.table, view.colors[pos]);
+      }
+      const flags = this.flags(pos, view);
+      if (flags !== this.drawnFlags[i]) {
+        this.drawnFlags[i] = flags;
+        const names = Object.keys(FLAG).filter((name) => flags & FLAG[name]);
+        this.cells[i].className = names.join(" ");
+      }
+    }
+    if (view.follow) this.reveal(view.current);
+  }
+
+  reveal(pos) {
+    const cell = this.cells[pos - this.start];
+    if (!cell) return;
+    const top = cell.offsetTop; // the box is the cells' offset parent
+    if (top < this.box.scrollTop || top > this.box.scrollTop + this.box.clientHeight - 30) {
+      this.box.scrollTop = top - this.box.clientHeight / 2;
+    }
+  }
+
+  // Shows `pos` although it is not the current token (minimap click, chosen span).
+  goTo(pos) {
+    this.include(pos);
+    const cell = this.cells[pos - this.start];
+    if (cell) this.box.scrollTop = cell.offsetTop - this.box.clientHeight / 2;
+  }
+}

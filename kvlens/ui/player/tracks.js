@@ -1,0 +1,151 @@
+// Quantities over all steps, one under the other, with one cursor. The curves are drawn once and kept; a step moves the cursor.
+
+class Tracks {
+  constructor(canvas, onScrub, onRelease) {
+    this.canvas = canvas;
+    this.margin = { left: 64, right: 10, top: 4, bottom: 30 };
+    const at = (e) => {
+      const box = canvas.getBoundingClientRect();
+      const width = box.width - this.margin.left - this.margin.right;
+      const x = (e.clientX - box.left - this.margin.left) / width;
+      return Math.max(0, Math.min(this.steps - 1, Math.floor(x * this.steps)));
+    };
+    canvas.addEventListener("pointerdown", (e) => { canvas.setPointerCapture(e.pointerId); onScrub(at(e)); });
+    canvas.addEventListener("pointermove", (e) => e.buttons & 1 && onScrub(at(e)));
+    canvas.addEventListener("pointerup", onRelease);
+  }
+
+  // tracks: [{title, unit, values, dots, line: {value, label} | null, second: {values, label} | null, zero}]
+  setTracks(tracks, steps) {
+    this.tracks = tracks;
+    this.steps = steps;
+    this.key = null;
+  }
+
+  x(step, width) {
+    const { left, right } = this.margin;
+    return left + ((step + 0.5) / this.steps) * (width - left - right);
+  }
+
+  draw(view, width, height, theme) {
+    const key = `${width}x${height}${theme.text}${theme.background}`;
+    if (this.key !== key) {
+      this.base = new OffscreenCanvas(1, 1);
+      this.base.style = {};
+      this.drawBase(context2d(this.base, width, height), width, height, theme);
+      this.key = key;
+    }
+    const ctx = context2d(this.canvas, width, height);
+    ctx.clearRect(0, 0, width, height);
+    ctx.drawImage(this.base, 0, 0, width, height);
+    const x = this.x(view.step, width);
+    ctx.strokeStyle = VERMILION;
+    ctx.lineWidth = 1.5;
+    ctx.beginPath();
+    ctx.moveTo(x, this.margin.top);
+    ctx.lineTo(x, height - this.margin.bottom);
+    ctx.stroke();
+    ctx.font = `600 11px ${theme.font}`;
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "right";
+    this.tracks.forEach((track, i) => {
+      const text = formatValue(track.values[view.step], track.unit);
+      ctx.fillStyle = theme.text;
+      ctx.fillText(text, width - this.margin.right, this.rowTop(i, height) + 8);
+    });
+  }
+
+  rowHeight(height) {
+    return (height - this.margin.top - this.margin.bottom) / this.tracks.length;
+  }
+
+  rowTop(i, height) {
+    return this.margin.top + i * this.rowHeight(height);
+  }
+
+  drawBase(ctx, width, height, theme) {
+    this.tracks.forEach((track, i) => this.drawTrack(ctx, track, this.rowTop(i, height), this.rowHeight(height), width, theme));
+    ctx.font = `11px ${theme.font}`;
+    ctx.fillStyle = theme.text;
+    ctx.textBaseline = "top";
+    const last = this.steps - 1;
+    const stride = Math.max(1, Math.ceil(this.steps / 8));
+    for (let step = 0; step <= last; step += stride) {
+      ctx.textAlign = "center";
+      ctx.fillText(String(step), this.x(step, width), height - this.margin.bottom + 3);
+    }
+    ctx.textAlign = "center";
+    ctx.fillText("decode step", (width + this.margin.left) / 2, height - 13);
+  }
+
+  drawTrack(ctx, track, top, rowHeight, width, theme) {
+    const [y0, y1] = [top + rowHeight - 6, top + 18];
+    const all = [...track.values, ...(track.second ? track.second.values : [])].filter((v) => !Number.isNaN(v));
+    if (track.line) all.push(track.line.value);
+    ctx.textBaseline = "middle";
+    ctx.textAlign = "left";
+    ctx.font = `600 11px ${theme.font}`;
+    ctx.fillStyle = theme.text;
+    ctx.fillText(track.title, this.margin.left, top + 8);
+    ctx.font = `11px ${theme.font}`;
+    if (all.length === 0) {
+      ctx.fillText("not recorded", this.margin.left, (y0 + y1) / 2);
+      return;
+    }
+    let lo = all.reduce((a, b) => Math.min(a, b), track.zero ? 0 : Infinity);
+    let hi = all.reduce((a, b) => Math.max(a, b), track.zero ? 0 : -Infinity);
+    if (hi === lo) hi = lo + 1;
+    const y = (value) => y0 + ((value - lo) / (hi - lo)) * (y1 - y0);
+    ctx.textAlign = "right";
+    ctx.fillText(axisText(hi, track.unit), this.margin.left - 6, y1 + 2);
+    ctx.fillText(axisText(lo, track.unit), this.margin.left - 6, y0 - 2);
+    ctx.fillStyle = theme.border;
+    ctx.fillRect(this.margin.left, y0, width - this.margin.left - this.margin.right, 1);
+    if (track.line) this.rule(ctx, track.line, y(track.line.value), width, theme);
+    if (track.second) this.curve(ctx, track.second.values, y, width, "#E69F00", [3, 2]);
+    if (track.dots) this.bars(ctx, track.values, y, y0, width, theme.accent);
+    else this.curve(ctx, track.values, y, width, theme.accent, []);
+  }
+
+  rule(ctx, line, y, width, theme) {
+    ctx.strokeStyle = theme.text;
+    ctx.setLineDash([6, 4]);
+    ctx.lineWidth = 1;
+    ctx.beginPath();
+    ctx.moveTo(this.margin.left, y);
+    ctx.lineTo(width - this.margin.right, y);
+    ctx.stroke();
+    ctx.setLineDash([]);
+  }
+
+  curve(ctx, values, y, width, color, dash) {
+    ctx.strokeStyle = color;
+    ctx.lineWidth = 1.5;
+    ctx.setLineDash(dash);
+    ctx.beginPath();
+    let pen = false;
+    for (let step = 0; step < values.length; step++) {
+      if (Number.isNaN(values[step])) { pen = false; continue; } // a gap, not a zero
+      const x = this.x(step, width);
+      if (pen) ctx.lineTo(x, y(values[step]));
+      else ctx.moveTo(x, y(values[step]));
+      if (values.length === 1) ctx.lineTo(x + 1, y(values[step]));
+      pen = true;
+    }
+    ctx.stroke();
+    ctx.setLineDash([]);
+  }
+
+  bars(ctx, values, y, y0, width, color) {
+    const bar = Math.max(1, Math.min(12, (width / this.steps) * 0.7));
+    ctx.fillStyle = color;
+    for (let step = 0; step < values.length; step++) {
+      if (!Number.isNaN(values[step])) ctx.fillRect(this.x(step, width) - bar / 2, y(values[step]), bar, y0 - y(values[step]));
+    }
+  }
+}
+
+function axisText(value, unit) {
+  if (unit === "bytes") return formatBytes(value);
+  return String(Number(value.toPrecision(3)));
+}

@@ -1,0 +1,60 @@
+"""A run as the form describes it, and the command line that carries it out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvlens.prompts import PromptText
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """A checked prompt and where it came from, for the list of jobs."""
+
+    prompt: PromptText
+    source: str
+
+    def file_text(self) -> str:
+        """Content of the prompt file (JSON), with the answer, the needle and the task where they are known."""
+        prompt = self.prompt
+        content: dict[str, Any] = {"text": prompt.text}
+        if prompt.task is not None:
+            content |= {"task": prompt.task, "answer": prompt.answer, "needle": [list(pair) for pair in prompt.needle], "seed": prompt.seed}
+        return json.dumps(content, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method, its configuration and the limits of the run."""
+
+    method: str
+    model: str
+    preset: str | None
+    budget: str
+    max_new: int
+    seed: int
+    changed: dict[str, Any] = field(default_factory=dict)
+    """parameters that differ from the preset"""
+
+
+def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
+    """argv of the engine's process. Values are separate arguments; no shell reads them."""
+    argv = [
+        sys.executable, "-m", "kvlens", "run", str(prompt_file), "--model", choice.model, "--method", choice.method,
+        "--budget", choice.budget, "--max-new", str(choice.max_new), "--seed", str(choice.seed),
+    ]  # fmt: skip
+    if choice.preset:
+        argv += ["--preset", choice.preset]
+    for name, value in choice.changed.items():
+        argv += ["--set", f"{name}={value}"]
+    return [*argv, "--runs", str(runs_dir), "--progress-json"]
+
+
+def changed_parameters(parameters: list[dict[str, Any]], preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The entries of `values` that are not what default and preset give already."""
+    base = {p["name"]: preset.get(p["name"], p["default"]) for p in parameters}
+    return {name: value for name, value in values.items() if value != base[name]}

@@ -1,0 +1,52 @@
+"""The table of runs."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.metrics import si_bytes
+from kvlens.ui import widgets
+
+
+def run_table(table: pd.DataFrame) -> str | None:
+    """Draws the runs and returns the uid of the selected row."""
+    shown = pd.DataFrame(
+        {
+            "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
+            "status": table["status"],
+            "model": table["model"],
+            "method": table["method"],
+            "preset": table["preset"],
+            "budget": table["budget"].map(lambda value: "" if pd.isna(value) else str(value)),
+            "task": table["task"],
+            "prompt tokens": table["prompt_tokens"].astype("Int64"),
+            "steps": table["steps"].astype("Int64"),
+            "peak KV": _bytes(table["peak_bytes"]),
+            "full KV": _bytes(table["full_kv_bytes"]),
+            "to device": _bytes(table["h2d_bytes"]),
+            "duration (s)": table["duration_s"].round(1),
+            "output": table["output_text"],
+            "run": table["uid"],
+        }
+    )
+    event = st.dataframe(
+        shown, hide_index=True, width="stretch", on_select="rerun", selection_mode="single-row", key="run_table",
+        column_config={"output": st.column_config.TextColumn(width="medium")}, height=min(560, 40 + 35 * len(shown)),
+    )  # fmt: skip
+    rows = event["selection"]["rows"]
+    return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
+
+
+def run_details(table: pd.DataFrame, uid: str) -> None:
+    """Why a run failed, and its output in full."""
+    row = table[table["uid"] == uid].iloc[0]
+    if not pd.isna(row["error"]) and row["error"]:
+        widgets.error(str(row["error"]))
+    if not pd.isna(row["output_text"]) and row["output_text"]:
+        st.caption("Output")
+        st.code(str(row["output_text"]), language=None, wrap_lines=True)
+
+
+def _bytes(values: pd.Series) -> list[str]:
+    return ["" if pd.isna(value) else si_bytes(float(value)) for value in values]

@@ -1,0 +1,52 @@
+"""Where Streamlit's session and the address bar meet the shared Selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import streamlit as st
+
+from kvlens.ui.state import FIELDS, Selection, parse
+
+_SELECTION, _WRITTEN, _REVISION = "kvlens_selection", "kvlens_written", "kvlens_revision"
+
+
+def selection() -> tuple[Selection, list[str]]:
+    """The shared selection, and what could not be read from the URL.
+
+    A URL that this session did not write itself (pasted link, Back button) wins over the session."""
+    params = {name: st.query_params[name] for name in FIELDS if name in st.query_params}
+    problems: list[str] = []
+    if params and params != st.session_state.get(_WRITTEN):
+        parsed, problems = parse(params)
+        st.session_state[_SELECTION] = parsed
+        st.session_state[_REVISION] = revision() + 1
+        st.session_state[_WRITTEN] = params
+    return st.session_state.setdefault(_SELECTION, Selection()), problems
+
+
+def store(chosen: Selection) -> None:
+    """Keeps a clamped selection without telling the player that Python moved it."""
+    st.session_state[_SELECTION] = chosen
+
+
+def change(fields: Mapping[str, object], *, moved_by_python: bool = True) -> None:
+    """Changes the selection. With `moved_by_python` the player is told to follow; its own commits must not echo back."""
+    current: Selection = st.session_state.get(_SELECTION, Selection())
+    st.session_state[_SELECTION] = current.merged(fields)
+    if moved_by_python:
+        st.session_state[_REVISION] = revision() + 1
+
+
+def revision() -> int:
+    """Counts the moves made by Python; the player follows when it grows."""
+    return int(st.session_state.get(_REVISION, 0))
+
+
+def write_url(extra: Mapping[str, str] | None = None) -> None:
+    """Puts the selection, and a page's own parameters, into the address bar; does nothing when they are there already."""
+    chosen: Selection = st.session_state.get(_SELECTION, Selection())
+    wanted = {**chosen.query(), **(extra or {})}
+    st.session_state[_WRITTEN] = chosen.query()
+    if st.query_params.to_dict() != wanted:
+        st.query_params.from_dict(wanted)

@@ -1,0 +1,14 @@
+"""Heads: one metric over layers and query heads, the selected head over steps, and the table of all heads for download."""
+
+from kvlens.ui import headview, nav, session
+from kvlens.ui.frame import choose_run
+
+nav.enter()
+found = choose_run("Heads")
+if found is not None:
+    reader, chosen = found
+    view = headview.controls(reader, chosen)
+    if view is not None:
+        headview.figures(reader, view)
+        headview.table(reader, view)
+        session.write_url(view.query())

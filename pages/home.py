@@ -1,0 +1,28 @@
+"""Runs: what there is to look at; with no runs, what kvlens does and one button to begin."""
+
+import streamlit as st
+
+from kvlens.ui import data, nav
+from kvlens.ui.jobview import links
+from kvlens.ui.runtable import run_details, run_table
+from kvlens.ui.submit import sample_button
+
+nav.enter()
+st.subheader("Runs")
+table = data.runs()
+if table.empty:
+    st.text(
+        "kvlens runs a language model under a KV-cache method and logs every decision: per step, layer and head.\n"
+        "Then it replays the generation token by token: what the method kept, what it read, what it moved and what that cost."
+    )
+    sample_button()
+    st.caption("A small model that comes with kvlens answers a question about a generated text; it takes well under a minute on a CPU.")
+    st.page_link("pages/run.py", label="Or set up your own run", icon=":material/tune:")
+else:
+    uid = run_table(table)
+    if uid is None:
+        st.caption("Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes).")
+        sample_button("Run the sample prompt again")
+    else:
+        run_details(table, uid)
+        links(uid)

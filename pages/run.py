@@ -1,0 +1,31 @@
+"""New run: prompt, model, method and budget; what it will cost; progress of the job in the URL (?job=)."""
+
+import streamlit as st
+
+from kvlens.ui import data, nav, preflight, widgets
+from kvlens.ui.jobview import job_list, job_panel
+from kvlens.ui.methodform import method_form
+from kvlens.ui.promptform import prompt_form
+from kvlens.ui.submit import submit
+from kvlens.ui.tokens import encoder
+
+nav.enter()
+job = st.query_params.get("job")
+if job:
+    job_panel(job)
+left, right = st.columns(2, gap="large")
+with right:
+    st.subheader("Model and method")
+    choice = method_form(data.catalogue(), data.models())
+with left:
+    st.subheader("Prompt")
+    encode, own = encoder(choice.model)
+    prompt = prompt_form(encode)
+    if not own:
+        st.caption(widgets.plain(f"The tokenizer of {choice.model} is not on this machine; the length is counted with the demo model's."))
+if prompt is not None:
+    ready = preflight.panel(prompt, choice)
+    if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):
+        st.query_params["job"] = submit(prompt, choice)
+        st.rerun()
+job_list(job)
