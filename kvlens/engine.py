@@ -108,9 +108,11 @@ class Engine:
         options = options or Options()
         context = self.context(prompt, budget, options)
         session = Session(method, params, context)
+        run = _Run(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits)
         try:
-            return _Run(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits).go()
+            return run.go()
         finally:
+            run.stop_recording()
             session.close()
 
 
@@ -138,8 +140,14 @@ class _Run:
         result.decode_s = time.perf_counter() - began
         result.text = self.loaded.tokenizer.decode(result.ids, skip_special_tokens=True)
         if self.recorder is not None:
+            self.recorder.finish()
             result.checks = self.recorder.checks()
         return result
+
+    def stop_recording(self) -> None:
+        """Let the steps in flight reach the sink, also when the run ends early. An error of the sink is raised unless another is."""
+        if self.recorder is not None:
+            self.recorder.finish()
 
     def _prefill(self) -> torch.Tensor:
         loaded, session = self.loaded, self.session

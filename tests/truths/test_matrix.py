@@ -26,21 +26,30 @@ def share_of(name: str) -> str | None:
     return None if name == "full" else "0.2"
 
 
+class Runs:
+    """Per method, on the demo model, made when first asked for: (recorded result, sink, unrecorded result)."""
+
+    def __init__(self, demo: Any) -> None:
+        self._demo = demo
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            prompt, _ = task_prompt(self._demo, "multikey", TASK_TOKENS, max_new=NEW)
+            sink = ListSink()
+            settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "keep_logits": True}
+            recorded = run(self._demo, prompt, name, sink=sink, coverage=True, **settings)
+            self._made[name] = (recorded, sink, run(self._demo, prompt, name, **settings))
+        return self._made[name]
+
+
 @pytest.fixture(scope="module")
-def runs(demo: Any) -> dict[str, Any]:
-    """Per method, on the demo model: (recorded result, sink, unrecorded result)."""
-    prompt, _ = task_prompt(demo, "multikey", TASK_TOKENS, max_new=NEW)
-    out = {}
-    for name in NAMES:
-        sink = ListSink()
-        settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "keep_logits": True}
-        recorded = run(demo, prompt, name, sink=sink, coverage=True, **settings)
-        out[name] = (recorded, sink, run(demo, prompt, name, **settings))
-    return out
+def runs(demo: Any) -> Runs:
+    return Runs(demo)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recording_changes_nothing(runs: dict[str, Any], name: str) -> None:
+def test_recording_changes_nothing(runs: Runs, name: str) -> None:
     recorded, _, plain = runs[name]
     assert recorded.ids == plain.ids
     for a, b in zip(recorded.logits, plain.logits, strict=True):
@@ -61,7 +70,7 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_masses_add_up_and_no_row_is_missing(runs: dict[str, Any], demo: Any, name: str) -> None:
+def test_masses_add_up_and_no_row_is_missing(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     assert len(sink.steps) == len(result.ids) > 0
     for i, record in enumerate(sink.steps):
@@ -75,7 +84,7 @@ def test_masses_add_up_and_no_row_is_missing(runs: dict[str, Any], demo: Any, na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_spans_partition_the_positions(runs: dict[str, Any], name: str) -> None:
+def test_spans_partition_the_positions(runs: Runs, name: str) -> None:
     result, sink, _ = runs[name]
     assert sink.prefilled is not None
     spans = sink.prefilled.spans + [span for record in sink.steps for span in record.spans]
@@ -90,7 +99,7 @@ def test_spans_partition_the_positions(runs: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bytes_in_the_ledger_are_the_bytes_logged(runs: dict[str, Any], name: str) -> None:
+def test_bytes_in_the_ledger_are_the_bytes_logged(runs: Runs, name: str) -> None:
     _, sink, _ = runs[name]
     rows = sink.prefilled.transfers + [t for record in sink.steps for t in record.transfers]
     for direction in ("h2d", "d2h"):
@@ -101,7 +110,7 @@ def test_bytes_in_the_ledger_are_the_bytes_logged(runs: dict[str, Any], name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_budget_is_kept_at_every_step(runs: dict[str, Any], demo: Any, name: str) -> None:
+def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     tokens = len(sink.prefilled.tokens)
     limit = int(demo.shape.full_kv_bytes(tokens + NEW) * 0.2)
@@ -127,7 +136,7 @@ def test_an_impossible_budget_is_refused_with_the_smallest_feasible(demo: Any, n
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_seed_same_trace(runs: dict[str, Any], demo: Any, name: str) -> None:
+def test_same_seed_same_trace(runs: Runs, demo: Any, name: str) -> None:
     _, first, _ = runs[name]
     prompt, _ = task_prompt(demo, "multikey", TASK_TOKENS, max_new=NEW)
     second = ListSink()

@@ -1,0 +1,127 @@
+"""From what a step looked like to what is logged of it: masses, entropies, coverage. Pure functions of a snapshot.
+
+Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, S span ids, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvlens.kernels.attend import attention_weights
+from kvlens.memory import FREE, ROLE
+from kvlens.rows import MASS_COLUMNS
+
+EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
+"""Roles whose entries are attended exactly, for coverage."""
+
+
+@dataclass
+class Attended:
+    """The attention of some layers, frozen: weights [l, H_kv, G, C] and what each slot held, role, span, position [l, H_kv, C]."""
+
+    weights: torch.Tensor
+    bias: torch.Tensor | None
+    """[l, H_kv, G, C]; None: every slot was attended as it is"""
+    role: torch.Tensor
+    span: torch.Tensor
+    position: torch.Tensor
+
+
+@dataclass
+class Zooms:
+    """What each layer could and did read token by token: fine, hot [L, H_kv, G|1, S], zoomable [L, S], all bool."""
+
+    fine: torch.Tensor
+    hot: torch.Tensor
+    zoomable: torch.Tensor
+
+
+@dataclass
+class Snapshot:
+    """One step as it was when its attention had been computed."""
+
+    groups: list[Attended]
+    """covering the layers in order"""
+    q: torch.Tensor
+    """[L, Hq, D] float32, post-RoPE"""
+    previous_q: torch.Tensor | None
+    zooms: Zooms | None
+    shadow: torch.Tensor | None
+    """[L, H_kv, n, D]: keys of all positions so far"""
+    scaling: float
+    spans: int
+
+
+@dataclass
+class Measured:
+    """head: columns [L, Hq]; tokens, coarse: attended entries [L, H_kv]; span_mass [L, Hq, S]; worst: largest |sum of masses - 1|."""
+
+    head: dict[str, np.ndarray]
+    tokens: np.ndarray
+    coarse: np.ndarray
+    span_mass: torch.Tensor
+    worst: float
+
+
+def measure(shot: Snapshot) -> Measured:
+    """All columns of a step."""
+    parts = [_masses(group, shot.spans) for group in shot.groups]
+    mass, entropy, tokens, coarse = (torch.cat(column) for column in zip(*parts, strict=True))
+    roles = mass.sum(-1)
+    columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
+    columns["entropy"] = entropy
+    if shot.previous_q is not None:
+        columns["qcos"] = torch.cosine_similarity(shot.q, shot.previous_q, dim=-1)
+    if shot.zooms is not None:
+        columns |= _zoom_columns(shot.zooms)
+    if shot.shadow is not None:
+        columns["coverage"] = _coverage(shot)
+    worst = float((roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().max())
+    head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
+    return Measured(head, tokens.numpy(force=True).astype(float), coarse.numpy(force=True).astype(float), mass.sum(-2), worst)
+
+
+def _masses(group: Attended, spans: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mass by role and span [l, Hq, R, S], entropy in nats [l, Hq], attended tokens and coarse entries [l, H_kv]."""
+    p = group.weights
+    role = group.role.long()
+    bins = (role * spans + group.span)[:, :, None].expand_as(p)
+    mass = p.new_zeros(*p.shape[:3], (FREE + 1) * spans).scatter_add_(-1, bins, p)
+    entropy = torch.special.entr(p).sum(-1)
+    seen = role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
+    coarse = (seen & (role == ROLE["coarse"])).sum(-1)
+    return mass.unflatten(-1, (FREE + 1, spans)).flatten(1, 2), entropy.flatten(1, 2), seen.sum(-1) - coarse, coarse
+
+
+def _zoom_columns(zooms: Zooms) -> dict[str, torch.Tensor]:
+    zoomable = zooms.zoomable[:, None, None]
+    zoomed = (zooms.fine & zooms.hot & zoomable).sum(-1).flatten(1, 2).float()
+    possible = zooms.zoomable.sum(-1, keepdim=True).float()
+    return {"n_zoomed": zoomed, "zoom_rate": torch.where(possible > 0, zoomed / possible.clamp(min=1), torch.nan)}
+
+
+def _coverage(shot: Snapshot) -> torch.Tensor:
+    """Share of full attention's mass [L, Hq] on positions whose tokens the query head attended exactly."""
+    assert shot.shadow is not None
+    full = attention_weights(shot.q, shot.shadow, None, shot.scaling)
+    n, covered, first = shot.shadow.shape[2], [], 0
+    for group in shot.groups:
+        role = group.role
+        exact = role != ROLE["coarse"]
+        for code in (ROLE["reconstructed"], FREE):
+            exact &= role != code
+        attended = exact[:, :, None].expand_as(group.weights)
+        if group.bias is not None:
+            attended = attended & (group.bias > -math.inf)
+        layers = group.weights.shape[0]
+        part = full[first : first + layers]
+        # Slots that are not attended exactly look up an extra position of weight 0.
+        where = torch.where(attended, group.position.long()[:, :, None], n)
+        padded = torch.cat([part, part.new_zeros(*part.shape[:3], 1)], -1)
+        covered.append(padded.gather(-1, where).sum(-1).flatten(1, 2))
+        first += layers
+    return torch.cat(covered)
