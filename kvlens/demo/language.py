@@ -1,3 +1,4 @@
+# ruff: noqa: SIM905 (word lists read better as text)
 """Words, facts and filler sentences of the demo language: plain English that a very small model can learn to read.
 
 Every word of these lists is one token of the demo tokenizer (see tokenizer.py), so that names and values have a constant width.
@@ -6,64 +7,64 @@ In every fact the key stands right before ' is VALUE' (or ' says VALUE'): a smal
 
 import random
 from dataclasses import dataclass
+from itertools import pairwise
 
 FIRST = (
-    "Elena Tom Ada Marcus Nadia Oscar Ruth Felix Clara Hugo Irene Victor Maya Leon Alice Simon Vera Paul Lucy Peter Rosa Adam "
-    "Julia Max Hannah Boris Nora Ivan Sofia David Emma Carl Laura Henry Olga Martin Grace Daniel Lena Robert Anna George Eva "
-    "Frank Sara Otto Mia Ralph Dora Amir Leila Kenji Yuki Chen Priya Arjun Omar Zara Diego Ines Mateo Chloe Nils Freya"
+    "Elena Tom Ada Marcus Nadia Oscar Ruth Felix Clara Hugo Irene Victor Maya Leon Alice Simon Vera Paul Lucy "
+    "Peter Rosa Adam Julia Max Hannah Boris Nora Ivan Sofia David Emma Carl Laura Henry Olga Martin Grace Daniel "
+    "Lena Robert Anna George Eva Frank Sara Otto Mia Ralph Dora Amir Leila Kenji Yuki Chen Priya Arjun Omar Zara "
+    "Diego Ines Mateo Chloe Nils Freya"
 ).split()
 LAST = (
-    "Marsh Reed Cole Vance Holt Price Stone Fisher Grant Ward Lane Brooks Hayes Frost Blake Dunn Cross Sharp Wells Nash Pope "
-    "Quinn Shaw Voss Keller Moreau Novak Petrov Rossi Silva Tanaka Sato Kim Park Singh Patel Khan Haddad Mendes Costa Lopez "
-    "Ramos Berg Lund Dahl Holm Lind Weber Vogel Bauer Ritter Moss Flint Thorn Birch Carver Mercer Draper Fowler Tanner Turner "
-    "Archer Porter Mason"
+    "Marsh Reed Cole Vance Holt Price Stone Fisher Grant Ward Lane Brooks Hayes Frost Blake Dunn Cross Sharp "
+    "Wells Nash Pope Quinn Shaw Voss Keller Moreau Novak Petrov Rossi Silva Tanaka Sato Kim Park Singh Patel Khan "
+    "Haddad Mendes Costa Lopez Ramos Berg Lund Dahl Holm Lind Weber Vogel Bauer Ritter Moss Flint Thorn Birch "
+    "Carver Mercer Draper Fowler Tanner Turner Archer Porter Mason"
 ).split()
 COUNTRY = (
-    "Norway Sweden Denmark Finland Iceland France Spain Portugal Italy Greece Poland Hungary Austria Ireland Belgium Turkey "
-    "Egypt Morocco Kenya Ghana Chile Peru Brazil Mexico Canada Cuba Japan China India Nepal"
+    "Norway Sweden Denmark Finland Iceland France Spain Portugal Italy Greece Poland Hungary Austria Ireland "
+    "Belgium Turkey Egypt Morocco Kenya Ghana Chile Peru Brazil Mexico Canada Cuba Japan China India Nepal"
 ).split()
 CITY = (
-    "Oslo Paris Madrid Lisbon Rome Athens Warsaw Vienna Dublin Cairo Lagos Lima Boston Denver Austin Chicago Seattle Toronto "
-    "Havana Tokyo Osaka Delhi Mumbai Hanoi Bangkok Sydney Perth Geneva Zurich Munich Hamburg Berlin Prague Bergen Turin Milan "
-    "Naples Porto Lyon Leeds York Oxford Bath Cork"
+    "Oslo Paris Madrid Lisbon Rome Athens Warsaw Vienna Dublin Cairo Lagos Lima Boston Denver Austin Chicago "
+    "Seattle Toronto Havana Tokyo Osaka Delhi Mumbai Hanoi Bangkok Sydney Perth Geneva Zurich Munich Hamburg "
+    "Berlin Prague Bergen Turin Milan Naples Porto Lyon Leeds York Oxford Bath Cork"
 ).split()
 COLOR = "red blue green yellow purple orange white black silver golden brown pink grey violet amber indigo".split()
 OBJECT = (
-    "parcel key map lantern letter ring compass ledger violin camera medal statue mirror crown sword necklace diary clock vase "
-    "mask painting bottle helmet drum flute coin basket scroll globe kettle"
+    "parcel key map lantern letter ring compass ledger violin camera medal statue mirror crown sword necklace "
+    "diary clock vase mask painting bottle helmet drum flute coin basket scroll globe kettle"
 ).split()
 JOB = (
-    "teacher doctor lawyer builder farmer pilot baker nurse sailor painter writer judge chemist driver tailor miner clerk "
-    "gardener plumber singer dancer banker"
+    "teacher doctor lawyer builder farmer pilot baker nurse sailor painter writer judge chemist driver tailor "
+    "miner clerk gardener plumber singer dancer banker"
 ).split()
 NOUN = (
-    "river garden bridge market harbor museum library station tower castle valley forest mountain island village school theater "
-    "hotel factory church office kitchen window table paper ship train horse bird tree cloud storm winter summer morning "
-    "evening bread coffee sugar salt iron copper cotton glass stone music story song game dream voice hand"
+    "river garden bridge market harbor museum library station tower castle valley forest mountain island village "
+    "school theater hotel factory church office kitchen window table paper ship train horse bird tree cloud storm "
+    "winter summer morning evening bread coffee sugar salt iron copper cotton glass stone music story song game "
+    "dream voice hand"
 ).split()
 ADJECTIVE = (
-    "plain new quiet busy small large narrow wide bright dark warm cold gentle heavy sudden late simple strange famous remote "
-    "modern pale crowded local distant calm rapid steady brief formal"
+    "plain new quiet busy small large narrow wide bright dark warm cold gentle heavy sudden late simple strange "
+    "famous remote modern pale crowded local distant calm rapid steady brief formal"
 ).split()
 BODY = "council committee ministry company society union board agency bank university hospital institute club court".split()
 TOPIC = (
-    "trade energy water health housing transport education security climate fishing mining farming science culture sport "
-    "travel finance"
+    "trade energy water health housing transport education security climate fishing mining farming science culture sport travel finance"
 ).split()
 VERB = (
-    "opened closed visited praised repaired inspected described painted measured reported discussed approved rejected delayed "
-    "supported reviewed"
+    "opened closed visited praised repaired inspected described painted measured reported discussed approved "
+    "rejected delayed supported reviewed"
 ).split()
 MONTH = "January February March April May June July August September October November December".split()
 DAY = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 PLACE = "locker gate room vault cabin cellar".split()
-COUNT = (
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-).split()
+COUNT = ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen").split()
 WORDS = sorted({*COLOR, *OBJECT, *JOB, *NOUN, *ADJECTIVE, *TOPIC, *BODY})
 SYLLABLES = (
-    "ba be bi bo da de do fa fe ga go ka ke ki ko la le li lo lu ma me mi mo na ne ni no pa pe ra re ri ro sa se si so ta te ti "
-    "to va ve vi vo za ze zo dr tr kr st sh th an en in on ar er or"
+    "ba be bi bo da de do fa fe ga go ka ke ki ko la le li lo lu ma me mi mo na ne ni no pa pe ra re ri ro sa se "
+    "si so ta te ti to va ve vi vo za ze zo dr tr kr st sh th an en in on ar er or"
 ).split()
 FACT_KINDS = ("code", "badge", "born", "job", "pass", "place", "note")
 
@@ -202,7 +203,7 @@ def make_chain(rng: random.Random, hops: int) -> tuple[list[str], str, str]:
     thing = f"{rng.choice(COLOR)} {rng.choice(OBJECT)}"
     firsts, lasts = rng.sample(FIRST, hops + 1), rng.sample(LAST, hops + 1)
     people = [f"{first} {last}" for first, last in zip(firsts, lasts, strict=True)]
-    steps = [f"from {a} to {b}" for a, b in zip(people, people[1:], strict=False)]
+    steps = [f"from {a} to {b}" for a, b in pairwise(people)]
     question = f"How was the {thing} passed from {people[0]} to {people[-1]}?"
     return [f"The {thing} passed {step}." for step in steps], question, " " + ", ".join(steps) + "."
 

@@ -145,9 +145,7 @@ def make_prompt(
     return TaskPrompt(text, content.answer, needle, task, length, depth, seed)
 
 
-def _place(
-    hay: list[str], asked: list[str], depth: float, size: Callable[[str], int], rng: random.Random
-) -> list[tuple[str, int]]:
+def _place(hay: list[str], asked: list[str], depth: float, size: Callable[[str], int], rng: random.Random) -> list[tuple[str, int]]:
     """Haystack and asked sentences in the order of the text, each with its index among the asked ones or -1."""
     ends = [0]
     for sentence in hay:

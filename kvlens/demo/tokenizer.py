@@ -56,9 +56,7 @@ def train_tokenizer(documents: list[Document], seed: int = 0, size: int = VOCABU
     core.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(
-                single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, core.token_to_id(BOS))]
-            ),
+            processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, core.token_to_id(BOS))]),
         ]
     )
     return PreTrainedTokenizerFast(

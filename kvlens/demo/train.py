@@ -235,9 +235,7 @@ def show(figures: dict[str, object]) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def train_demo(
-    out: Path, minutes: float = FULL_MINUTES, seed: int = 0, resume: bool = True, progress: Progress | None = show
-) -> Path:
+def train_demo(out: Path, minutes: float = FULL_MINUTES, seed: int = 0, resume: bool = True, progress: Progress | None = show) -> Path:
     """Train into the folder `out` (tokenizer, checkpoint, log) and export the model to `out`/model; returns that folder.
 
     `minutes` is the nominal duration on two idle cores and scales the number of steps; `progress` must be picklable.

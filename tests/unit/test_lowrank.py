@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvlens.kernels import lowrank
+from kvlens.kernels import lowrank, lowrank_bytes
 
 
 def matrix(n: int, d: int, seed: int, decay: float = 0.6) -> torch.Tensor:
@@ -67,11 +67,9 @@ def test_gated_error_is_the_squared_error_of_the_gated_reconstruction() -> None:
 @given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
 def test_pack_and_unpack(n: int, rank_k: int, rank_v: int, d: int) -> None:
     g = torch.Generator().manual_seed(n)
-    key, value = (
-        lowrank.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in (rank_k, rank_v)
-    )
+    key, value = (lowrank.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in (rank_k, rank_v))
     flat = lowrank.pack(key, value)
-    assert flat.numel() * 4 == lowrank.factor_bytes(n, rank_k, rank_v, d, 4)
+    assert flat.numel() * 4 == lowrank_bytes.factor_bytes(n, rank_k, rank_v, d, 4)
     for packed, original in zip(lowrank.unpack(flat, n, rank_k, rank_v, d), (key, value), strict=True):
         assert torch.equal(packed.dense(), original.dense())
     with pytest.raises(ValueError, match="numbers"):
@@ -90,8 +88,8 @@ def test_compress_drops_closed_gates_but_never_all() -> None:
 def test_factors_pay_only_above_a_length(rank: int, shortest: int) -> None:
     """The lengths at head size 128 worked out in docs/fidelity.md: r (n + 129) < 128 n."""
     for n in range(1, 200):
-        assert (lowrank.smaller_form(n, rank, rank, 128) == "factors") == (n >= shortest)
-    assert lowrank.factor_bytes(64, rank, rank, 128, 2) == 2 * rank * (64 + 128 + 1) * 2
+        assert (lowrank_bytes.smaller_form(n, rank, rank, 128) == "factors") == (n >= shortest)
+    assert lowrank_bytes.factor_bytes(64, rank, rank, 128, 2) == 2 * rank * (64 + 128 + 1) * 2
 
 
 def test_relative_error() -> None:

@@ -1,0 +1,252 @@
+"""What a recorder hands over comes back: values, absences, order, text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.store.writer import TraceWriter
+
+from kvlens.rows import (
+    EVENT_KINDS,
+    HEAD_COLUMNS,
+    KV_COLUMNS,
+    EventRow,
+    PrefillRecord,
+    PromptToken,
+    SelfCheck,
+    SpanHeadRow,
+    SpanRow,
+    StepRecord,
+    TransferRow,
+)
+
+COUNTS = {"n_zoomed", "corrected"}
+
+
+def make_step(rng: np.random.Generator, step: int, sizes: tuple[int, int, int, int], text: str = "x", skip: set[str] = frozenset()) -> StepRecord:
+    """A record of random values in which single values and the columns of `skip` are not recorded."""
+    layers, q_heads, kv_heads, top_k = sizes
+    head, kv = {}, {}
+    for name in HEAD_COLUMNS:
+        if name in skip:
+            continue
+        top = 2 if name == "corrected" else 60_000
+        value = rng.integers(0, top, (layers, q_heads)) if name in COUNTS else rng.normal(0, 2, (layers, q_heads))
+        head[name] = np.where(rng.random((layers, q_heads)) < 0.2, np.nan, value).astype(np.float32)
+    for name in KV_COLUMNS:
+        if name not in skip:
+            value = rng.integers(0, 2**40 if name.endswith("_bytes") else 2**31, (layers, kv_heads)).astype(float)
+            kv[name] = np.where(rng.random(value.shape) < 0.2, np.nan, value)
+    masses = rng.dirichlet(np.ones(top_k + 1), (layers, q_heads)).astype(np.float32)
+    spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
+    spans[rng.random(spans.shape) < 0.3] = -1
+    transfers = [
+        TransferRow(step, i % layers, None if i % 2 else i % kv_heads, None if i % 3 else i, "h2d" if i % 2 else "d2h", "zoom", 10**i, 5, 9, 1, bool(i % 2))
+        for i in range(int(rng.integers(0, 4)))
+    ]  # fmt: skip
+    events = [
+        EventRow(step, None if i % 2 else 0, None, None if i % 3 else 0, EVENT_KINDS[i], i if i % 2 else None, float(i) if i % 2 else None)
+        for i in range(int(rng.integers(0, len(EVENT_KINDS))))
+    ]  # fmt: skip
+    return StepRecord(
+        step, step * 1000, 900, 3, 2, 7 + step, text, float(rng.normal()), float("nan"), 100 + step, 200 + step, 300,
+        head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events,
+    )  # fmt: skip
+
+
+def stored(values: np.ndarray) -> np.ndarray:
+    """float32 values as the trace keeps them."""
+    return np.round(values.astype(np.float64), 4).astype(np.float32)
+
+
+def make_prefill(tokens: int = 3) -> PrefillRecord:
+    prompt = [PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)]
+    spans = [SpanRow(0, "sink", 0, 1, -1, "first"), SpanRow(1, "entropy", 1, tokens, -1, "rest", 1.25, "coarse")]
+    forms = [SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")), SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None)]
+    return PrefillRecord(prompt, spans, forms, [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)], [], 10, 20, 30, 40)
+
+
+def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
+    writer = TraceWriter(folder, **options)
+    layers, q_heads, kv_heads, _ = sizes
+    writer.begin({"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}})
+    writer.prefill(make_prefill())
+    for record in records:
+        writer.step(record)
+    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": 42})
+    return TraceReader.open(folder, writer.uid)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    top_k=st.integers(0, 5),
+    steps=st.integers(0, 11),
+    block=st.integers(1, 6),
+    skip=st.sets(st.sampled_from([*HEAD_COLUMNS, *KV_COLUMNS])),
+    texts=st.lists(st.text(st.characters(codec=None), max_size=5), min_size=11, max_size=11),
+)
+def test_every_value_comes_back(
+    seed: int, layers: int, kv_heads: int, group: int, top_k: int, steps: int, block: int, skip: set[str], texts: list[str]
+) -> None:
+    rng = np.random.default_rng(seed)
+    sizes = (layers, kv_heads * group, kv_heads, top_k)
+    records = [make_step(rng, step, sizes, texts[step], skip) for step in range(steps)]
+    with tempfile.TemporaryDirectory() as name, write(Path(name), records, sizes, block_steps=block) as reader:
+        assert (reader.n_steps, reader.n_layers, reader.q_heads, reader.kv_heads) == (steps, *sizes[:3])
+        for metric in HEAD_COLUMNS:
+            want = np.array([r.head.get(metric, np.full(sizes[:2], np.nan)) for r in records], np.float32).reshape(-1, *sizes[:2])
+            np.testing.assert_array_equal(reader.head_cube(metric), stored(want))
+            assert (metric in reader.metrics()) == bool(np.isfinite(want).any())
+        for metric in KV_COLUMNS:
+            want = np.array([r.kv.get(metric, np.full((layers, kv_heads), np.nan)) for r in records]).reshape(-1, layers, kv_heads)
+            np.testing.assert_array_equal(reader.kv_cube(metric), want.astype(np.float32))
+            assert (metric in reader.kv_metrics()) == bool(np.isfinite(want).any())
+        tokens = reader.tokens()
+        assert list(tokens["pos"]) == list(range(3 + steps))
+        assert list(tokens["text"][3:]) == [t.encode("utf-8", "replace").decode() for t in texts[:steps]]
+        assert tokens["step"].isna().sum() == 3
+        assert tokens["next_entropy"].isna().all()
+        _check_rows(reader, records)
+        _check_spans(reader, records)
+
+
+def _check_rows(reader: TraceReader, records: list[StepRecord]) -> None:
+    given_rows = list(itertools.chain.from_iterable(record.transfers for record in records))
+    got = reader.transfers()
+    got = got[got["step"] >= 0]
+    for name in ("step", "layer", "kv_head", "span", "bytes", "wait_us", "blocking", "direction", "cause"):
+        assert _plain(got[name]) == [getattr(row, name) for row in given_rows]
+    events = list(itertools.chain.from_iterable(record.events for record in records))
+    got = reader.events()
+    for name in ("step", "layer", "kv_head", "q_head", "kind", "span", "value"):
+        assert _plain(got[name]) == [getattr(row, name) for row in events]
+    moved = [sum(t.bytes for t in record.transfers if t.direction == "h2d") for record in records]
+    assert list(reader.steps()["h2d_bytes"]) == moved
+
+
+def _check_spans(reader: TraceReader, records: list[StepRecord]) -> None:
+    for record in records[:: max(len(records) // 2, 1)]:
+        for layer in {0, reader.n_layers - 1}:
+            for head in {0, reader.q_heads - 1}:
+                got = reader.head_spans(record.step, layer, head)
+                known = record.top_span[layer, head] >= 0
+                want = dict(zip(record.top_span[layer, head][known].tolist(), record.top_mass[layer, head][known].tolist(), strict=True))
+                assert set(got["span"]) == set(want)
+                for span, mass in zip(got["span"], got["mass"], strict=True):
+                    assert abs(mass - want[span]) <= np.sqrt(want[span]) / 255 + 1e-5
+                assert list(got["mass"]) == sorted(got["mass"], reverse=True)
+                assert got.attrs["tail_mass"] == pytest.approx(float(record.tail_mass[layer, head]), abs=6e-5)
+
+
+def _plain(series: Any) -> list[Any]:
+    return [None if value is None or value != value else value for value in series.tolist()]
+
+
+def test_null_is_not_zero(tmp_path: Path) -> None:
+    sizes = (1, 2, 1, 1)
+    record = make_step(np.random.default_rng(0), 0, sizes)
+    record.head = {"mass_sink": np.array([[0.0, np.nan]], np.float32), "corrected": np.array([[np.nan, 0.0]], np.float32)}
+    record.kv = {"h2d_bytes": np.array([[0.0]])}
+    with write(tmp_path, [record], sizes) as reader:
+        assert reader.metrics() == ["mass_sink", "corrected"]
+        assert reader.kv_metrics() == ["h2d_bytes"]
+        sink = reader.head_cube("mass_sink")[0, 0]
+        assert sink[0] == 0
+        assert np.isnan(sink[1])
+        table = reader.head_table()
+        assert np.isnan(table["mass_sink_mean"][1])
+        assert table["n_corrected"].isna().tolist() == [True, False]
+        assert table["kv_head_d2h_bytes_total"].isna().all()
+        assert table["entropy_nats_mean"].isna().all()
+
+
+def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
+    sizes = (2, 2, 1, 3)
+    rng = np.random.default_rng(1)
+    record = make_step(rng, 0, sizes)
+    kept = record.head["entropy"].copy()
+    writer = TraceWriter(tmp_path)
+    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    writer.step(record)
+    record.head["entropy"][:] = -1
+    record.top_span[:] = 9
+    writer.finish("completed", None, [], {})
+    with TraceReader.open(tmp_path, writer.uid) as reader:
+        np.testing.assert_array_equal(reader.head_cube("entropy")[0], stored(kept))
+
+
+def test_rows_are_stored_head_by_head_within_a_block(tmp_path: Path) -> None:
+    sizes = (2, 2, 1, 1)
+    records = [make_step(np.random.default_rng(step), step, sizes) for step in range(6)]
+    with write(tmp_path, records, sizes, block_steps=4) as reader:
+        rows = reader._db.rows("SELECT step, layer, q_head FROM run.main.head_step ORDER BY rowid")
+    order = [(step, layer, head) for block in (range(4), range(4, 6)) for layer in (0, 1) for head in (0, 1) for step in block]
+    assert rows == order
+
+
+def test_meta_status_checks_and_files_of_a_finished_run(tmp_path: Path) -> None:
+    sizes = (1, 1, 1, 1)
+    with write(tmp_path, [make_step(np.random.default_rng(0), 0, sizes)], sizes, uid="my-run-1") as reader:
+        assert reader.uid == "my-run-1"
+        assert reader.status == "completed"
+        assert reader.error is None
+        assert reader.meta["config"] == {"a": 1}
+        assert reader.meta["answer"] == 42
+        assert reader.meta["prefill_peak_bytes"] == 20
+        checks = reader.self_checks().set_index("name")
+        assert checks.loc["given", "value"] == 0.5
+        assert checks.loc["stored_rows_complete", "passed"]
+    folder = tmp_path / "my-run-1"
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "run.json", "trace.duckdb"]
+    assert (folder / "trace.duckdb").stat().st_mode & 0o222 == 0
+    info = json.loads((folder / "run.json").read_text())
+    assert (info["status"], info["steps"], info["peak_bytes"], info["output_text"]) == ("completed", 1, 200, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"step": 5}, "step 1 was due"),
+        ({"head": {"entropy": np.zeros((2, 2))}}, "shape"),
+        ({"head": {"hunger": np.zeros((1, 1))}}, "no column"),
+        ({"events": [EventRow(1, None, None, None, "party", None)]}, "party"),
+        ({"kv": {"n_recalled": np.array([[-1.0]])}}, "negative"),
+        ({"kv": {"n_recalled": np.array([[0.5]])}}, "fractional"),
+        ({"transfers": [TransferRow(1, 999, None, None, "h2d", "zoom", 1, 1, 1, 1, True)]}, "transfer"),
+        ({"top_span": np.full((1, 1, 1), 70_000, np.int32)}, "Span ids above"),
+    ],
+)
+def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+    sizes = (1, 1, 1, 1)
+    rng = np.random.default_rng(0)
+    writer = TraceWriter(tmp_path, block_steps=1)
+    writer.begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
+    writer.step(make_step(rng, 0, sizes))
+    bad = make_step(rng, 1, sizes)
+    for name, value in change.items():
+        setattr(bad, name, value)
+    with pytest.raises(TraceError, match=sentence) as caught:
+        for _ in (writer.step(bad),):
+            writer.finish("completed", None, [], {})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(TraceError):
+        writer.step(make_step(rng, 2, sizes))
+    writer.finish("failed", "the engine gives up", [], {})
+    with TraceReader.open(tmp_path, writer.uid) as reader:
+        assert reader.status == "failed"
+        assert reader.n_steps == 1
+        assert str(reader.error) == str(caught.value)
