@@ -74,21 +74,6 @@ def relative_error(exact: Tensor, approximate: Tensor) -> Tensor:
     return torch.where(norm > 0, torch.linalg.matrix_norm(exact - approximate) / norm.clamp_min(1e-30), 0.0)
 
 
-def factor_elements(n: int, rank: int, dim: int) -> int:
-    """Numbers in the factors of one [n, dim] matrix: r (n + d + 1) (eq. 18)."""
-    return rank * (n + dim + 1)
-
-
-def factor_bytes(n: int, rank_k: int, rank_v: int, dim: int, itemsize: int) -> int:
-    """Bytes of the unit of one span and KV head: what lies in host memory and what a zoom moves (eq. 18, 20)."""
-    return (factor_elements(n, rank_k, dim) + factor_elements(n, rank_v, dim)) * itemsize
-
-
-def raw_bytes(n: int, dim: int, itemsize: int) -> int:
-    """Bytes of the exact keys and values of one span and KV head."""
-    return 2 * n * dim * itemsize
-
-
 def pack(key: Factors, value: Factors) -> Tensor:
     """Factors of keys and values -> the flat unit."""
     return torch.cat([part.reshape(-1) for f in (key, value) for part in (f.u, f.g, f.v)])
@@ -98,9 +83,7 @@ def unpack(flat: Tensor, n: int, rank_k: int, rank_v: int, dim: int) -> tuple[Fa
     """The flat unit -> views of its factors. Raises ValueError when the size does not fit the shape."""
     sizes = [size for r in (rank_k, rank_v) for size in (n * r, r, r * dim)]
     if flat.numel() != sum(sizes):
-        raise ValueError(
-            f"a unit of {n} tokens, ranks {rank_k} and {rank_v}, has {sum(sizes)} numbers, not {flat.numel()}"
-        )
+        raise ValueError(f"a unit of {n} tokens, ranks {rank_k} and {rank_v}, has {sum(sizes)} numbers, not {flat.numel()}")
     u_k, g_k, v_k, u_v, g_v, v_v = flat.split(sizes)
     return (
         Factors(u_k.view(n, rank_k), g_k, v_k.view(rank_k, dim)),
@@ -116,9 +99,3 @@ def compress(sigma: Tensor, gates: Tensor, u: Tensor, v: Tensor, drop: float) ->
     kept = gates > drop
     kept[0] = True
     return Factors(u[:, kept], (gates * sigma)[kept], v[kept])
-
-
-def smaller_form(n: int, rank_k: int, rank_v: int, dim: int) -> str:
-    """'factors' when they are smaller than the exact span, else 'raw' (the saving needs r (n + d + 1) < n d)."""
-    factors = factor_elements(n, rank_k, dim) + factor_elements(n, rank_v, dim)
-    return "factors" if factors < 2 * n * dim else "raw"

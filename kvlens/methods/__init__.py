@@ -13,6 +13,7 @@ from kvlens.methods.base import Method, MethodInfo, describe, make_parameters
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
     "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
+    "sekv": "kvlens.methods.sekv:SeKV",
 }
 
 

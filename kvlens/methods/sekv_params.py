@@ -29,7 +29,9 @@ class SeKVParameters:
     anchor_share: float = param(0.25, "most anchors, as a share of the device budget", ours=True)
     anchors: bool = param(True, "off: boundaries cut spans but their tokens are not kept (ablation)", ours=True)
     sinks: int = param(4, "first tokens always kept; the paper names none and token 0 has no surprisal", ours=True)
-    block: int = param(128, "decoded tokens leave the window and become spans in blocks of this size", ours=True)
+    block: int = param(
+        128, "decoded tokens leave the window and become spans in blocks of this size, with mu and sigma of the prompt", ours=True
+    )
     weights: str = param(
         "surprisal", "mean of a span weighted by surprisal (eq. 2) or uniform (ablation)", choices=("surprisal", "uniform"),
         ours=True,
@@ -45,9 +47,11 @@ class SeKVParameters:
         "sync", "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
         "step on; off: spans are always coarse (ablation)", choices=("sync", "next", "off"), ours=True,
     )  # fmt: skip
+    pool: str = param("max", "a span's priority when not all fit: over the group of its KV head", choices=("max", "mean"), ours=True)
     reconstruction: bool = param(True, "off: expansion is decided and logged, yet spans stay coarse (ablation)", ours=True)
-    zoom_rate: float = param(0.05, "pca router: share of (prompt query, span) pairs above the threshold", ours=True)
-    observed: int = param(128, "pca router: last prompt queries its thresholds are fitted on", ours=True)
+    zoom_rate: float = param(
+        0.05, "pca router: share of (query, span) pairs above the threshold, over the last 128 prompt queries", ours=True
+    )
     tau: float = param(-1.0, "one threshold for all heads instead of the router's (ablation); negative: the router's", ours=True)
     energy: float = param(0.95, "without trained gates: share of a span's energy that its factors keep", ours=True)
     gate_drop: float = param(0.05, "trained gates: components with a gate up to this are dropped", ours=True)
@@ -62,8 +66,8 @@ class SeKVParameters:
                 raise ValueError(f"{name} must be at least 1.")
         if self.l_max < 2 * self.l_min:
             raise ValueError(f"l_max must be at least 2 * l_min = {2 * self.l_min}.")
-        if self.sinks < 0 or self.observed < 1:
-            raise ValueError("sinks must be at least 0 and observed at least 1.")
+        if self.sinks < 0:
+            raise ValueError("sinks must be at least 0.")
         for name in ("anchor_share", "zoom_rate", "energy", "gate_drop"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1.")
@@ -71,11 +75,12 @@ class SeKVParameters:
             raise ValueError("tau must be below 1.")
 
 
-#: 'demo' is scaled to head size 32 and prompts of 512..4096 tokens, so that 10 % of 2048 tokens hold more than the summaries.
+#: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse entries and
+#: summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving block, 65 to expanded spans.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
     "demo": {
-        "window": 32, "block": 16, "l_min": 16, "l_max": 48, "dim": 8, "max_rank": 16, "anchor_share": 0.1, "router": "trained",
+        "window": 24, "block": 8, "l_min": 8, "l_max": 64, "dim": 8, "max_rank": 16, "anchor_share": 0.05, "router": "trained",
     },
 }  # fmt: skip

@@ -12,9 +12,7 @@ COMPRESSED = ("entropy", "chunk")
 """Kinds of spans that are summarised and offloaded; the others ('sink', 'anchor', 'short') stay on the device as they are."""
 
 
-def segment(
-    params: SeKVParameters, nats: Sequence[float], start: int, stats: Surprisal, anchor_cap: int | None = None
-) -> list[Span]:
+def segment(params: SeKVParameters, nats: Sequence[float], start: int, stats: Surprisal, anchor_cap: int | None = None) -> list[Span]:
     """Spans of the tokens start..start+N, whose surprisals are `nats` [N]; anchor_cap holds for the feasible rule."""
     if params.segmentation == "chunks":
         first = min(max(start, params.sinks), start + len(nats))
@@ -23,9 +21,7 @@ def segment(
     if params.segmentation == "paper":
         spans = entropy_paper(nats, params.alpha, params.l_min, start=start, stats=stats, sinks=params.sinks)
     else:
-        spans = entropy_feasible(
-            nats, params.alpha, params.l_min, params.l_max, anchor_cap, start=start, stats=stats, sinks=params.sinks
-        )
+        spans = entropy_feasible(nats, params.alpha, params.l_min, params.l_max, anchor_cap, start=start, stats=stats, sinks=params.sinks)
     return spans if params.anchors else _without_anchors(spans, params.l_min)
 
 

@@ -101,7 +101,7 @@ def entropy_feasible(
     (a) tokens with H > mu + alpha * sigma become anchors in decreasing H (ties: the earlier token) unless fewer than
     l_min tokens would lie between two of them, until anchor_cap is reached; (b) a run at an edge with fewer than
     l_min tokens merges with its neighbour, whose anchor is demoted; (c) runs longer than l_max are split where H is
-    highest, at least l_min from both ends. Hence every span has l_min..l_max tokens; only a range that is shorter
+    highest in their middle third, at least l_min from both ends. Hence every span has l_min..l_max tokens; only a range that is shorter
     than l_min as a whole stays raw, as one 'short' span.
     """
     if l_min < 1 or l_max < 2 * l_min:
@@ -155,8 +155,8 @@ def _split(cut: _Cutter, a: int, b: int, end: int, l_min: int, l_max: int) -> li
         if hi - lo <= l_max:
             spans.append(cut.span(lo, hi, "entropy", reason))
             continue
-        inner = cut.nats[lo + l_min - cut.start : hi - l_min + 1 - cut.start]
-        at = lo + l_min + int(inner.argmax())
+        margin = max(l_min, (hi - lo) // 3)
+        at = lo + margin + int(cut.nats[lo + margin - cut.start : hi - margin + 1 - cut.start].argmax())
         why = f"a run of {hi - lo} tokens, longer than {l_max}, split at token {at} ({cut.h(at):.2f} nats)."
         pending += [(at, hi, f"Right part of {why}"), (lo, at, f"Left part of {why}")]
     return spans
