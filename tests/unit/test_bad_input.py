@@ -1,0 +1,107 @@
+"""What a person can get wrong: one clear sentence on stderr, exit status 1, and nothing stored."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from kvlens.cli import main
+
+
+def kvlens(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["kvlens", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "ok.txt").write_text("The code of Ann is 4821. " * 30)
+    (tmp_path / "latin1.txt").write_bytes("Zürich".encode("latin-1"))
+    (tmp_path / "empty.txt").write_text(" \n ")
+    (tmp_path / "nul.txt").write_bytes(b"a\x00b")
+    (tmp_path / "long.txt").write_text("word " * 9000)
+    (tmp_path / "bad.json").write_text('{"prompt": "x"}')
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "needle.json").write_text(json.dumps({"text": "abc", "needle": [[1, 9]]}))
+    return tmp_path
+
+
+def config(folder: Path, name: str, **fields: Any) -> str:
+    path = folder / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(fields))
+    return str(path)
+
+
+CASES = {
+    "not UTF-8": (["run", "{}/latin1.txt"], "is not UTF-8 text"),
+    "empty": (["run", "{}/empty.txt"], "is empty"),
+    "NUL": (["run", "{}/nul.txt"], "NUL"),
+    "too long": (["run", "{}/long.txt", "--method", "full"], "shorten the prompt or lower --max-new"),
+    "no file": (["run", "{}/absent.txt"], "there is no prompt file"),
+    "json without text": (["run", "{}/bad.json"], 'a string "text"'),
+    "broken json": (["run", "{}/broken.json"], "not valid JSON"),
+    "needle outside": (["run", "{}/needle.json"], "lies outside the text"),
+    "unknown method": (["run", "{}/ok.txt", "--method", "magic"], "unknown method 'magic'; known: full"),
+    "unknown parameter": (["run", "{}/ok.txt", "--method", "full", "--set", "pages=3"], "has no parameter 'pages'; it has: page"),
+    "wrong type": (["run", "{}/ok.txt", "--method", "full", "--set", "page=big"], "takes int, not 'big'"),
+    "out of range": (["run", "{}/ok.txt", "--method", "full", "--set", "page=0"], "page must be at least 1"),
+    "not name=value": (["run", "{}/ok.txt", "--set", "page"], "--set takes name=value"),
+    "unknown preset": (["run", "{}/ok.txt", "--method", "full", "--preset", "x"], "has no preset 'x'"),
+    "bad budget": (["run", "{}/ok.txt", "--budget", "lots"], "give a share of full KV"),
+    "infeasible": (["run", "{}/ok.txt", "--method", "streaming_llm", "--budget", "1tok"], "budget_infeasible"),
+    "no tokens": (["run", "{}/ok.txt", "--max-new", "0"], "max_new"),
+    "no cuda": (["run", "{}/ok.txt", "--device", "cuda"], "no CUDA device"),
+    "bad dtype": (["run", "{}/ok.txt", "--method", "full", "--dtype", "int8"], "float32, bfloat16 or float16"),
+    "model folder missing": (["run", "{}/ok.txt", "--model", "{}/nowhere"], "is not a model folder"),
+    "unknown task": (["prompt", "--task", "poem"], "unknown task"),
+    "prompt too short": (["prompt", "--length", "5"], "at least"),
+    "no such run": (["runs", "show", "20200101-000000-abcdef"], "There is no run"),
+    "hostile uid": (["runs", "show", "../../etc"], "not a run id"),
+    "unknown export": (["export", "20200101-000000-abcdef"], "There is no run"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = CASES[case]
+    if torch.cuda.is_available() and case == "no cuda":
+        arguments = [*arguments[:-1], "cuda:99"]
+    code = kvlens(monkeypatch, *(a.replace("{}", str(folder)) for a in arguments))
+    said = capsys.readouterr().err.strip()
+    assert code == 1
+    assert expected in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+    assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
+
+
+def test_models_that_cannot_run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(model: str) -> str:
+        assert kvlens(monkeypatch, "run", str(folder / "ok.txt"), "--method", "full", "--model", model) == 1
+        return capsys.readouterr().err
+
+    bare = config(folder, "bare", model_type="llama")
+    assert "no .safetensors weights" in said(bare)
+    (folder / "pickled").mkdir()
+    (folder / "pickled" / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "pickled" / "pytorch_model.bin").write_bytes(b"x")
+    assert "loads no pickled weights" in said(str(folder / "pickled"))
+    for kind, reason in (("gemma2", "softcap"), ("bloom", "bypasses"), ("t5", "encoder-decoder"), ("mamba", "no KV cache")):
+        path = config(folder, kind, model_type=kind)
+        save_file({"w": torch.zeros(1)}, f"{path}/model.safetensors")
+        text = said(path)
+        assert "not supported" in text
+        assert reason in text
+    path = config(folder, "window", model_type="mistral", sliding_window=128)
+    save_file({"w": torch.zeros(1)}, f"{path}/model.safetensors")
+    assert "sliding window of 128 tokens" in said(path)

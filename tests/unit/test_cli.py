@@ -1,0 +1,98 @@
+"""The command line's contract, end to end on the demo model."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvlens.cli import main
+
+
+def kvlens(*arguments: str) -> None:
+    """Runs in this process; raises SystemExit with status 0 or 1."""
+    before, sys.argv = sys.argv, ["kvlens", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+    finally:
+        sys.argv = before
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kvlens("prompt", "--task", "needle", "--length", "300", "--seed", "3", "--json")
+    made = json.loads(capsys.readouterr().out)
+    assert set(made) >= {"text", "answer", "needle", "task", "seed"}
+    start, end = made["needle"][0]
+    assert made["answer"].strip(" .") in made["text"][start:end]
+    kvlens("prompt", "--task", "needle", "--length", "300", "--seed", "3")
+    assert capsys.readouterr().out == made["text"], "the same prompt as plain text, and nothing else"
+
+    file = tmp_path / "prompt.json"
+    file.write_text(json.dumps(made))
+    kvlens("run", str(file), "--method", "streaming_llm", "--budget", "0.3", "--max-new", "6", "--set", "sinks=2")
+    uid = capsys.readouterr().out.strip().splitlines()[-1]
+    assert (runs / uid / "trace.duckdb").is_file()
+
+    kvlens("runs", "--json")
+    assert json.loads(capsys.readouterr().out)[0]["uid"] == uid
+    kvlens("runs", "show", uid, "--json")
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["status"] == "completed"
+    assert shown["config"]["sinks"] == 2
+    assert shown["prompt_tokens"] == 300 or abs(shown["prompt_tokens"] - 300) < 30
+    assert shown["steps"] <= 6
+    assert shown["self_check"]
+    assert all(check["passed"] for check in shown["self_check"])
+
+    out = tmp_path / "heads.csv"
+    kvlens("export", uid, "--what", "heads", "--format", "csv", "--out", str(out))
+    heads = pd.read_csv(out)
+    assert len(heads) == 48
+    assert {"layer", "q_head", "kv_head", "entropy_nats_mean"} <= set(heads.columns)
+    assert any(column.startswith("mass_") for column in heads.columns)
+    for what in ("head-steps", "spans", "span-mass", "transfers", "events", "tokens"):
+        target = tmp_path / f"{what}.parquet"
+        kvlens("export", uid, "--what", what, "--format", "parquet", "--out", str(target))
+        pd.read_parquet(target)
+    kvlens("runs", "delete", uid)
+    assert not (runs / uid).exists()
+
+
+def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.txt"
+    file.write_text("The river was wide and the bridge was old. " * 12)
+    kvlens("run", str(file), "--method", "full", "--max-new", "3", "--progress-json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["phase"] == "done"
+    assert (runs / lines[-1]["uid"]).is_dir()
+    phases = [line["phase"] for line in lines]
+    assert [p for i, p in enumerate(phases) if i == 0 or phases[i - 1] != p] == ["load", "prefill", "place", "decode", "store", "done"]
+    assert all({"done", "total", "tokens_per_s"} <= set(line) for line in lines[:-1])
+
+
+def test_prompt_from_standard_input(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Stdin:
+        buffer = io.BytesIO(("An ordinary sentence about bridges. " * 8).encode())
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    kvlens("run", "-", "--method", "full", "--max-new", "2")
+    assert (runs / capsys.readouterr().out.strip().splitlines()[-1]).is_dir()
+
+
+def test_methods_are_listed_without_torch() -> None:
+    import subprocess
+
+    code = "import sys; from kvlens import methods; methods.catalogue(); from kvlens import preflight; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -1,0 +1,58 @@
+"""What is logged, against an independent float64 computation over positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from support import ListSink, random_prompt, run
+
+
+def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
+    """StreamingLLM on a random model: recompute each step's attention from a stock cache over the kept positions."""
+    prompt, new, sinks, window = random_prompt(200, seed=9), 6, 4, 20
+    sink = ListSink()
+    from kvlens.layout import Layout, Zones
+
+    budget = Layout(Zones(sinks, 0, 0, window), 199 // 16 + 3).bytes(tiny.shape)
+    from kvlens.session import Session
+
+    seen: list[tuple[int, torch.Tensor]] = []
+    original = Session.attend
+
+    def spy(self: Session, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        if self.decoding:
+            seen.append((layer, q[0, :, 0].double()))
+        return original(self, layer, q, scaling)
+
+    written: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(3)}
+    original_write = Session.write
+
+    def spy_write(self: Session, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        written[layer].append(k.double())
+        original_write(self, layer, k, v)
+
+    Session.attend, Session.write = spy, spy_write  # type: ignore[method-assign]
+    try:
+        run(tiny, prompt, "streaming_llm", budget=f"{budget}B", max_new=new, sink=sink, coverage=True)
+    finally:
+        Session.attend, Session.write = original, original_write  # type: ignore[method-assign]
+    for index, (layer, q) in enumerate(seen):
+        record = sink.steps[index // 3]
+        k = torch.cat(written[layer], 1)[:, : 200 + record.step]
+        n = k.shape[1]
+        kept = [*range(sinks), *range(n - window, n)]
+        for head in range(8):
+            scores = (k[head // 4] @ q[head] / 8**0.5).numpy()
+            full = np.exp(scores - scores.max())
+            full /= full.sum()
+            p = np.exp(scores[kept] - scores[kept].max())
+            p /= p.sum()
+            head_row = {name: column[layer, head] for name, column in record.head.items()}
+            np.testing.assert_allclose(head_row["mass_sink"], p[:sinks].sum(), atol=1e-5)
+            np.testing.assert_allclose(head_row["mass_window"], p[sinks:].sum(), atol=1e-5)
+            np.testing.assert_allclose(head_row["entropy"], -(p * np.log(p)).sum(), atol=1e-4)
+            np.testing.assert_allclose(head_row["coverage"], full[kept].sum(), atol=1e-5)
+        assert (record.kv["attended_tokens"] == sinks + window).all()
+        assert record.peak_bytes == budget
