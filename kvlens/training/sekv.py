@@ -101,9 +101,7 @@ class Trainer:
         s = self.settings
         trip = Pass(s.suffix, example.prefix, self.module)
         with attending(self.model):
-            logits = self.model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[
-                0
-            ]
+            logits = self.model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[0]
         score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
         gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
         sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
@@ -197,13 +195,13 @@ def train_sekv(
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
     steps: int,
-    documents: Sequence[str],
+    documents: Sequence[str | Sequence[int]],
     params: SeKVParameters,
     settings: SeKVTraining | None = None,
     progress: Progress | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Train a router for `model` on `documents` into the folder `out`; returns the router's safetensors file.
+    """Train a router for `model` on `documents` (texts or token ids) into the folder `out`; returns the router's safetensors file.
 
     The same call again continues from `out`/checkpoint.pt. `out`/log.jsonl has one line per step. `about` describes model and data
     in the provenance. Raises ValueError when no document is long enough to have a span outside the window.
@@ -211,7 +209,7 @@ def train_sekv(
     settings = settings or SeKVTraining()
     out.mkdir(parents=True, exist_ok=True)
     model.eval().requires_grad_(False)
-    ids = [tokenizer(text, add_special_tokens=True)["input_ids"] for text in documents]
+    ids = [tokenizer(text, add_special_tokens=True)["input_ids"] if isinstance(text, str) else list(text) for text in documents]
     held_out = max(1, round(settings.held_out * len(ids)))
     if len(ids) < 2:
         raise ValueError("training needs at least two documents: one of them is held out.")

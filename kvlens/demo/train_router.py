@@ -1,0 +1,84 @@
+"""Train SeKV's router for the demo model: `python -m kvlens.demo.train_router --out DIR`, then install it beside the model.
+
+The documents are drawn as the demo model's own training rows are (documents with questions at their end, and real English), from
+seeds of their own. So, unlike the paper's corpus, they contain the kind of question the demo asks; no document of a benchmark or of
+the demo's prompts is among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens import methods, models
+from kvlens.demo import demo_path, english
+from kvlens.demo.rows import RowMaker
+from kvlens.demo.tokenizer import Encoder
+from kvlens.training.sekv import SeKVTraining, train_sekv
+
+ROUTER = Path(__file__).parent / "sekv_router.safetensors"
+SEED = 77_000_000
+LENGTHS = (512, 1024, 2048)
+REAL_ENGLISH = 0.25
+
+
+def documents(maker: RowMaker, count: int, seed: int = SEED) -> list[list[int]]:
+    """Token ids of `count` documents of the lengths of the curriculum, without padding; the longest ones twice as often."""
+    rng = random.Random(seed)
+    out = []
+    for _ in range(count):
+        length = rng.choice((*LENGTHS, LENGTHS[-1]))
+        row = maker.english_row(rng, length) if rng.random() < REAL_ENGLISH else maker.task_row(rng, length)
+        ids = row.ids
+        while ids[-1] == 0:
+            ids.pop()
+        out.append(ids)
+    return out
+
+
+def settings(batch: int) -> SeKVTraining:
+    """The paper's training scaled to the demo; what differs is in the provenance."""
+    return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=96, evaluate_on=8)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Train SeKV's router for the demo model.")
+    parser.add_argument("--out", type=Path, default=Path("runs/sekv-router"))
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--documents", type=int, default=600)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    loaded = models.load("demo")
+    maker = RowMaker(Encoder(loaded.tokenizer), english.split(english.collect())[0])
+    weights = demo_path() / "model.safetensors"
+    about: dict[str, Any] = {
+        "model": "demo",
+        "model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "documents": "kvlens/demo/train_router.py: rows of the demo language with questions, and real English",
+        "documents_seed": SEED,
+    }
+    params = methods.make_parameters(methods.get("sekv"), "demo", {})
+
+    def show(figures: dict[str, Any]) -> None:
+        print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+
+    path = train_sekv(
+        loaded.model, loaded.tokenizer, arguments.out, arguments.steps, documents(maker, arguments.documents), params,
+        settings(arguments.batch), show, about,
+    )  # fmt: skip
+    for name in (path, path.with_suffix(".json")):
+        shutil.copy(name, ROUTER.with_suffix(name.suffix))
+    print(ROUTER.name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""SeKV's decode step written from the paper and docs/fidelity.md in float64 NumPy, slowly; imports nothing of kvlens.
+
+One layer at a time. K, V [H_kv, n, D] of the prompt, Q [H, w, D] of its last queries, nats [n] with NaN at 0; k, v [H_kv, D] of the
+decoded token, q [H, D] its query.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass
+class Settings:
+    alpha: float
+    l_min: int
+    l_max: int
+    window: int
+    dim: int
+    max_rank: int
+    sinks: int
+    zoom_rate: float
+    energy: float
+    form: str
+    anchor_cap: int
+    recall: int
+
+
+@dataclass
+class Step:
+    spans: list[tuple[int, int]]
+    anchors: list[int]
+    z: Array
+    """bool [H, S]"""
+    order: list[list[int]]
+    """per KV head, spans in the order in which they are fetched"""
+    hot: list[set[int]]
+    coarse: Array
+    """mass of coarse entries [H, S]"""
+    fine: Array
+    """mass of the tokens of expanded spans [H, S]"""
+    out: Array
+    """[H, D]"""
+
+
+def cut(nats: Array, s: Settings) -> tuple[list[tuple[int, int]], list[int]]:
+    """Spans and anchors of the prompt before the window (feasible rule)."""
+    known = nats[1:]
+    threshold = known.mean() + s.alpha * known.std()
+    end = len(nats) - s.window
+    if end - s.sinks < s.l_min:
+        return [], list(range(s.sinks, end))
+    anchors: list[int] = []
+    for t in sorted(range(s.sinks, end), key=lambda t: (-nats[t], t)):
+        if nats[t] > threshold and len(anchors) < s.anchor_cap and all(abs(t - a) > s.l_min for a in anchors):
+            anchors.append(t)
+    anchors.sort()
+    if anchors and 0 < anchors[0] - s.sinks < s.l_min:
+        anchors = anchors[1:]
+    if anchors and 0 < end - 1 - anchors[-1] < s.l_min:
+        anchors = anchors[:-1]
+    spans: list[tuple[int, int]] = []
+
+    def split(a: int, b: int) -> None:
+        if b - a <= s.l_max:
+            if a < b:
+                spans.append((a, b))
+            return
+        margin = max(s.l_min, (b - a) // 3)
+        middle = max(range(a + margin, b - margin + 1), key=lambda t: (nats[t], -t))
+        split(a, middle)
+        split(middle, b)
+
+    left = s.sinks
+    for anchor in [*anchors, end]:
+        split(left, anchor)
+        left = anchor + 1
+    return spans, anchors
+
+
+def low_rank(x: Array, s: Settings) -> tuple[Array, int]:
+    """The span's matrix after truncation, and its rank."""
+    u, sigma, vt = np.linalg.svd(x, full_matrices=False)
+    rank = 0
+    while rank < min(len(sigma), s.max_rank) and (sigma[:rank] ** 2).sum() < s.energy * (sigma**2).sum():
+        rank += 1
+    return u[:, :rank] * sigma[:rank] @ vt[:rank], rank
+
+
+def stored(keys: Array, values: Array, s: Settings) -> tuple[Array, Array]:
+    """Keys and values of a span as they come back from host memory."""
+    (k_hat, r_k), (v_hat, r_v) = low_rank(keys, s), low_rank(values, s)
+    n, d = keys.shape
+    if s.form == "raw" or (s.form == "smaller" and (r_k + r_v) * (n + d + 1) >= 2 * n * d):
+        return keys, values
+    return k_hat, v_hat
+
+
+def decode_step(K: Array, V: Array, Q: Array, nats: Array, k: Array, v: Array, q: Array, s: Settings) -> Step:
+    heads, kv_heads, n, d = len(q), K.shape[0], K.shape[1], K.shape[2]
+    group = heads // kv_heads
+    spans, anchors = cut(nats, s)
+    size = len(spans)
+    scale = 1 / math.sqrt(d)
+    score, tau = np.zeros((heads, size)), np.zeros(heads)
+    mean_k, mean_v = np.zeros((kv_heads, size, d)), np.zeros((kv_heads, size, d))
+    for g in range(kv_heads):
+        for i, (a, b) in enumerate(spans):
+            w = nats[a:b] / nats[a:b].sum()
+            mean_k[g, i], mean_v[g, i] = w @ K[g, a:b], w @ V[g, a:b]
+    for h in range(heads):
+        g = h // group
+        centred = K[g] - K[g].mean(0)
+        W = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, : s.dim].T
+        summary = mean_k[g] @ W.T
+        summary /= np.linalg.norm(summary, axis=1, keepdims=True)
+        prior = np.log([b - a for a, b in spans])
+        score[h] = (W @ q[h]) @ summary.T / math.sqrt(s.dim) + prior
+        prompt = []
+        for j, query in enumerate(Q[h]):
+            position = n - len(Q[h]) + j
+            values = (W @ query) @ summary.T / math.sqrt(s.dim) + prior
+            prompt += [x for x, (_, b) in zip(values, spans, strict=True) if b <= position]
+        prompt.sort(reverse=True)
+        tau[h] = prompt[math.floor(s.zoom_rate * len(prompt))]
+    z = score > tau[:, None]
+
+    order: list[list[int]] = []
+    hot: list[set[int]] = []
+    for g in range(kv_heads):
+        of_group = slice(g * group, (g + 1) * group)
+        wanted = [i for i in range(size) if z[of_group, i].any()]
+        wanted.sort(key=lambda i: -score[of_group, i].max())
+        room, fetched = s.recall, []
+        for i in wanted:
+            if spans[i][1] - spans[i][0] <= room:
+                room -= spans[i][1] - spans[i][0]
+                fetched.append(i)
+        order.append(fetched)
+        hot.append(set(fetched))
+
+    exact = [*range(s.sinks), *anchors, *range(n - s.window, n)]
+    coarse, fine, out = np.zeros((heads, size)), np.zeros((heads, size)), np.zeros((heads, d))
+    for h in range(heads):
+        g = h // group
+        logits = [K[g, t] @ q[h] * scale for t in exact] + [k[g] @ q[h] * scale]
+        rows = [V[g, t] for t in exact] + [v[g]]
+        owner: list[tuple[str, int]] = [("exact", 0)] * len(rows)
+        for i, (a, b) in enumerate(spans):
+            if z[h, i] and i in hot[g]:
+                span_k, span_v = stored(K[g, a:b], V[g, a:b], s)
+                logits += list(span_k @ q[h] * scale)
+                rows += list(span_v)
+                owner += [("fine", i)] * (b - a)
+            else:
+                logits.append(mean_k[g, i] @ q[h] * scale + math.log(b - a))
+                rows.append(mean_v[g, i])
+                owner.append(("coarse", i))
+        p = np.exp(np.array(logits) - max(logits))
+        p /= p.sum()
+        out[h] = p @ np.array(rows)
+        for weight, (what, i) in zip(p, owner, strict=True):
+            if what == "coarse":
+                coarse[h, i] += weight
+            elif what == "fine":
+                fine[h, i] += weight
+    return Step(spans, anchors, z, order, hot, coarse, fine, out)
