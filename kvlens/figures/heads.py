@@ -36,14 +36,17 @@ def map_height(layers: int) -> int:
     return 190 + int(np.clip(layers * 26, 170, 620))
 
 
-def head_map(values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[int, int], how: str) -> go.Figure:
+def head_map(
+    values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[int, int], how: str, fit: bool = False
+) -> go.Figure:  # fmt: skip
     """Map of `values` [L, Hq] (NaN = not recorded) with the mean per query head above and per layer to the right.
 
-    `selected`: (layer, query head), outlined. `how`: how the values were aggregated, for the title. Points of the overlay
-    carry customdata [layer, query head], so that a click can be read back."""
+    `fit`: colours span the recorded values instead of the metric's natural range. `selected`: (layer, query head), outlined.
+    `how`: how the values were aggregated, for the title. Points of the overlay carry customdata [layer, query head], so that a
+    click can be read back."""
     layers, heads = values.shape
     group = heads // kv_heads
-    lo, hi = metric.bounds(values)
+    lo, hi = metric.seen(values) if fit else metric.bounds(values)
     figure = make_subplots(
         2, 2, column_widths=[0.82, 0.18], row_heights=[0.2, 0.8], shared_xaxes=True, shared_yaxes=True,
         horizontal_spacing=0.02, vertical_spacing=0.03,
@@ -51,7 +54,7 @@ def head_map(values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[
     text = "%{z:.2s}" if metric.unit == "bytes" else "%{z:.3~g}"
     bar = {"title": {"text": metric.unit, "side": "right"}, "len": 0.78, "y": 0.39, "thickness": 12}
     figure.add_trace(
-        go.Heatmap(z=values, zmin=lo, zmax=hi, zmid=0 if metric.diverging else None, colorscale=metric.colorscale,
+        go.Heatmap(z=values, zmin=lo, zmax=hi, colorscale=metric.colorscale,
                    reversescale=metric.diverging, hoverinfo="skip", colorbar=bar, xgap=1, ygap=1,
                    texttemplate=text if values.size <= TEXT_CELLS else None, textfont={"size": 10}),
         row=2, col=1,
@@ -67,8 +70,8 @@ def head_map(values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[
     means = {"marker_color": BLUE, "showlegend": False}
     names = [f"Q{q} (KV{q // group})" for q in range(heads)]
     per_head, per_layer = _mean(values, 0), _mean(values, 1)
-    figure.add_bar(x=list(range(heads)), y=per_head, hovertext=[f"{name}: {value_text(v, metric)}" for name, v in zip(names, per_head, strict=True)],
-                   hoverinfo="text", row=1, col=1, **means)  # fmt: skip
+    texts = [f"{name}: {value_text(v, metric)}" for name, v in zip(names, per_head, strict=True)]
+    figure.add_bar(x=list(range(heads)), y=per_head, hovertext=texts, hoverinfo="text", row=1, col=1, **means)
     figure.add_bar(y=list(range(layers)), x=per_layer, orientation="h", hoverinfo="text",
                    hovertext=[f"layer {i}: {value_text(v, metric)}" for i, v in enumerate(per_layer)], row=2, col=2, **means)  # fmt: skip
     _axes(figure, layers, heads, group, metric)

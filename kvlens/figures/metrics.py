@@ -41,6 +41,15 @@ class Metric:
         hi = self.hi if self.hi is not None else float(finite.max(initial=lo))
         return lo, (hi if hi > lo else lo + 1.0)
 
+    def seen(self, values: np.ndarray) -> tuple[float, float]:
+        """Smallest and largest recorded value (their larger size, both ways, for a signed metric); never empty."""
+        finite = values[np.isfinite(values)]
+        lo, hi = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        if self.diverging:
+            hi = max(abs(lo), abs(hi))
+            lo = -hi
+        return lo, (hi if hi > lo else lo + 1.0)
+
 
 def _share(name: str, title: str, doc: str) -> Metric:
     return Metric(name, title, "share", "q", 0.0, 1.0, doc)
@@ -63,7 +72,7 @@ METRICS: dict[str, Metric] = {
         Metric("qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True),
         _share("coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"),
         Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
-        _share("zoom_rate", "Zoom rate", "expanded spans as a share of the spans it could have expanded"),
+        Metric("zoom_rate", "Zoom rate", "share", "q", 0.0, None, "expanded spans as a share of the spans it could have expanded"),
         Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),
         _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved from the cold to the hot tier for this KV head"),
         _count("d2h_bytes", "Bytes to host", "bytes", "bytes moved from the hot to the cold tier for this KV head"),

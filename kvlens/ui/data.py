@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -81,7 +82,21 @@ def opening_metric(names: list[str]) -> str | None:
 def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
     """The selection inside this run, with what had to be changed."""
     names = metrics(reader)
-    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening_metric(names))
+    metric = chosen.metric if chosen.metric in names else opening_metric(names)
+    head = opening_head(reader, stamp(reader.uid), metric)
+    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening_metric(names), head)
+
+
+@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: lambda reader: reader.uid})
+def opening_head(reader: TraceReader, changed: int, metric: str | None) -> tuple[int, int]:
+    """The (layer, query head) with the largest mean of a metric: where there is most to see."""
+    if metric is None or metric_of(metric).level != "q":
+        return 0, 0
+    means = reader.head_summary(metric)
+    if not np.isfinite(means).any():
+        return 0, 0
+    layer, head = np.unravel_index(int(np.nanargmax(means)), means.shape)
+    return int(layer), int(head)
 
 
 @st.cache_data(max_entries=4, show_spinner="Reading the trace…")
@@ -100,8 +115,3 @@ def player_payloads(reader: TraceReader, chosen: Selection, revision: int) -> tu
     loaded = payload.loaded_metrics(reader, names, chosen.metric)
     identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, chosen, revision)
-
-
-__all__ = [
-    "METRICS", "TraceError", "TraceReader", "fit", "metric_of", "metrics", "open_run", "opening_metric", "player_payloads", "runs", "runs_dir",
-]  # fmt: skip

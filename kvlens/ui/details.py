@@ -29,6 +29,8 @@ def facts(reader: TraceReader) -> None:
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+    if meta.get("answer"):
+        st.text(f"Expected answer: {str(meta['answer']).strip()} · generated: {generated_text(reader).strip()}")
     left, right = st.columns(2)
     with left.expander("Effective configuration"):
         st.code(json.dumps(meta.get("config"), indent=1, ensure_ascii=False), language="json")
@@ -36,6 +38,12 @@ def facts(reader: TraceReader) -> None:
         st.dataframe(checks, hide_index=True, width="stretch")
         rest = {key: value for key, value in meta.items() if key not in ("config", "prompt_text", "model_info")}
         st.code(json.dumps(rest, indent=1, ensure_ascii=False), language="json", height=240)
+
+
+def generated_text(reader: TraceReader) -> str:
+    """All generated tokens, special ones included, as they were logged."""
+    tokens = reader.tokens()
+    return "".join(tokens.loc[tokens["step"].notna(), "text"])
 
 
 def step_details(reader: TraceReader, chosen: Selection) -> None:

@@ -30,6 +30,8 @@ class View:
     """one past the last step"""
     whole: bool
     """all steps of the run"""
+    fit: bool
+    """colours span the recorded values"""
 
     def query(self) -> dict[str, str]:
         """The page's own URL parameters; left out where they are the default."""
@@ -47,20 +49,21 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
         st.info("This run recorded no figures per head, so there is nothing to map.")
         return None
     name = chosen.metric if chosen.metric in names else data.opening_metric(names)
-    left, middle, right = st.columns([3, 2, 5], vertical_alignment="bottom")
+    left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
     st.session_state["heads_metric"] = name
     left.selectbox("Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked)
     if "heads_agg" not in st.session_state:
         wanted = st.query_params.get("agg", "mean")
         st.session_state["heads_agg"] = wanted if wanted in AGGREGATES else "mean"
     agg = middle.selectbox("Over the steps", AGGREGATES, key="heads_agg", persist_state="session")
+    fit = third.toggle("Colours over recorded range", key="heads_fit", persist_state="session")
     last = reader.n_steps - 1
     if reader.meta.get("trace_level") == "summary" or last < 1:
         right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")
         start, end = 0, last
     else:
         start, end = _step_range(reader, right, last)
-    return View(chosen, metric_of(str(name)), str(agg), start, end + 1, (start, end) == (0, last))
+    return View(chosen, metric_of(str(name)), str(agg), start, end + 1, (start, end) == (0, last), bool(fit))
 
 
 def _step_range(reader: TraceReader, place: st.delta_generator.DeltaGenerator, last: int) -> tuple[int, int]:
@@ -99,7 +102,7 @@ def figures(reader: TraceReader, view: View) -> None:
     with left:
         key = f"map_{session.revision()}_{layer}_{head}"
         st.plotly_chart(
-            head_map(values, reader.kv_heads, view.metric, (layer, head), how), key=key, on_select=lambda: _cell_clicked(key),
+            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit), key=key, on_select=lambda: _cell_clicked(key),
             selection_mode="points", alt=f"{view.metric.title} by layer and query head",
         )  # fmt: skip
         st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
@@ -144,7 +147,8 @@ def table(reader: TraceReader, view: View) -> None:
     shown = stats.drop(columns=["run_uid", "method", "model"])
     key = f"head_table_{session.revision()}"
     st.dataframe(
-        shown, hide_index=True, width="stretch", height=340, key=key, on_select=lambda: _row_clicked(key, stats), selection_mode="single-row",
+        shown, hide_index=True, width="stretch", height=340, key=key, on_select=lambda: _row_clicked(key, stats),
+        selection_mode="single-row",
     )  # fmt: skip
     st.caption("Empty cells were not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads.")
     downloads(reader, view.start, view.stop, view.whole)

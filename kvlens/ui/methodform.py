@@ -33,7 +33,7 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
         )
     left, middle, right = st.columns(3)
     budget = left.text_input(
-        "Budget", "10%", key="form_budget", persist_state="session",
+        "Budget", "25%", key="form_budget", persist_state="session",
         help="Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes (64MB). 100%: no limit.",
     )  # fmt: skip
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")

@@ -60,18 +60,19 @@ def parse(params: Mapping[str, str]) -> tuple[Selection, list[str]]:
 
 
 def clamp(
-    selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], default_metric: str | None
+    selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], default_metric: str | None, default_head: tuple[int, int]
 ) -> tuple[Selection, list[str]]:
     """Selection brought inside the run, defaults filled in, and one phrase per value that had to be changed.
 
-    `metrics`: names recorded in this run. `spans`: ids of its spans."""
+    `metrics`: names recorded in this run. `spans`: ids of its spans. `default_head`: (layer, query head) to open with."""
     problems: list[str] = []
     changed: dict[str, object] = {}
+    opening = {"step": 0, "layer": default_head[0], "head": default_head[1]}
     for name, size in (("step", shape.n_steps), ("layer", shape.n_layers), ("head", shape.q_heads)):
         value = getattr(selection, name)
         last = max(0, size - 1)
         if value is None:
-            changed[name] = 0
+            changed[name] = opening[name]
         elif value > last:
             problems.append(f"{name} {value} beyond {last}; showing {last}")
             changed[name] = last

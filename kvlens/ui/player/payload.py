@@ -130,9 +130,8 @@ def _describe(reader: TraceReader, name: str, load: bool, arrays: dict[str, np.n
     }  # fmt: skip
     if load:
         values = cube(reader, name)
-        finite = values[np.isfinite(values)]
-        lo, hi = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        entry |= {"lo": lo, "hi": hi if hi > lo else lo + 1.0, "seen": [lo, hi if hi > lo else lo + 1.0], "natural": metric.bounds(values)}
+        lo, hi = metric.seen(values)
+        entry |= {"lo": lo, "hi": hi, "seen": [lo, hi], "natural": metric.bounds(values)}
         arrays[f"cube:{name}"] = quantise(values, entry["lo"], entry["hi"])
     return entry
 

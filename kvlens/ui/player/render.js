@@ -130,7 +130,7 @@ Object.assign(Player.prototype, {
     const [layer, head] = cell || [this.layer, this.head];
     const codes = this.run.arrays[`cube:${this.metric.name}`];
     const code = codes ? codes[(this.step * layers + layer) * heads + head] : NOT_RECORDED;
-    const value = formatValue(decode(code, this.metric.lo, this.metric.hi), this.metric.unit);
+    const value = codes ? formatValue(decode(code, this.metric.lo, this.metric.hi), this.metric.unit) : "being loaded\u2026";
     this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.metric.title} at step ${this.step}: ${value}`;
   },
 });
