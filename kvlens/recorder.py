@@ -183,6 +183,7 @@ class Recorder:
 
     # ----------------------------------------------------------------------------------------------------------- the second thread
     def _work(self) -> None:
+        torch.set_num_threads(1)  # of this thread: it must not compete with the engine's
         with torch.inference_mode():
             while (job := self._queue.get()) is not None:
                 if self._error is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 import resource
 import time
 from collections.abc import Callable
@@ -14,10 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvlens import __version__, methods
 from kvlens.budget import Budget
+from kvlens.machine import machine
 from kvlens.prompts import PromptText
 
 DEFAULT_SHARE = "0.2"
 """budget of methods other than full, when none is given"""
+
+
+SMALL = 100_000_000
+"""parameters below which waking a second thread costs more than it saves"""
 
 
 class RunRequest(BaseModel):
@@ -42,6 +46,8 @@ class RunRequest(BaseModel):
     trace_level: str = "spans"
     coverage: bool = True
     forced: tuple[int, ...] | None = None
+    threads: int = Field(0, ge=0)
+    """torch threads of the engine; 0: one for a model under SMALL parameters, torch's choice otherwise"""
 
 
 def default_preset(method: str, model: str) -> str | None:
@@ -77,6 +83,10 @@ def carry_out(
     loaded = load(request.model, request.device, request.dtype)
     steps = len(request.forced) if request.forced is not None else request.max_new
     prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps)
+    if request.threads or loaded.info["parameters"] < SMALL:
+        import torch
+
+        torch.set_num_threads(request.threads or 1)
     report("load", 1, 1)
 
     from kvlens.engine import Cancelled, Engine, Options
@@ -155,6 +165,6 @@ def _meta(request: RunRequest, preset: str | None, params: Any, info: dict[str, 
         "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "token_bytes": shape.token_bytes,
         "full_kv_bytes": context.full_kv_bytes, "link": "host-copy", "task": source.task, "answer": source.answer,
         "needle": [list(pair) for pair in source.needle], "prompt_text": source.text, "coverage": request.coverage,
-        "machine": {"processor": platform.processor() or platform.machine(), "system": platform.system(), "threads": torch.get_num_threads()},
+        "machine": machine(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }  # fmt: skip

@@ -82,6 +82,7 @@ class HostLink:
         self._thread.join()
 
     def _work(self) -> None:
+        torch.set_num_threads(1)  # of this thread: small copies and products; waking a pool for each costs more than it saves
         while (job := self._queue.get()) is not None:
             ticket, moves, then = job
             error: BaseException | None = None

@@ -153,8 +153,7 @@ class Memory:
                         )
                     )
             self._event("offload", span=span, value=float(row.tok_end - row.tok_start))
-        for ticket in tickets:
-            self.waited_ns += ticket.wait()
+        self._wait(tickets)
 
     # ------------------------------------------------------------------------------------------------------------- decoding
     def start_step(self, step: int) -> None:
@@ -177,8 +176,8 @@ class Memory:
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
+        self._wait([ticket for *_, ticket in self._pending[layer]])
         for kv_head, span, unit, slots, ticket in self._pending[layer]:
-            self.waited_ns += ticket.wait()
             start = self.spans.rows[span].tok_start
             positions = torch.arange(start, start + len(slots), dtype=torch.int32, device=self.device)
             self.hot.position[layer, kv_head].index_copy_(0, slots, positions)
@@ -283,6 +282,11 @@ class Memory:
         return rows
 
     # ------------------------------------------------------------------------------------------------------------- internal
+    def _wait(self, tickets: list[Ticket]) -> None:
+        """Stand still until all are done. The link works in order, so the last is waited for first, and carries the waiting time."""
+        for ticket in reversed(tickets):
+            self.waited_ns += ticket.wait()
+
     def _window_slots(self, start: int, end: int) -> torch.Tensor:
         return torch.tensor([self.hot.window_slot(p) for p in range(start, end)], device=self.device)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_spans_partition_the_positions(runs: Runs, name: str) -> None:
     spans = sink.prefilled.spans + [span for record in sink.steps for span in record.spans]
     assert [span.span for span in spans] == list(range(len(spans)))
     taken = sorted((s.tok_start, s.tok_end) for s in spans if s.kind != "window")
-    assert all(a[1] == b[0] for a, b in zip(taken, taken[1:], strict=False)), "spans overlap or leave a gap"
+    assert all(a[1] == b[0] for a, b in pairwise(taken)), "spans overlap or leave a gap"
     assert not taken or taken[0][0] == 0
     window = spans[0]
     assert window.kind == "window"
