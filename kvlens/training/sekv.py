@@ -1,8 +1,8 @@
 """Training of SeKV's router (SeKV sec. 3.3, appendix A): the model stays frozen, W, tau and g_phi learn.
 
 What the paper leaves open and we decided: W starts as the principal directions of the keys of the first document; all positions of
-a document's suffix are trained, the spans come from its prefix; a position of a head is mined when at least `concentration` of its
-attention lies on spans; losses are means (sekv_losses). Everything is a parameter of `SeKVTraining` and goes into the provenance.
+a document's suffix are trained, the spans come from its prefix; a position of a head is mined when its `strongest` spans hold at least
+`concentration` of its attention; losses are means (sekv_losses). Everything is a parameter of `SeKVTraining` and goes into the provenance.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ class SeKVTraining:
     w_plus: float = 10.0
     rho: float = 0.9
     concentration: float = 0.5
-    """ours: least share of a query's attention on spans for it to be mined"""
+    """ours: least share of a query's attention on its strongest spans for it to be mined"""
+    strongest: int = 4
+    """ours: how many spans may share it"""
+    budget: float = 0.1
+    """ours: share of full KV that caps the anchors of the training documents, as a run's budget does"""
     tau: float = 0.05
     """start of all thresholds"""
     clip: float = 1.0
@@ -96,6 +100,9 @@ class Trainer:
             return self.settings.learning_rate * (self.step + 1) / warm
         return self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
 
+    def example(self, documents: Sequence[Sequence[int]], length: int, rng: random.Random) -> Example | None:
+        return _example(self.model, documents, length, self.params, self.settings, rng)
+
     def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
         """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the targets."""
         s = self.settings
@@ -105,7 +112,7 @@ class Trainer:
         score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
         gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
         sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
-        target, mine = losses.coverage_set(example.mass, s.rho), losses.mined(example.mass, s.concentration)
+        target, mine = losses.coverage_set(example.mass, s.rho), losses.mined(example.mass, s.concentration, s.strongest)
         parts = {
             "distill": losses.distillation(example.teacher, logits),
             "zoom": losses.zoom(score, target, mine, s.w_plus),
@@ -131,7 +138,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         seen: list[dict[str, float]] = []
         for _ in range(self.settings.batch):
-            example = prepare(self.model, draw(documents, length, rng), self.settings.suffix, self.params)
+            example = self.example(documents, length, rng)
             if example is not None:
                 loss, figures = self.loss(example, self.budget_weight())
                 (loss / self.settings.batch).backward()
@@ -151,7 +158,7 @@ class Trainer:
         rng = random.Random(self.settings.seed + 1)
         seen = []
         for _ in range(self.settings.evaluate_on):
-            example = prepare(self.model, draw(documents, self.settings.lengths[-1], rng), self.settings.suffix, self.params)
+            example = self.example(documents, self.settings.lengths[-1], rng)
             if example is not None:
                 loss, figures = self.loss(example, self.settings.lambda_budget)
                 seen.append({"loss": float(loss), **figures})
@@ -181,6 +188,14 @@ class Trainer:
         return sekv_router.Router(
             "trained", self.module.weight.detach(), sekv_router.logit(self.module.tau.detach()), self.module.gates, provenance
         )
+
+
+def _example(
+    model: PreTrainedModel, documents: Sequence[Sequence[int]], length: int, params: SeKVParameters, settings: SeKVTraining,
+    rng: random.Random,
+) -> Example | None:  # fmt: skip
+    cap = int(params.anchor_share * settings.budget * length)
+    return prepare(model, draw(documents, length, rng), settings.suffix, params, cap)
 
 
 def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -214,7 +229,7 @@ def train_sekv(
     if len(ids) < 2:
         raise ValueError("training needs at least two documents: one of them is held out.")
     training, evaluation = ids[:-held_out], ids[-held_out:]
-    first = prepare(model, draw(training, settings.lengths[0], random.Random(settings.seed)), settings.suffix, params)
+    first = _example(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
     if first is None:
         raise ValueError(f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}.")
     group = first.mass.shape[1] // first.prefix_keys.shape[1]

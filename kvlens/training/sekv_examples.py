@@ -50,7 +50,9 @@ def draw(documents: Sequence[Sequence[int]], length: int, rng: random.Random) ->
 
 
 @torch.no_grad()
-def prepare(model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeKVParameters) -> Example | None:
+def prepare(
+    model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeKVParameters, anchor_cap: int | None = None
+) -> Example | None:
     """Run the teacher over `ids` [n] and lay out its prefix. None when the prefix has no span to decide about."""
     tokens = torch.tensor([list(ids)], device=model.device)
     trip = Pass(suffix)
@@ -59,7 +61,7 @@ def prepare(model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeK
     prefix_tokens = len(ids) - suffix
     nats = _surprisal(logits[: prefix_tokens - 1], tokens[0, 1:prefix_tokens])
     compressed_to = prefix_tokens - params.window
-    spans = segment(params, nats[: max(0, compressed_to)].tolist(), 0, Surprisal.of(nats.tolist()))
+    spans = segment(params, nats[: max(0, compressed_to)].tolist(), 0, Surprisal.of(nats.tolist()), anchor_cap)
     spans = [span for span in spans if span.kind in COMPRESSED]
     if not spans:
         return None

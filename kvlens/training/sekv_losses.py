@@ -30,10 +30,13 @@ def coverage_set(mass: Tensor, rho: float) -> Tensor:
     return torch.zeros_like(chosen).scatter(-1, order, chosen)
 
 
-def mined(mass: Tensor, concentration: float) -> Tensor:
-    """Query positions, per layer and head, whose teacher attention lies beyond the window: share of it on spans is at least
-    `concentration` (the paper gives no number). mass [..., S] -> bool [...]."""
-    return mass.sum(-1) >= concentration
+def mined(mass: Tensor, concentration: float, strongest: int) -> Tensor:
+    """Query positions, per layer and head, whose teacher attention is concentrated beyond the window: the `strongest` spans hold at
+    least `concentration` of all of it (the paper gives no rule; far but diffuse attention would ask for half of all spans).
+
+    mass [..., S] -> bool [...].
+    """
+    return mass.topk(min(strongest, mass.shape[-1]), dim=-1).values.sum(-1) >= concentration
 
 
 def zoom(score: Tensor, target: Tensor, mine: Tensor, w_plus: float) -> Tensor:

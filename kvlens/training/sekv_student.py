@@ -149,9 +149,7 @@ def _student(sekv: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, 
         query @ per_query_head(prefix.exact_keys[layer]).transpose(-1, -2) * scale,
         (query @ per_query_head(key).transpose(-1, -2) * scale).masked_fill(~causal, float("-inf")),
         query @ per_query_head(mean_keys).transpose(-1, -2) * scale + prefix.length.log(),
-        (query @ per_query_head(span_keys.flatten(1, 2)).transpose(-1, -2) * scale).masked_fill(
-            ~prefix.in_span.flatten(), float("-inf")
-        ),
+        (query @ per_query_head(span_keys.flatten(1, 2)).transpose(-1, -2) * scale).masked_fill(~prefix.in_span.flatten(), float("-inf")),
     )
     fine = z.repeat_interleave(prefix.in_span.shape[1], dim=-1)
     ones = tuple(torch.ones_like(part) for part in logits[:2])

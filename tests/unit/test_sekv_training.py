@@ -21,9 +21,7 @@ from kvlens.training.sekv_examples import draw, prepare
 from kvlens.training.sekv_student import Pass, RouterModule, attending, mixed_softmax, straight_through
 
 PARAMS = SeKVParameters(window=8, block=8, l_min=4, l_max=10, dim=4, max_rank=4)
-SETTINGS = SeKVTraining(
-    batch=2, lengths=(48, 64), suffix=12, evaluate_every=4, evaluate_on=2, concentration=0.2, learning_rate=1e-2
-)
+SETTINGS = SeKVTraining(batch=2, lengths=(48, 64), suffix=12, evaluate_every=4, evaluate_on=2, concentration=0.2, learning_rate=1e-2)
 
 
 class Letters:
@@ -60,7 +58,8 @@ def test_coverage_set_by_hand() -> None:
     mass = torch.tensor([[0.05, 0.5, 0.3, 0.15], [0.0, 0.0, 0.2, 0.0]])
     assert losses.coverage_set(mass, 0.9).tolist() == [[False, True, True, True], [False, False, True, False]]
     assert losses.coverage_set(mass, 0.8).tolist()[0] == [False, True, True, False]
-    assert losses.mined(mass, 0.5).tolist() == [True, False]
+    assert losses.mined(mass, 0.8, 2).tolist() == [True, False]
+    assert losses.mined(mass, 0.8, 1).tolist() == [False, False]
 
 
 def test_losses_follow_the_equations() -> None:
@@ -161,8 +160,8 @@ def test_each_loss_falls_when_it_alone_is_trained(model: LlamaForCausalLM, part:
     with torch.no_grad():
         trainer.module.tau.fill_(0.97)
         trainer.module.gates.net[-1].bias.zero_()
-    optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=1e-2)
-    mine = losses.mined(example.mass, 0.2)
+    optimizer = torch.optim.AdamW(trainer.module.parameters(), lr=3e-2)
+    mine = losses.mined(example.mass, 0.2, 4)
     assert mine.any()
 
     def value() -> torch.Tensor:
@@ -180,12 +179,12 @@ def test_each_loss_falls_when_it_alone_is_trained(model: LlamaForCausalLM, part:
         return losses.budget(torch.stack(trip.zooms), gates, 0.1)
 
     first = value().item()
-    for _ in range(40):
+    for _ in range(12):
         optimizer.zero_grad()
         loss = value()
         loss.backward()
         optimizer.step()
-    assert value().item() < 0.9 * first
+    assert value().item() < 0.95 * first
 
 
 def test_schedules(model: LlamaForCausalLM) -> None:
