@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from kvlens import methods, models
-from kvlens.demo import demo_path, english
+from kvlens.demo import english
 from kvlens.demo.rows import RowMaker
 from kvlens.demo.tokenizer import Encoder
 from kvlens.training.sekv import SeKVTraining, train_sekv
@@ -45,21 +45,22 @@ def documents(maker: RowMaker, count: int, seed: int = SEED) -> list[list[int]]:
 
 def settings(batch: int) -> SeKVTraining:
     """The paper's training scaled to the demo; what differs is in the provenance."""
-    return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=96, evaluate_on=8)
+    return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=96, learning_rate=3e-3, evaluate_on=8)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train SeKV's router for the demo model.")
     parser.add_argument("--out", type=Path, default=Path("runs/sekv-router"))
+    parser.add_argument("--model", default="demo", help="folder of another state of the demo model; its router is not installed")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--documents", type=int, default=600)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    loaded = models.load("demo")
+    loaded = models.load(arguments.model)
     maker = RowMaker(Encoder(loaded.tokenizer), english.split(english.collect())[0])
-    weights = demo_path() / "model.safetensors"
+    weights = Path(models.resolve(arguments.model)) / "model.safetensors"
     about: dict[str, Any] = {
         "model": "demo",
         "model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
@@ -75,9 +76,9 @@ def main() -> None:
         loaded.model, loaded.tokenizer, arguments.out, arguments.steps, documents(maker, arguments.documents), params,
         settings(arguments.batch), show, about,
     )  # fmt: skip
-    for name in (path, path.with_suffix(".json")):
-        shutil.copy(name, ROUTER.with_suffix(name.suffix))
-    print(ROUTER.name)
+    if arguments.model == "demo":
+        for name in (path, path.with_suffix(".json")):
+            shutil.copy(name, ROUTER.with_suffix(name.suffix))
 
 
 if __name__ == "__main__":
