@@ -25,7 +25,7 @@ from kvlens.training.sekv import SeKVTraining, train_sekv
 
 ROUTER = Path(__file__).parent / "sekv_router.safetensors"
 SEED = 77_000_000
-LENGTHS = (512, 1024, 2048)
+LENGTHS = (1024, 2048)
 REAL_ENGLISH = 0.25
 
 
