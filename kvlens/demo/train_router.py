@@ -67,7 +67,7 @@ def main() -> None:
         "documents": "kvlens/demo/train_router.py: rows of the demo language with questions, and real English",
         "documents_seed": SEED,
     }
-    params = methods.make_parameters(methods.get("sekv"), "demo", {})
+    params = methods.make_parameters(methods.get("sekv"), "demo", {"router": "trained"})
 
     def show(figures: dict[str, Any]) -> None:
         print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
