@@ -79,6 +79,7 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option()] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop when the output contains this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
@@ -106,7 +107,7 @@ def run(
         request = RunRequest(
             model=model, method=method, preset=preset, budget=budget, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p,
             stop=tuple(stop or ()), overrides=parse_set(set_ or []), device=device, dtype=dtype, trace_level=trace_level,
-            coverage=coverage, threads=threads,
+            coverage=coverage, threads=threads, ignore_eos=ignore_eos,
         )  # fmt: skip
         uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
     except BaseException as error:

@@ -41,6 +41,8 @@ class Options:
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     """stop after the token with which the output contains one of these"""
+    ignore_eos: bool = False
+    """go on to max_new tokens whatever comes"""
     prefill_chunk: int = 512
     """tokens; 0: the whole prompt at once"""
     forced: tuple[int, ...] | None = None
@@ -218,7 +220,7 @@ class _Run:
             self.progress("decode", step + 1, steps)
             if options.forced is not None:
                 continue
-            if token in self.loaded.eos:
+            if token in self.loaded.eos and not options.ignore_eos:
                 result.stopped = "eos"
                 return
             if options.stop and any(text in self.loaded.tokenizer.decode(result.ids) for text in options.stop):

@@ -38,6 +38,7 @@ class RunRequest(BaseModel):
     temperature: float = Field(0.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
     overrides: dict[str, Any] = {}
     device: str = "cpu"
     dtype: str = "float32"
@@ -94,7 +95,7 @@ def carry_out(
 
     engine = Engine(loaded)
     options = Options(
-        max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
+        max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop, ignore_eos=request.ignore_eos,
         prefill_chunk=request.prefill_chunk, forced=request.forced, top_k=request.top_k, coverage=request.coverage,
     )  # fmt: skip
     context = engine.context(prompt, budget, options)
