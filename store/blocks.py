@@ -36,7 +36,7 @@ def _array(values: np.ndarray, kind: str) -> pa.Array:
     flat = np.ascontiguousarray(values).reshape(-1)
     missing = np.isnan(flat)
     if kind == "FLOAT":
-        return pa.array(np.round(flat, 4), mask=missing)
+        return pa.array(np.round(flat.astype(np.float64), 4).astype(np.float32), mask=missing)
     whole = np.where(missing, 0, flat)
     if kind == "BOOLEAN":
         return pa.array(whole != 0, mask=missing)

@@ -233,10 +233,19 @@ class TraceWriter:
             self._abort(self._error)
 
     def _abort(self, error: TraceError) -> None:
-        """Marks the run failed as far as the disk allows, then raises `error`."""
-        self._error = error
+        """Marks the run failed as far as the disk allows, then raises `error`.
+
+        What was logged before a record that does not fit is still written, and the run rolled up; after an error of the flush
+        thread nothing more is.
+        """
         if self._thread.is_alive():
+            if self._error is None and self._block is not None and self._block.n:
+                self._work.put(self._block)
             self._stop_thread()
+            if self._error is None:
+                with contextlib.suppress(Exception):
+                    self._file.finish("failed", str(error), [], {}, self.trace_level)
+        self._error = error
         with contextlib.suppress(Exception):
             self._close("failed", str(error), {})
         raise error
