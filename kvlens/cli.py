@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens import __version__
+from kvlens.cli_train import train_app
 
 app = typer.Typer(help="Run a language model under a KV-cache method, log every decision, replay it.", no_args_is_help=True,
                   pretty_exceptions_enable=False, add_completion=False)  # fmt: skip
 runs_app = typer.Typer(help="List, show, recover and delete runs.", invoke_without_command=True)
-train_app = typer.Typer(help="Train the embedded demo model or a method's own parameters.", no_args_is_help=True)
 app.add_typer(runs_app, name="runs")
 app.add_typer(train_app, name="train")
 

@@ -21,20 +21,20 @@ from kvlens import methods, models
 from kvlens.demo import english
 from kvlens.demo.rows import RowMaker
 from kvlens.demo.tokenizer import Encoder
-from kvlens.training.sekv import SeKVTraining, train_sekv
+from kvlens.training.sekv import Progress, SeKVTraining, train_sekv
 
 ROUTER = Path(__file__).parent / "sekv_router.safetensors"
 SEED = 77_000_000
-LENGTHS = (1024, 2048)
+LENGTHS = (1024, 1024, 2048)
 REAL_ENGLISH = 0.25
 
 
 def documents(maker: RowMaker, count: int, seed: int = SEED) -> list[list[int]]:
-    """Token ids of `count` documents of the lengths of the curriculum, without padding; the longest ones twice as often."""
+    """Token ids of `count` documents of the lengths of the curriculum, without padding; the share of each as in the curriculum."""
     rng = random.Random(seed)
     out = []
     for _ in range(count):
-        length = rng.choice((*LENGTHS, LENGTHS[-1]))
+        length = rng.choice(LENGTHS)
         row = maker.english_row(rng, length) if rng.random() < REAL_ENGLISH else maker.task_row(rng, length)
         ids = row.ids
         while ids[-1] == 0:
@@ -48,6 +48,36 @@ def settings(batch: int) -> SeKVTraining:
     return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=96, learning_rate=3e-3, evaluate_on=8)
 
 
+def train_router(
+    out: Path, steps: int = 300, batch: int = 2, count: int = 600, model: str = "demo", progress: Progress | None = None
+) -> Path:
+    """Train on `count` generated documents into the folder `out`; returns the router's safetensors file.
+
+    `model`: another state of the demo model; its router is not installed beside the model. Continues a training cut off in `out`.
+    """
+    torch.set_num_threads(1)
+    loaded = models.load(model)
+    maker = RowMaker(Encoder(loaded.tokenizer), english.split(english.collect())[0])
+    weights = Path(models.resolve(model)) / "model.safetensors"
+    about: dict[str, Any] = {
+        "model": "demo",
+        "model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "documents": "kvlens/demo/train_router.py: rows of the demo language with questions, and real English",
+        "documents_seed": SEED,
+    }
+    params = methods.make_parameters(methods.get("sekv"), "demo", {"router": "trained"})
+    path = train_sekv(loaded.model, loaded.tokenizer, out, steps, documents(maker, count), params, settings(batch), progress, about)
+    if model == "demo":
+        for name in (path, path.with_suffix(".json")):
+            shutil.copy(name, ROUTER.with_suffix(name.suffix))
+    return path
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print one line of progress."""
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train SeKV's router for the demo model.")
@@ -57,28 +87,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--documents", type=int, default=600)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    loaded = models.load(arguments.model)
-    maker = RowMaker(Encoder(loaded.tokenizer), english.split(english.collect())[0])
-    weights = Path(models.resolve(arguments.model)) / "model.safetensors"
-    about: dict[str, Any] = {
-        "model": "demo",
-        "model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-        "documents": "kvlens/demo/train_router.py: rows of the demo language with questions, and real English",
-        "documents_seed": SEED,
-    }
-    params = methods.make_parameters(methods.get("sekv"), "demo", {"router": "trained"})
-
-    def show(figures: dict[str, Any]) -> None:
-        print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
-
-    path = train_sekv(
-        loaded.model, loaded.tokenizer, arguments.out, arguments.steps, documents(maker, arguments.documents), params,
-        settings(arguments.batch), show, about,
-    )  # fmt: skip
-    if arguments.model == "demo":
-        for name in (path, path.with_suffix(".json")):
-            shutil.copy(name, ROUTER.with_suffix(name.suffix))
+    train_router(arguments.out, arguments.steps, arguments.batch, arguments.documents, arguments.model, show)
 
 
 if __name__ == "__main__":
