@@ -64,13 +64,9 @@ def _median_ms(call: Callable[[], object], repeats: int) -> tuple[float, float]:
     return times[0], statistics.median(times[1:])
 
 
-def _write(
-    folder: Path, layers: int, q_heads: int, kv_heads: int, steps: int, top_k: int, level: str
-) -> tuple[str, dict[str, float]]:
+def _write(folder: Path, layers: int, q_heads: int, kv_heads: int, steps: int, top_k: int, level: str) -> tuple[str, dict[str, float]]:
     start = time.perf_counter()
-    uid = write_synthetic(
-        folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=_TimedWriter
-    )
+    uid = write_synthetic(folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=_TimedWriter)
     put = np.array(_TimedWriter.last) * 1e6
     size = (folder / uid / "trace.duckdb").stat().st_size
     return uid, {

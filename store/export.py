@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from kvlens.store import queries
+from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import config_hash, sentence
@@ -78,8 +80,11 @@ def _batches(reader: TraceReader, what: str) -> Iterator[pa.Table]:
     stream = reader.batches(_STATEMENTS[what])
     names = [UNITS.get(name, name) for name in stream.schema.names]
     yield stream.schema.empty_table().rename_columns(names)
-    for batch in stream:
-        yield pa.Table.from_batches([batch]).rename_columns(names)
+    try:
+        for batch in stream:
+            yield pa.Table.from_batches([batch]).rename_columns(names)
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise unreadable(reader.uid, error) from error
 
 
 def _csv(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:

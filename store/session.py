@@ -60,9 +60,11 @@ class Session:
         flat[place[inside]] = value[inside]
         return flat
 
-    def batches(self, sql: str, rows: int = 65_536, **values: Any) -> pa.RecordBatchReader:
+    def batches(self, sql: str, rows: int = 65_536) -> pa.RecordBatchReader:
         """A result as a stream of Arrow batches; statements come from ``queries`` only."""
         try:
-            return self._execute(sql, values).to_arrow_reader(rows)
+            with self._lock:
+                cursor = self._con.cursor()
+            return cursor.sql(sql).to_arrow_reader(rows)
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,13 @@ from kvlens.rows import (
 COUNTS = {"n_zoomed", "corrected"}
 
 
-def make_step(rng: np.random.Generator, step: int, sizes: tuple[int, int, int, int], text: str = "x", skip: set[str] = frozenset()) -> StepRecord:
+def make_step(
+    rng: np.random.Generator,
+    step: int,
+    sizes: tuple[int, int, int, int],
+    text: str = "x",
+    skip: Collection[str] = (),
+) -> StepRecord:
     """A record of random values in which single values and the columns of `skip` are not recorded."""
     layers, q_heads, kv_heads, top_k = sizes
     head, kv = {}, {}
@@ -51,7 +58,10 @@ def make_step(rng: np.random.Generator, step: int, sizes: tuple[int, int, int, i
     spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
     spans[rng.random(spans.shape) < 0.3] = -1
     transfers = [
-        TransferRow(step, i % layers, None if i % 2 else i % kv_heads, None if i % 3 else i, "h2d" if i % 2 else "d2h", "zoom", 10**i, 5, 9, 1, bool(i % 2))
+        TransferRow(
+            step, i % layers, None if i % 2 else i % kv_heads, None if i % 3 else i, "h2d" if i % 2 else "d2h", "zoom", 10**i, 5, 9, 1,
+            bool(i % 2),
+        )
         for i in range(int(rng.integers(0, 4)))
     ]  # fmt: skip
     events = [
@@ -239,9 +249,13 @@ def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path: Path
     bad = make_step(rng, 1, sizes)
     for name, value in change.items():
         setattr(bad, name, value)
+
+    def log_and_finish() -> None:
+        writer.step(bad)
+        writer.finish("completed", None, [], {})
+
     with pytest.raises(TraceError, match=sentence) as caught:
-        for _ in (writer.step(bad),):
-            writer.finish("completed", None, [], {})
+        log_and_finish()
     assert "\n" not in str(caught.value)
     with pytest.raises(TraceError):
         writer.step(make_step(rng, 2, sizes))

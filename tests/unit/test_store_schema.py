@@ -1,0 +1,24 @@
+"""The file format may not change under the same version."""
+
+from __future__ import annotations
+
+import hashlib
+
+import duckdb
+from kvlens.store.schema import TABLES, statements
+
+from kvlens.rows import SCHEMA_VERSION
+
+FINGERPRINTS = {1: "dd9c03ba8038796a"}
+
+
+def test_a_change_of_the_schema_needs_a_new_version() -> None:
+    fingerprint = hashlib.sha256("\n".join(statements()).encode()).hexdigest()[:16]
+    assert FINGERPRINTS.get(SCHEMA_VERSION) == fingerprint, "raise SCHEMA_VERSION, or this fingerprint before the first release"
+
+
+def test_the_statements_make_the_tables_a_reader_expects() -> None:
+    con = duckdb.connect()
+    for statement in statements():
+        con.execute(statement)
+    assert {row[0] for row in con.execute("SELECT table_name FROM duckdb_tables()").fetchall()} == set(TABLES)
