@@ -3,7 +3,8 @@
 import streamlit as st
 
 from kvlens.ui.nav import ICON, STYLE, navigation
+from kvlens.ui.widgets import guarded
 
 st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
 st.html(STYLE)
-navigation().run()
+guarded(navigation().run)()

@@ -86,7 +86,9 @@ def head_map(
 
 
 def _targets(values: np.ndarray, metric: Metric, group: int) -> go.Scatter | go.Scattergl:
-    """Almost invisible squares that take hover and click, because a heat map reports no selection to Streamlit 1.67."""
+    """Almost invisible squares that take hover and click, because a heat map reports no selection to Streamlit 1.67.
+
+    customdata is a list of lists: a typed array comes back from the browser as an object."""
     layers, heads = values.shape
     rows, columns = np.divmod(np.arange(values.size), heads)
     hover = [
@@ -96,7 +98,7 @@ def _targets(values: np.ndarray, metric: Metric, group: int) -> go.Scatter | go.
     size = float(np.clip(min(620 / heads, 520 / layers), 6, 40))
     unchanged = {"marker": {"opacity": 0.004}}
     return kind(
-        x=columns, y=rows, mode="markers", hovertext=hover, hoverinfo="text", customdata=np.stack([rows, columns], axis=1),
+        x=columns, y=rows, mode="markers", hovertext=hover, hoverinfo="text", customdata=np.stack([rows, columns], axis=1).tolist(),
         marker={"symbol": "square", "size": size, "color": "#000", "opacity": 0.004}, selected=unchanged, unselected=unchanged,
         showlegend=False,
     )  # fmt: skip

@@ -15,12 +15,12 @@ def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, sta
     Each point's customdata is its step, so that a click can be read back."""
     steps = np.arange(values.size)
     shown = [si_bytes(float(v)) if metric.unit == "bytes" else f"{v:.4g} {metric.unit}" for v in values]
-    figure = go.Figure(
-        go.Scatter(
-            x=steps, y=values, mode="lines+markers", line={"color": BLUE, "width": 1.8}, marker={"size": 7, "opacity": 0.35},
-            connectgaps=False, customdata=steps, hovertext=[f"step {s}: {t}" for s, t in zip(steps, shown, strict=True)], hoverinfo="text",
-        )
+    hover = [f"step {step}: {text}" for step, text in zip(steps, shown, strict=True)]
+    curve = go.Scatter(
+        x=steps, y=values, mode="lines+markers", line={"color": BLUE, "width": 1.8}, marker={"size": 7, "opacity": 0.35},
+        connectgaps=False, customdata=steps.tolist(), hovertext=hover, hoverinfo="text",
     )  # fmt: skip
+    figure = go.Figure(curve)
     if (start, stop) != (0, values.size):
         figure.add_vrect(x0=start - 0.5, x1=stop - 0.5, fillcolor="#888888", opacity=0.15, line_width=0)
     figure.add_vline(x=step, line={"color": SELECTED, "width": 2})

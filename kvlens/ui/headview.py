@@ -119,23 +119,22 @@ def figures(reader: TraceReader, view: View) -> None:
         st.plotly_chart(head_histogram(values, view.metric, (layer, head)), key="spread", alt="Spread over query heads")
 
 
-def _point(key: str) -> list[int] | None:
-    """customdata of the point that was clicked."""
+def _point(key: str) -> list[int]:
+    """customdata of the point that was clicked; empty when none was, or when it is not whole numbers."""
     state = st.session_state.get(key)
     points = state["selection"]["points"] if state else []
-    data_of = points[0].get("customdata") if points else None
-    if data_of is None:
-        return None
-    return [int(item) for item in (data_of if isinstance(data_of, (list, tuple)) else [data_of])]
+    found = points[0].get("customdata") if points else None
+    items = found if isinstance(found, list) else [found]
+    return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
 
 
 def _cell_clicked(key: str) -> None:
-    if (cell := _point(key)) is not None and len(cell) == 2:
+    if len(cell := _point(key)) == 2:
         session.change({"layer": cell[0], "head": cell[1]})
 
 
 def _step_clicked(key: str) -> None:
-    if (step := _point(key)) is not None and len(step) == 1:
+    if len(step := _point(key)) == 1:
         session.change({"step": step[0]})
 
 

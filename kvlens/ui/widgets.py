@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import streamlit as st
 
 from kvlens.figures.metrics import head_label
 from kvlens.ui.state import Selection
 
+#: How the message about an unexpected error begins.
+FAILED = "This page failed:"
+_LOG = logging.getLogger(__name__)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&])")
 
 _COPY_HTML = '<button id="copy" type="button" title="Copy a link that restores this selection">Copy link</button>'
@@ -39,6 +44,20 @@ def error(sentence: str, log: Iterable[str] = ()) -> None:
     lines = list(log)
     if lines:
         st.code("\n".join(lines), language=None, wrap_lines=True, height=240)
+
+
+def guarded(render: Callable[[], None]) -> Callable[[], None]:
+    """`render`, with an unexpected error shown as one sentence and written to the server's log in full."""
+
+    @functools.wraps(render)
+    def rendered() -> None:
+        try:
+            render()
+        except Exception as problem:  # Streamlit's own control flow is not an Exception
+            _LOG.exception("a page failed")
+            error(f"{FAILED} {type(problem).__name__}: {problem}. The server's log has the details; please report them.")
+
+    return rendered
 
 
 def notice(problems: list[str]) -> None:

@@ -22,6 +22,7 @@ class Player {
     this.heads = new HeadMap(this.el.heads, (l, h) => this.pickHead(l, h), (cell) => this.hoverHead(cell));
     this.tracks = new Tracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
     this.wire();
+    this.showPlay();
   }
 
   wire() {
@@ -143,6 +144,7 @@ class Player {
 
   showPlay() {
     this.el.play.textContent = this.playing ? "Pause" : "Play";
+    this.el.player.dataset.playing = String(this.playing);
   }
 
   setFollow(on) {

@@ -62,7 +62,6 @@ Object.assign(Player.prototype, {
     el.player.dataset.step = String(step);
     el.player.dataset.cell = `${this.layer},${this.head}`;
     el.player.dataset.frames = String(this.frames);
-    el.player.dataset.playing = String(this.playing);
     this.drawLegend();
     this.hoverToken(this.hovered ?? null);
     this.hoverHead(this.hoveredCell ?? null);
@@ -169,6 +168,15 @@ export default function (component) {
     player = new Player(root);
     LIVE_PLAYERS.set(root, player);
   }
+  // This function runs again whenever Python sends data, without the clean-up of the time before.
+  player.stopListening?.();
+  player.stopListening = listen(player);
+  player.receive(unpack(data), setStateValue);
+  return () => player.stopListening();
+}
+
+// Everything outside the component that the player listens to; returns what takes it off again.
+function listen(player) {
   const onRun = () => player.attach();
   const onKey = pageKeys(player);
   const redraw = () => player.draw();
@@ -178,7 +186,6 @@ export default function (component) {
   document.addEventListener("keydown", onKey);
   scheme.addEventListener("change", redraw);
   sizes.observe(player.el.player);
-  player.receive(unpack(data), setStateValue);
   return () => {
     window.removeEventListener("kvlens:run", onRun);
     document.removeEventListener("keydown", onKey);

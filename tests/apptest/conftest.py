@@ -1,0 +1,43 @@
+"""The app inside Streamlit's own test runner: no browser, no JavaScript."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+from uiruns import Runs, write_runs
+
+from kvlens.ui.widgets import FAILED
+
+ROOT = Path(__file__).resolve().parents[2]
+Visit = Callable[..., AppTest]
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return write_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
+    """Opens a page on a folder of runs: visit(folder, "replay", run=uid, step=3)."""
+
+    def opened(folder: Path, page: str = "", **params: object) -> AppTest:
+        monkeypatch.setenv("KVLENS_RUNS", str(folder))
+        monkeypatch.chdir(ROOT)
+        st.cache_resource.clear()
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        app.run()
+        for name, value in params.items():
+            app.query_params[name] = str(value)
+        if page:
+            app.switch_page(f"pages/{page}.py")
+        app.run()
+        assert not app.exception, app.exception
+        assert not [box.value for box in app.error if box.value.startswith(FAILED)]
+        return app
+
+    return opened

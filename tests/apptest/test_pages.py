@@ -1,0 +1,129 @@
+"""Every page: whole, with nothing to show, with bad parameters, with a run that cannot be read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Visit
+from streamlit.testing.v1 import AppTest
+from uiruns import Runs
+
+from kvlens.ui.player.codec import unpack
+
+
+def words(app: AppTest) -> str:
+    """All plain text, captions, boxes and headings of a page, without the backslashes that keep Markdown literal."""
+    kinds = (app.text, app.caption, app.markdown, app.warning, app.error, app.info, app.success, app.subheader)
+    return "\n".join(str(element.value) for elements in kinds for element in elements).replace("\\", "")
+
+
+def player_header(app: AppTest) -> dict[str, object]:
+    """What Python tells the player: the header of the selected head's slice."""
+    found = [e.proto for e in app.main if e.type == "bidi_component"] or _components(app)
+    return next(unpack(proto.bytes)[0] for proto in reversed(found) if proto.component_name == "kvlens_player")
+
+
+def _components(app: AppTest) -> list[object]:
+    return [element.proto for element in app.get("bidi_component")]
+
+
+def test_home_without_runs_says_what_kvlens_does_and_offers_a_first_run(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path)
+    assert "token by token" in words(app)
+    assert [button.label for button in app.button] == ["Run the sample prompt"]
+
+
+@pytest.mark.parametrize("page", ["replay", "heads"])
+def test_a_page_without_runs_says_what_to_do(visit: Visit, tmp_path: Path, page: str) -> None:
+    assert "There are no runs yet" in words(visit(tmp_path, page))
+
+
+def test_home_lists_all_runs_newest_first_with_their_status(visit: Visit, runs: Runs) -> None:
+    table = visit(runs.folder).dataframe[0].value
+    assert list(table["run"]) == [runs.whole, runs.broken, runs.cancelled, runs.summary]
+    assert set(table["status"]) == {"completed", "cancelled"}
+
+
+def test_replay_shows_the_facts_and_the_expected_answer(visit: Visit, runs: Runs) -> None:
+    text = words(visit(runs.folder, "replay", run=runs.whole))
+    assert "synthetic · sekv (made up)" in text
+    assert "self-checks passed 3/3" in text
+    assert "Expected answer: 4172" in text
+
+
+def test_a_link_restores_the_selection(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.whole, step=7, layer=2, head=5, span=3, metric="entropy")
+    header = player_header(app)
+    assert {name: header[name] for name in ("step", "layer", "head", "span", "metric")} == {
+        "step": 7, "layer": 2, "head": 5, "span": 3, "metric": "entropy",
+    }  # fmt: skip
+    assert "What L2 Q5 (KV1) attended at step 7" in words(app)
+    assert not app.warning
+
+
+def test_bad_parameters_are_clamped_with_one_notice(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.whole, step=900, layer="x<b>", head=99, span=5000, metric="nonsense")
+    assert len(app.warning) == 1
+    notice = app.warning[0].value.replace("\\", "")
+    parts = ("step 900 beyond 59; showing 59", "head 99 beyond 7", "not a whole number", "span 5000 is not in this run")
+    for part in (*parts, "was not recorded"):
+        assert part in notice
+    assert player_header(app)["step"] == 59
+
+
+@pytest.mark.parametrize("page", ["replay", "heads"])
+@pytest.mark.parametrize("uid", ["20990101-000000-absent", "../../etc/passwd", "<script>"])
+def test_a_run_that_is_not_there_is_one_sentence(visit: Visit, runs: Runs, page: str, uid: str) -> None:
+    app = visit(runs.folder, page, run=uid)
+    assert len(app.error) == 1
+
+
+@pytest.mark.parametrize("page", ["replay", "heads"])
+def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs, page: str) -> None:
+    app = visit(runs.folder, page, run=runs.broken)
+    assert len(app.error) == 1
+    assert "damaged" in words(app)
+
+
+def test_a_cancelled_run_says_how_far_it_got_and_still_replays(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.cancelled)
+    assert "This run is cancelled; recorded to step 9" in words(app)
+    assert player_header(app)["step"] == 0
+
+
+def test_a_moved_selection_moves_the_tables_and_the_url(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.whole)
+    app.session_state["kvlens_selection"] = app.session_state["kvlens_selection"].merged({"step": 12, "layer": 1, "head": 3})
+    app.run()
+    assert "What L1 Q3 (KV0) attended at step 12" in words(app)
+    assert app.query_params["step"] == "12"
+
+
+def test_masses_of_a_head_add_up_in_the_caption(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.whole, step=4, layer=1, head=2)
+    caption = next(element.value for element in app.caption if element.value.startswith("Listed spans hold"))
+    listed, rest = map(float, re.findall(r"\d\.\d{4}", caption))
+    assert listed + rest == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_run_without_figures_per_step_says_so(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.summary)
+    assert "was not recorded" in words(app)
+    assert "All steps: this run keeps no figures per step." in words(visit(runs.folder, "heads", run=runs.summary))
+
+
+def test_heads_shows_the_selected_head_and_restores_range_and_aggregate(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "heads", run=runs.whole, layer=2, head=6, metric="entropy", agg="max", steps="10-19")
+    assert "Selected: L2 Q6 (KV1), max over steps 10–19" in words(app)
+    assert app.query_params["steps"] == "10-19"
+    assert "n_steps" in app.dataframe[0].value
+    assert set(app.dataframe[0].value["n_steps"]) == {10}
+
+
+def test_the_selection_is_kept_from_page_to_page(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "replay", run=runs.whole, step=5, layer=1, head=4, metric="entropy")
+    app.query_params.clear()
+    app.switch_page("pages/heads.py").run()
+    assert "Selected: L1 Q4 (KV1)" in words(app)

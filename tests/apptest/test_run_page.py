@@ -1,0 +1,127 @@
+"""The New run page: the form, its refusals, the job it starts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, Visit
+from streamlit.testing.v1 import AppTest
+
+from kvlens.ui.jobs import Job, JobManager
+from kvlens.ui.jobview import manager, progress_text
+from kvlens.ui.request import MethodChoice, changed_parameters, command
+
+
+def wait(jobs: JobManager, uid: str) -> Job:
+    """The job when it has ended."""
+    for _ in range(600):
+        job = jobs.get(uid)
+        assert job is not None
+        if not job.active:
+            return job
+        time.sleep(0.05)
+    raise AssertionError("the job did not end")
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+@pytest.fixture
+def jobs() -> JobManager:
+    return JobManager()
+
+
+def test_the_form_comes_from_the_catalogue(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    assert {"SeKV", "StreamingLLM"} <= set(app.selectbox(key="form_method").options)
+    labels = [widget.label.replace("\\", "") for widget in app.number_input]
+    assert any(label.startswith("window") for label in labels)
+
+
+def test_an_impossible_length_is_refused_with_its_sentence(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.selectbox(key="form_task").set_value("list")
+    app.number_input(key="form_length").set_value(32).run()
+    assert "needs at least" in app.error[0].value.replace("\\", "")
+    assert not [button for button in app.button if button.label == "Run"]
+
+
+def test_a_bad_budget_is_refused_before_the_run(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.text_input(key="form_budget").set_value("a lot").run()
+    assert "is not understood" in app.error[0].value
+    assert next(button for button in app.button if button.label == "Run").disabled
+
+
+def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
+    app: AppTest = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    app.text_area(key="form_text").set_value("   ").run()
+    assert "is empty" in app.error[0].value
+
+
+def test_an_unknown_job_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run", job="nonsense")
+    assert "is not known to this server" in app.error[0].value
+
+
+def test_a_finished_job_of_the_url_links_to_its_run(visit: Visit, tmp_path: Path) -> None:
+    visit(tmp_path)
+    job = manager().submit(script('print(\'{"phase": "done", "uid": "20260101-000000-abcdef"}\')'), "a run")
+    wait(manager(), job)
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    app.query_params["job"] = job
+    app.switch_page("pages/run.py").run()
+    assert app.success[0].value.startswith("Done")
+
+
+def test_progress_lines_move_the_job_and_other_lines_go_to_the_log(jobs: JobManager) -> None:
+    report = '{"phase": "decode", "done": 3, "total": 8, "tokens_per_s": 12.5}'
+    job = wait(jobs, jobs.submit(script(f'print(\'hello\'); print(\'{report}\'); print(\'{{"phase": "done", "uid": "u"}}\')'), "t"))
+    assert (job.state, job.uid, job.done, job.total, job.tokens_per_s) == ("done", "u", 3, 8, 12.5)
+    assert list(job.log) == ["hello"]
+
+
+def test_a_crash_keeps_the_tail_of_the_log(jobs: JobManager) -> None:
+    job = wait(jobs, jobs.submit(script("raise RuntimeError('the engine broke')"), "t"))
+    assert job.state == "failed"
+    assert "exit code 1" in str(job.message)
+    assert any("the engine broke" in line for line in job.log)
+
+
+def test_an_error_report_is_the_message(jobs: JobManager) -> None:
+    code = 'import sys; print(\'{"phase": "error", "message": "one sentence"}\'); sys.exit(1)'
+    assert wait(jobs, jobs.submit(script(code), "t")).message == "one sentence"
+
+
+def test_a_command_that_cannot_start_fails_without_ending_the_worker(jobs: JobManager) -> None:
+    assert "could not be started" in str(wait(jobs, jobs.submit(["/nonexistent/python"], "t")).message)
+    assert wait(jobs, jobs.submit(script('print(\'{"phase": "done", "uid": "u"}\')'), "t")).state == "done"
+
+
+def test_cancelling_ends_the_running_job_and_drops_the_queued_one(jobs: JobManager) -> None:
+    first = jobs.submit(script("import time; print('up', flush=True); time.sleep(60)"), "first")
+    second = jobs.submit(script("print(1)"), "second")
+    while not (found := jobs.get(first)) or not found.log:
+        time.sleep(0.02)
+    assert jobs.position(second) == 1
+    jobs.cancel(second)
+    jobs.cancel(first)
+    assert wait(jobs, first).state == wait(jobs, second).state == "cancelled"
+
+
+def test_progress_in_words() -> None:
+    job = Job("i", [], "t", 0.0, state="running", phase="decode", done=5, total=10, tokens_per_s=3.25, started=time.time())
+    assert progress_text(job, 0).startswith("Decoding 5 / 10 steps · 3.2 tokens/s")
+
+
+def test_only_changed_parameters_reach_the_command_line(tmp_path: Path) -> None:
+    parameters = [{"name": "window", "default": 512}, {"name": "sinks", "default": 4}]
+    assert changed_parameters(parameters, {"window": 32}, {"window": 32, "sinks": 8}) == {"sinks": 8}
+    argv = command(tmp_path / "p.json", MethodChoice("sekv", "; rm -rf /", "demo", "10%", 8, 0, {"sinks": 8}), tmp_path)
+    assert "; rm -rf /" in argv
+    assert argv[argv.index("--set") + 1] == "sinks=8"

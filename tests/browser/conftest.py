@@ -1,0 +1,137 @@
+"""A real server and a real Chromium. Console errors fail the test; a picture of the page is kept when one fails."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from uiruns import Runs, write_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = ROOT / "test-results"
+WAIT_MS = 60_000
+#: Streamlit 1.67 probes two addresses relative to a deep link's path; they are absent and nothing depends on them.
+HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
+ARGUMENTS = (
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
+)  # fmt: skip
+
+expect.set_options(timeout=WAIT_MS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+class Server:
+    """streamlit run app.py on a free port, until `stop`."""
+
+    def __init__(self, runs: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
+        env = {**os.environ, "KVLENS_RUNS": str(runs)}
+        self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.url = f"http://127.0.0.1:{self.port}"
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1)
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("the server did not become healthy")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return write_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def server(runs: Runs) -> Iterator[Server]:
+    started = Server(runs.folder)
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def start_server() -> Iterator[Callable[[Path], Server]]:
+    """A server of the test's own on a folder of runs; it ends after the test's pages."""
+    servers: list[Server] = []
+
+    def start(folder: Path) -> Server:
+        servers.append(Server(folder))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = os.environ.get("KVLENS_CHROMIUM", "/usr/bin/chromium")
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield found
+        found.close()
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(browser: Browser, request: pytest.FixtureRequest, start_server: object) -> Iterator[Open]:
+    """open_page(url, dark=False): a page of its own context. At the end: no console errors, no requests to other hosts."""
+    pages: list[Page] = []
+    errors: list[str] = []
+
+    def opened(url: str, dark: bool = False) -> Page:
+        context = browser.new_context(
+            viewport={"width": 1440, "height": 900}, color_scheme="dark" if dark else "light",
+            permissions=["clipboard-read", "clipboard-write"], accept_downloads=True,
+        )  # fmt: skip
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda sent: errors.append(f"left the machine: {sent.url}") if foreign(sent.url) else None)
+        page.goto(url)
+        pages.append(page)
+        return page
+
+    yield opened
+    failed = getattr(request.node, "failed_call", False)
+    for number, page in enumerate(pages):
+        if failed:
+            PICTURES.mkdir(exist_ok=True)
+            page.screenshot(path=str(PICTURES / f"{request.node.name}-{number}.png"))
+        page.context.close()
+    assert [text for text in errors if not text.startswith(HARMLESS)] == []
+
+
+def foreign(url: str) -> bool:
+    return url.startswith(("http://", "https://", "ws://", "wss://")) and "//127.0.0.1:" not in url
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.when == "call":
+        item.failed_call = report.failed  # type: ignore[attr-defined]

@@ -1,0 +1,58 @@
+"""Heads, New run and the way from a click to a finished run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+from conftest import Open, Server
+from playwright.sync_api import expect
+from uiruns import Runs
+
+
+def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/heads?run={runs.whole}&layer=0&head=0&metric=entropy")
+    chart = page.get_by_test_id("stPlotlyChart").first
+    expect(page.get_by_text("Selected: L0 Q0 (KV0)")).to_be_visible()
+    area = chart.locator(".nsewdrag[data-subplot='x3y3'], .xy3 .nsewdrag").first
+    box = area.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 4.9 / 8, box["y"] + box["height"] * 2.6 / 3)
+    page.wait_for_timeout(300)
+    page.mouse.click(box["x"] + box["width"] * 4.9 / 8, box["y"] + box["height"] * 2.6 / 3)
+    expect(page.get_by_text("Selected: L2 Q4 (KV1)")).to_be_visible()
+    expect(page).to_have_url(re.compile("layer=2&head=4"))
+
+
+def test_statistics_download_as_csv_and_parquet(server: Server, runs: Runs, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(f"{server.url}/heads?run={runs.whole}")
+    for name, kind, read in (("CSV", "csv", pd.read_csv), ("Parquet", "parquet", pd.read_parquet)):
+        with page.expect_download() as started:
+            page.get_by_role("button", name=f"Per-head statistics as {name}").click()
+        assert started.value.suggested_filename == f"{runs.whole}-heads.{kind}"
+        target = tmp_path / started.value.suggested_filename
+        started.value.save_as(target)
+        table = read(target)
+        assert len(table) == 3 * 8
+        assert set(table["n_steps"]) == {60}
+        assert list(table["kv_head"][:8]) == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_its_sentence(server: Server, open_page: Open) -> None:
+    page = open_page(f"{server.url}/run")
+    page.get_by_text("Upload", exact=True).click()
+    page.locator("input[type=file]").set_input_files({"name": "bad.txt", "mimeType": "text/plain", "buffer": b"caf\xe9 au lait"})
+    expect(page.get_by_text("bad.txt is not UTF-8 text (byte 3 cannot be decoded)")).to_be_visible()
+    expect(page.get_by_role("button", name="Run", exact=True)).to_have_count(0)
+
+
+def test_the_sample_run_reaches_its_replay(tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]) -> None:
+    page = open_page(start_server(tmp_path / "empty").url)
+    page.get_by_role("button", name="Run the sample prompt").click()
+    expect(page).to_have_url(re.compile("job="))
+    page.get_by_role("link", name="Open in Replay").click(timeout=120_000)
+    expect(page.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"))
+    expect(page.get_by_text(re.compile("Expected answer:"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"self-checks passed (\d+)/\1"))).to_be_visible()

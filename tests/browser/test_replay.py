@@ -1,0 +1,125 @@
+"""The player in a browser: it plays, listens to keys and clicks, and its selection is in the URL."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import Open, Server
+from playwright.sync_api import Page, expect
+from uiruns import MARKUP, Runs
+
+
+@pytest.fixture
+def replay(server: Server, runs: Runs, open_page: Open) -> Page:
+    page = open_page(f"{server.url}/replay?run={runs.whole}&layer=0&head=0")
+    expect(page.locator("#player")).to_have_attribute("data-step", "0")
+    return page
+
+
+def step(page: Page) -> int:
+    return int(page.locator("#player").get_attribute("data-step") or -1)
+
+
+def test_it_plays_at_twenty_steps_a_second_without_the_server(replay: Page) -> None:
+    replay.wait_for_timeout(1500)
+    sent: list[str] = []
+    replay.on("websocket", lambda socket: sent.append(socket.url))
+    replay.locator("#rate").select_option("30")
+    took = replay.evaluate("""() => new Promise((resolve) => {
+        const host = [...document.querySelectorAll('*')].find((e) => e.shadowRoot && e.shadowRoot.querySelector('#player'));
+        const player = host.shadowRoot.querySelector('#player');
+        const frames = () => Number(player.dataset.frames), [began, first] = [performance.now(), frames()];
+        host.shadowRoot.querySelector('#play').click();
+        const look = () => player.dataset.playing === 'true' ? requestAnimationFrame(look)
+            : resolve({ seconds: (performance.now() - began) / 1000, drawn: frames() - first, step: Number(player.dataset.step) });
+        requestAnimationFrame(look);
+    })""")
+    rate = took["step"] / took["seconds"]
+    print(f"played {took['step']} steps in {took['seconds']:.2f} s = {rate:.1f} steps/s, {took['drawn']} drawn")
+    assert took["step"] == 59
+    assert rate >= 20
+    assert took["drawn"] >= 10  # the screen is asked 30 times a second; a busy machine skips some
+    assert sent == []
+
+
+def test_keys_move_the_step_and_the_url_follows(replay: Page) -> None:
+    replay.keyboard.press("ArrowRight")
+    replay.keyboard.press("Shift+ArrowRight")
+    assert step(replay) == 11
+    replay.keyboard.press("ArrowLeft")
+    assert step(replay) == 10
+    expect(replay).to_have_url(re.compile(r"[?&]step=10(&|$)"))
+    replay.keyboard.press("End")
+    assert step(replay) == 59
+    replay.keyboard.press("Home")
+    assert step(replay) == 0
+    replay.keyboard.press("]")
+    expect(replay.locator("#player")).to_have_attribute("data-cell", "1,0")
+    replay.keyboard.press("[")
+    expect(replay.locator("#player")).to_have_attribute("data-cell", "0,0")
+    replay.keyboard.press("?")
+    expect(replay.locator("#help")).to_be_visible()
+    replay.keyboard.press("Escape")
+    expect(replay.locator("#help")).to_be_hidden()
+    replay.keyboard.press("Space")
+    expect(replay.locator("#player")).to_have_attribute("data-playing", "true")
+    replay.keyboard.press("Space")
+    expect(replay.locator("#player")).to_have_attribute("data-playing", "false")
+
+
+def test_a_click_on_a_cell_selects_the_head_everywhere(replay: Page) -> None:
+    box = replay.locator("#heads").bounding_box()
+    assert box is not None
+    width = (box["width"] - 48) / 8
+    height = (box["height"] - 50) / 3
+    replay.locator("#heads").click(position={"x": 40 + 6.5 * width, "y": 8 + 2.5 * height})
+    expect(replay.locator("#player")).to_have_attribute("data-cell", "2,6")
+    expect(replay).to_have_url(re.compile(r"layer=2&head=6"))
+    expect(replay.get_by_text("What L2 Q6 (KV1) attended at step 0")).to_be_visible()
+
+
+def test_a_click_on_a_token_selects_its_span_and_escape_clears_it(replay: Page) -> None:
+    replay.locator("#strip span[data-pos='40']").click()
+    expect(replay.locator("#strip .picked").first).to_be_attached()
+    expect(replay).to_have_url(re.compile(r"span=\d+"))
+    expect(replay.locator("#token")).to_contain_text("characters")
+    replay.keyboard.press("Escape")
+    expect(replay.locator("#strip .picked")).to_have_count(0)
+    expect(replay).not_to_have_url(re.compile(r"span="))
+
+
+def test_token_text_is_shown_literally(replay: Page) -> None:
+    cell = replay.locator("#strip span[data-pos='299']")
+    expect(cell).to_have_text(MARKUP)
+    expect(cell.locator("b")).to_have_count(0)
+    expect(replay.locator("#strip .needle").first).to_be_attached()
+
+
+def test_colours_follow_the_mode_and_the_step(replay: Page) -> None:
+    cell = replay.locator("#strip span[data-pos='1']")
+    before = cell.evaluate("e => e.style.backgroundColor")
+    replay.locator("#mode").select_option("state")
+    expect(replay.locator("#legend")).to_contain_text("reconstructed")
+    assert cell.evaluate("e => e.style.backgroundColor") == "rgb(0, 114, 178)" != before
+    replay.locator("#mode").select_option("head")
+    expect(replay.locator("#legend")).to_contain_text("selected head")
+
+
+def test_the_link_button_copies_a_link_that_restores_the_view(replay: Page, open_page: Open) -> None:
+    replay.keyboard.press("Shift+ArrowRight")
+    expect(replay).to_have_url(re.compile("step=10"))
+    replay.locator("#copy").click()
+    expect(replay.locator("#copy")).to_have_text("Copied")
+    link = replay.evaluate("navigator.clipboard.readText()")
+    assert link == replay.url
+    expect(open_page(link).locator("#player")).to_have_attribute("data-step", "10")
+
+
+def test_dark_pages_have_light_text(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/replay?run={runs.whole}", dark=True)
+    expect(page.locator("#player")).to_have_attribute("data-step", "0")
+    color = page.locator("#now").evaluate("e => getComputedStyle(e).color")
+    ground = page.get_by_test_id("stApp").evaluate("e => getComputedStyle(e).backgroundColor")
+    light, dark = (sum(map(int, re.findall(r"\d+", text)[:3])) for text in (color, ground))
+    assert light > 600 > 150 > dark

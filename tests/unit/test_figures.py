@@ -1,0 +1,109 @@
+"""Figures: every recorded column is described, what was not recorded is never drawn as zero, both heads are named."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+
+from kvlens.figures.heads import head_histogram, head_map, value_text
+from kvlens.figures.metrics import METRICS, head_label, metric_of, si_bytes
+from kvlens.figures.timeline import head_timeline
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+
+
+@pytest.fixture
+def values() -> np.ndarray:
+    """[4 layers, 8 query heads], one not recorded."""
+    table = np.linspace(0.0, 1.0, 32).reshape(4, 8)
+    table[2, 5] = np.nan
+    return table
+
+
+def heatmaps(figure: go.Figure) -> list[go.Heatmap]:
+    return [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
+
+
+def test_every_recorded_column_is_described_at_its_level() -> None:
+    assert {name for name, metric in METRICS.items() if metric.level == "q"} == set(HEAD_COLUMNS)
+    assert {name for name, metric in METRICS.items() if metric.level == "kv"} == set(KV_COLUMNS)
+    assert all(metric.unit and metric.doc for metric in METRICS.values())
+
+
+def test_a_missing_value_is_grey_and_named_never_zero(values: np.ndarray) -> None:
+    figure = head_map(values, 2, metric_of("coverage"), (0, 0), "mean")
+    main, missing = heatmaps(figure)
+    assert np.isnan(main.z[2][5])
+    assert missing.z[2][5] == 1
+    assert np.isnan(missing.z[0][0])
+    assert missing.texttemplate == "n/r"
+    targets = next(trace for trace in figure.data if trace.type == "scatter")
+    assert "not recorded" in targets.hovertext[2 * 8 + 5]
+
+
+def test_the_overlay_carries_layer_and_query_head_and_names_the_kv_head(values: np.ndarray) -> None:
+    figure = head_map(values, 2, metric_of("coverage"), (0, 0), "mean")
+    targets = next(trace for trace in figure.data if trace.type == "scatter")
+    assert list(targets.customdata[3 * 8 + 6]) == [3, 6]
+    assert targets.hovertext[3 * 8 + 6].startswith("L3 Q6 (KV1)")
+    assert figure.layout.hoverdistance == -1
+
+
+def test_the_selection_is_outlined_on_its_cell(values: np.ndarray) -> None:
+    boxes = [shape for shape in head_map(values, 2, metric_of("coverage"), (3, 6), "mean").layout.shapes if shape.type == "rect"]
+    assert [(box.x0, box.x1, box.y0, box.y1) for box in boxes] == [(5.5, 6.5, 2.5, 3.5)]
+
+
+def test_marginals_are_means_over_recorded_cells_only(values: np.ndarray) -> None:
+    bars = [trace for trace in head_map(values, 2, metric_of("coverage"), (0, 0), "mean").data if trace.type == "bar"]
+    assert bars[0].y[5] == pytest.approx(np.mean(values[[0, 1, 3], 5]))
+    assert bars[1].x[2] == pytest.approx(np.mean(np.delete(values[2], 5)))
+
+
+def test_shares_use_the_whole_range_unless_asked_to_fit(values: np.ndarray) -> None:
+    small = values / 10
+    assert heatmaps(head_map(small, 2, metric_of("coverage"), (0, 0), "mean"))[0].zmax == 1.0
+    assert heatmaps(head_map(small, 2, metric_of("coverage"), (0, 0), "mean", fit=True))[0].zmax == pytest.approx(0.1)
+
+
+def test_signed_metrics_are_symmetric_around_zero() -> None:
+    assert metric_of("qcos").bounds(np.array([0.2, 0.9])) == (-1.0, 1.0)
+    assert metric_of("qcos").seen(np.array([0.2, 0.9])) == (-0.9, 0.9)
+
+
+@pytest.mark.parametrize("builder", [head_map, head_histogram])
+def test_a_metric_without_any_value_still_draws(builder: object) -> None:
+    empty = np.full((2, 4), np.nan)
+    if builder is head_map:
+        assert len(heatmaps(head_map(empty, 2, metric_of("entropy"), (0, 0), "mean"))) == 2
+    else:
+        assert "8 not recorded" in head_histogram(empty, metric_of("entropy"), (0, 0)).layout.title.text
+
+
+def test_large_maps_use_webgl_targets_and_no_cell_text() -> None:
+    figure = head_map(np.zeros((48, 40)), 8, metric_of("coverage"), (0, 0), "mean")
+    assert any(trace.type == "scattergl" for trace in figure.data)
+    assert heatmaps(figure)[0].texttemplate is None
+
+
+def test_a_timeline_has_gaps_a_cursor_and_units() -> None:
+    values = np.array([0.1, np.nan, 0.3])
+    figure = head_timeline(values, metric_of("coverage"), "L0 Q0 (KV0)", 2, 0, 2)
+    assert figure.data[0].connectgaps is False
+    assert "1 of 3 steps not recorded" in figure.layout.title.text
+    assert figure.layout.xaxis.title.text == "decode step"
+    assert figure.layout.yaxis.title.text == "share"
+    assert [shape.x0 for shape in figure.layout.shapes if shape.type == "line"] == [2]
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5e6, "5 MB"), (7.25e9, "7.25 GB")])
+def test_bytes_are_decimal(value: float, text: str) -> None:
+    assert si_bytes(value) == text
+
+
+def test_not_recorded_has_one_wording() -> None:
+    assert si_bytes(None) == si_bytes(float("nan")) == value_text(float("nan"), metric_of("coverage")) == "not recorded"
+
+
+def test_a_query_head_is_named_with_its_kv_head() -> None:
+    assert head_label(3, 5, 4) == "L3 Q5 (KV1)"

@@ -1,0 +1,84 @@
+"""The one direction of imports (docs/design.md): who may know whom, read from the sources and tried in a fresh process."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "transformers", "umap")
+
+
+def imported(path: Path) -> set[str]:
+    """Full names of the modules a file imports at any depth, `from a import b` counted as both a and a.b."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def offences(files: list[Path], banned: tuple[str, ...]) -> list[str]:
+    assert files
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in sorted(imported(path))
+        if any(name == ban or name.startswith(f"{ban}.") for ban in banned)
+    ]
+
+
+def sources(*patterns: str) -> list[Path]:
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+def test_figures_know_neither_streamlit_nor_sql_nor_the_store() -> None:
+    banned = ("streamlit", "duckdb", "kvlens.store", "kvlens.ui", "kvlens.engine", *HEAVY)
+    assert offences(sources("kvlens/figures/**/*.py"), banned) == []
+
+
+def test_pages_know_the_interface_the_figures_and_the_reader_only() -> None:
+    allowed = ("kvlens.ui", "kvlens.figures", "kvlens.store.reader")
+    found = [
+        f"{path.name} imports {name}"
+        for path in sources("pages/*.py", "app.py")
+        for name in imported(path)
+        if name.startswith("kvlens") and not name.startswith(allowed)
+    ]
+    assert found == []
+
+
+def test_pages_are_thin() -> None:
+    assert {path.name: n for path in sources("pages/*.py") if (n := len(path.read_text().splitlines())) > 120} == {}
+
+
+def test_the_interface_imports_no_engine() -> None:
+    banned = (*HEAVY, "duckdb", "kvlens.engine", "kvlens.models", "kvlens.session", "kvlens.recorder")
+    assert offences(sources("kvlens/ui/**/*.py", "pages/*.py", "app.py"), banned) == []
+
+
+def test_the_engine_knows_no_database_and_no_interface() -> None:
+    files = sources("kvlens/engine.py", "kvlens/session.py", "kvlens/recorder.py", "kvlens/attention.py", "kvlens/memory/*.py")
+    assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.ui")) == []
+
+
+def test_methods_touch_no_files() -> None:
+    files = sources("kvlens/methods/*.py")
+    assert offences(files, ("duckdb", "streamlit", "kvlens.store", "kvlens.ui", "shutil", "subprocess", "socket", "requests")) == []
+
+
+def test_the_store_knows_no_torch_and_no_interface() -> None:
+    assert offences(sources("store/*.py"), ("streamlit", "kvlens.ui", "kvlens.figures", "kvlens.engine", *HEAVY)) == []
+
+
+def test_a_fresh_process_loads_no_heavy_library() -> None:
+    code = f"""
+import sys, kvlens.ui.data, kvlens.ui.details, kvlens.ui.frame, kvlens.ui.headview, kvlens.ui.preflight, kvlens.ui.submit
+kvlens.ui.data.methods.catalogue()
+print([name for name in {HEAVY} if name in sys.modules])"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]
