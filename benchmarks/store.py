@@ -29,18 +29,26 @@ from kvlens.rows import StepRecord
 class _TimedWriter(TraceWriter):
     """Times what the engine's thread spends per step."""
 
-    seconds: list[float]
+    pause_s = 0.0
+    last: _TimedWriter
+    """the writer of the latest run"""
 
     def begin(self, meta: dict[str, Any]) -> None:
-        self.seconds = _TimedWriter.last = []
+        self.seconds: list[float] = []
+        _TimedWriter.last = self
         super().begin(meta)
 
     def step(self, record: StepRecord) -> None:
         start = time.perf_counter()
         super().step(record)
         self.seconds.append(time.perf_counter() - start)
+        time.sleep(self.pause_s)
 
-    last: list[float] = []  # noqa: RUF012 - where the run's times are found after the run
+
+class _PacedWriter(_TimedWriter):
+    """As `_TimedWriter`, with a decode step's time between two steps; else records come faster than any engine makes them."""
+
+    pause_s = 0.02
 
 
 def machine() -> str:
@@ -64,14 +72,16 @@ def _median_ms(call: Callable[[], object], repeats: int) -> tuple[float, float]:
     return times[0], statistics.median(times[1:])
 
 
-def _write(folder: Path, layers: int, q_heads: int, kv_heads: int, steps: int, top_k: int, level: str) -> tuple[str, dict[str, float]]:
+def _write(
+    folder: Path, layers: int, q_heads: int, kv_heads: int, steps: int, top_k: int, level: str, kind: type[TraceWriter]
+) -> tuple[str, dict[str, float]]:
     start = time.perf_counter()
-    uid = write_synthetic(folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=_TimedWriter)
-    put = np.array(_TimedWriter.last) * 1e6
+    uid = write_synthetic(folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=kind)
+    put = np.array(_TimedWriter.last.seconds) * 1e6
     size = (folder / uid / "trace.duckdb").stat().st_size
     return uid, {
         "put_us_median": round(float(np.median(put)), 1), "put_us_p99": round(float(np.percentile(put, 99)), 1),
-        "kb_per_step": round(size / steps / 1e3, 1), "file_mb": round(size / 1e6, 2),
+        "waits_for_disk": _TimedWriter.last.stalls, "kb_per_step": round(size / steps / 1e3, 1), "file_mb": round(size / 1e6, 2),
         "write_s": round(time.perf_counter() - start, 2),
     }  # fmt: skip
 
@@ -112,9 +122,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="kvlens-bench-") as name:
         folder = Path(name)
         small, big = (6, 8, 4), (32, 32, 8)
-        for shape, level, k in ((small, "spans", 16), (small, "summary", 16), (big, "heads", 32), (big, "spans", 32)):
-            uid, figures = _write(folder, *shape, options.steps, k, level)
-            label = f"{shape[0]} layers x {shape[1]} query heads, level {level}, top {k}"
+        fast, paced = _TimedWriter, _PacedWriter
+        cases = (
+            (small, "spans", 16, paced), (small, "spans", 16, fast), (small, "summary", 16, paced), (big, "heads", 32, fast),
+            (big, "spans", 32, paced),
+        )  # fmt: skip
+        for shape, level, k, kind in cases:
+            uid, figures = _write(folder, *shape, options.steps, k, level, kind)
+            label = f"{shape[0]} layers x {shape[1]} query heads, level {level}, top {k}, {kind.pause_s * 1e3:.0f} ms between steps"
             result["runs"][label] = figures
             print(f"{label}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
         start = time.perf_counter()

@@ -158,7 +158,9 @@ class TraceWriter:
         try:
             size = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
             self._info |= {"status": status, "error": error, "disk_bytes": size, "extra": extra}
-            self._write_info({name: extra[name] for name in ("output_text",) if name in extra})
+            self._write_info({"output_text": extra["output_text"]} if "output_text" in extra else {})
+        except OSError as failure:
+            raise self._describe(failure) from failure
         finally:
             self._lease.release()
 
@@ -204,7 +206,6 @@ class TraceWriter:
                 pass
             except BaseException as error:
                 self._error = self._describe(error)
-                continue
             if self._error is None and time.monotonic() - beat > _HEARTBEAT_S:
                 beat = time.monotonic()
                 with contextlib.suppress(OSError):  # only a display; the trace itself is what must not fail
@@ -213,12 +214,10 @@ class TraceWriter:
     def _describe(self, error: BaseException) -> TraceError:
         if isinstance(error, TraceError):
             return error
-        described = TraceError(
+        return TraceError(
             f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose another runs folder, "
             "what was flushed before stays readable."
         )
-        described.__cause__ = error
-        return described
 
     def _stop_thread(self) -> None:
         self._work.put(None)

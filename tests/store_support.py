@@ -1,0 +1,97 @@
+"""Shared by the tests of the trace store: random records, and what an error message must be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from kvlens.store.reader import TraceReader
+from kvlens.store.writer import TraceWriter
+
+from kvlens.rows import (
+    EVENT_KINDS,
+    HEAD_COLUMNS,
+    KV_COLUMNS,
+    EventRow,
+    PrefillRecord,
+    PromptToken,
+    SelfCheck,
+    SpanHeadRow,
+    SpanRow,
+    StepRecord,
+    TransferRow,
+)
+
+COUNTS = {"n_zoomed", "corrected"}
+
+
+def make_step(
+    rng: np.random.Generator,
+    step: int,
+    sizes: tuple[int, int, int, int],
+    text: str = "x",
+    skip: Collection[str] = (),
+) -> StepRecord:
+    """A record of random values in which single values and the columns of `skip` are not recorded."""
+    layers, q_heads, kv_heads, top_k = sizes
+    head, kv = {}, {}
+    for name in HEAD_COLUMNS:
+        if name in skip:
+            continue
+        top = 2 if name == "corrected" else 60_000
+        value = rng.integers(0, top, (layers, q_heads)) if name in COUNTS else rng.normal(0, 2, (layers, q_heads))
+        head[name] = np.where(rng.random((layers, q_heads)) < 0.2, np.nan, value).astype(np.float32)
+    for name in KV_COLUMNS:
+        if name not in skip:
+            value = rng.integers(0, 2**40 if name.endswith("_bytes") else 2**31, (layers, kv_heads)).astype(float)
+            kv[name] = np.where(rng.random(value.shape) < 0.2, np.nan, value)
+    masses = rng.dirichlet(np.ones(top_k + 1), (layers, q_heads)).astype(np.float32)
+    spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
+    spans[rng.random(spans.shape) < 0.3] = -1
+    transfers = [
+        TransferRow(
+            step, i % layers, None if i % 2 else i % kv_heads, None if i % 3 else i, "h2d" if i % 2 else "d2h", "zoom", 10**i, 5, 9, 1,
+            bool(i % 2),
+        )
+        for i in range(int(rng.integers(0, 4)))
+    ]  # fmt: skip
+    events = [
+        EventRow(step, None if i % 2 else 0, None, None if i % 3 else 0, EVENT_KINDS[i], i if i % 2 else None, float(i) if i % 2 else None)
+        for i in range(int(rng.integers(0, len(EVENT_KINDS))))
+    ]  # fmt: skip
+    return StepRecord(
+        step, step * 1000, 900, 3, 2, 7 + step, text, float(rng.normal()), float("nan"), 100 + step, 200 + step, 300,
+        head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events,
+    )  # fmt: skip
+
+
+def stored(values: np.ndarray) -> np.ndarray:
+    """float32 values as the trace keeps them."""
+    return np.round(values.astype(np.float64), 4).astype(np.float32)
+
+
+def make_prefill(tokens: int = 3) -> PrefillRecord:
+    prompt = [PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)]
+    spans = [SpanRow(0, "sink", 0, 1, -1, "first"), SpanRow(1, "entropy", 1, tokens, -1, "rest", 1.25, "coarse")]
+    forms = [SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")), SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None)]
+    return PrefillRecord(prompt, spans, forms, [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)], [], 10, 20, 30, 40)
+
+
+def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
+    writer = TraceWriter(folder, **options)
+    layers, q_heads, kv_heads, _ = sizes
+    writer.begin({"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}})
+    writer.prefill(make_prefill())
+    for record in records:
+        writer.step(record)
+    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": 42})
+    return TraceReader.open(folder, writer.uid)
+
+
+def one_sentence(error: BaseException) -> None:
+    text = str(error)
+    assert "\n" not in text
+    assert text.endswith(".")
+    assert len(text) < 600
