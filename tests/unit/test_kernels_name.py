@@ -20,7 +20,7 @@ def test_a_distribution_named_kernels_and_our_folder_live_side_by_side(tmp_path:
     code = (
         "import kernels; assert kernels.MARK == 'the distribution'\n"
         "import transformers, kvlens.models, kvlens.kernels.attend, kvlens.store.reader\n"
-        "assert kvlens.kernels.attend.__file__.startswith(%r)\n" % str(ROOT / "kernels")
+        f"assert kvlens.kernels.attend.__file__.startswith({str(ROOT / 'kernels')!r})\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
