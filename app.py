@@ -7,4 +7,5 @@ from kvlens.ui.widgets import guarded
 
 st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
 st.html(STYLE)
+st.logo(ICON, size="medium")
 guarded(navigation().run)()

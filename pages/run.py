@@ -13,19 +13,20 @@ nav.enter()
 job = st.query_params.get("job")
 if job:
     job_panel(job)
-left, right = st.columns(2, gap="large")
-with right:
-    st.subheader("Model and method")
-    choice = method_form(data.catalogue(), data.models())
-with left:
-    st.subheader("Prompt")
-    encode, own = encoder(choice.model)
-    prompt = prompt_form(encode)
-    if not own:
-        st.caption(widgets.plain(f"The tokenizer of {choice.model} is not on this machine; the length is counted with the demo model's."))
-if prompt is not None:
-    ready = preflight.panel(prompt, choice)
-    if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):
-        st.query_params["job"] = submit(prompt, choice)
-        st.rerun()
+if not job or st.toggle("Set up another run", key=f"another_{job}"):
+    left, right = st.columns(2, gap="large")
+    with right:
+        st.subheader("Model and method")
+        choice = method_form(data.catalogue(), data.models())
+    with left:
+        st.subheader("Prompt")
+        encode, own = encoder(choice.model)
+        prompt = prompt_form(encode)
+        if not own:
+            st.caption(widgets.plain(f"The tokenizer of {choice.model} is not on this machine; the demo model's counts the length."))
+    if prompt is not None:
+        ready = preflight.panel(prompt, choice)
+        if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):
+            st.query_params["job"] = submit(prompt, choice)
+            st.rerun()
 job_list(job)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+
 from kvlens.store.synthetic import write_synthetic
 
 MARKUP = "<b>x</b>"

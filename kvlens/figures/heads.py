@@ -33,7 +33,7 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 def map_height(layers: int) -> int:
     """Pixels for a map of that many layers."""
-    return 190 + int(np.clip(layers * 26, 170, 620))
+    return 190 + int(np.clip(layers * 30, 300, 640))
 
 
 def head_map(

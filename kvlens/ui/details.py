@@ -30,7 +30,7 @@ def facts(reader: TraceReader) -> None:
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
     if meta.get("answer"):
-        st.text(f"Expected answer: {str(meta['answer']).strip()} · generated: {generated_text(reader).strip()}")
+        st.text(f"Expected answer: {str(meta['answer']).strip()}\nGenerated: {generated_text(reader).strip()}")
     left, right = st.columns(2)
     with left.expander("Effective configuration"):
         st.code(json.dumps(meta.get("config"), indent=1, ensure_ascii=False), language="json")
@@ -65,9 +65,15 @@ def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> s
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
+def token_range(kind: str, start: int, end: int) -> str:
+    """First and last position; of the window, which moves, where it was born."""
+    return f"{int(start)}–{int(end) - 1}" + (" at birth, moves" if kind == "window" else "")
+
+
 def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, selected: int | None) -> None:
     st.markdown(f"##### What {label} attended at step {step}")
-    table = reader.head_spans(step, layer, head)
+    listed = reader.head_spans(step, layer, head)
+    table = listed[listed["mass"] > 0]
     if table.empty:
         st.caption("Attention per span was not recorded for this step.")
         return
@@ -78,22 +84,31 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
             "mass": table["mass"],
             "state": table["state"].fillna("not recorded"),
             "kind": table["kind"],
-            "tokens": [f"{int(a)}–{int(b) - 1}" for a, b in zip(table["tok_start"], table["tok_end"], strict=True)],
+            "tokens": [token_range(*row) for row in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)],
             "text": [span_text(tokens, int(a), int(b)) for a, b in zip(table["tok_start"], table["tok_end"], strict=True)],
             "why it is a span": table["reason"],
         }
     )
-    if selected is not None:
+    if selected in set(table["span"]):
         shown.insert(0, "selected", ["●" if span == selected else "" for span in shown["span"]])
     columns = {
-        "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.4f"),
+        "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.5f"),
         "text": st.column_config.TextColumn(width="large"),
     }
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=300)
-    tail = table.attrs["tail_mass"]
-    rest = "not recorded" if pd.isna(tail) else f"{tail:.4f}"
-    st.caption(f"Listed spans hold {table['mass'].sum():.4f} of the attention, all others together {rest}. "
-               "Masses are stored to about ±√mass/255.")  # fmt: skip
+    st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
+
+
+def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
+    """What the list leaves out. `tail`: mass on spans that are not listed, NaN when not recorded."""
+    if pd.isna(tail):
+        text = "The mass of the spans that are not listed was not recorded."
+    else:
+        text = f"Spans that are not listed hold {tail:.4f} together, so the listed ones hold {1 - tail:.4f}."
+    text += " Each listed mass is stored to about ±√mass/255, so their sum may differ from that."
+    if selected is not None and selected not in listed:
+        text += f" The selected span {selected} is not in this list."
+    return text
 
 
 def _transfers(reader: TraceReader, step: int) -> None:
@@ -120,6 +135,13 @@ def _transfers(reader: TraceReader, step: int) -> None:
     st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))
 
 
+def event_value(kind: str, value: float) -> str:
+    """An event's value with its unit: tokens of a span that was refused or evicted, bytes of a span that was moved."""
+    if pd.isna(value):
+        return "–"
+    return f"{value:,.0f} tokens" if kind in ("refused", "evict", "offload") else f"{value:,.6g} bytes"
+
+
 def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
     table = reader.events(step=step, layer=layer, kv_head=kv_head)
     st.markdown(f"##### Decided at step {step} for L{layer} KV{kv_head}")
@@ -132,7 +154,7 @@ def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
             "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
             "query head": table["q_head"].map(lambda head: "–" if pd.isna(head) else f"Q{int(head)}"),
             "KV head": table["kv_head"].map(lambda head: "–" if pd.isna(head) else f"KV{int(head)}"),
-            "value": table["value"],
+            "value": [event_value(kind, value) for kind, value in zip(table["kind"], table["value"], strict=True)],
         }
     )
     st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))

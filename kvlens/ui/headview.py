@@ -56,7 +56,9 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
         wanted = st.query_params.get("agg", "mean")
         st.session_state["heads_agg"] = wanted if wanted in AGGREGATES else "mean"
     agg = middle.selectbox("Over the steps", AGGREGATES, key="heads_agg", persist_state="session")
-    fit = third.toggle("Colours over recorded range", key="heads_fit", persist_state="session")
+    fit = third.toggle(
+        "Fit colours", key="heads_fit", persist_state="session", help="Colours span the recorded values, not the natural range."
+    )  # fmt: skip
     last = reader.n_steps - 1
     if reader.meta.get("trace_level") == "summary" or last < 1:
         right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")

@@ -9,7 +9,13 @@ import streamlit as st
 from kvlens.ui import widgets
 from kvlens.ui.jobs import Job, JobManager
 
-_PHASES = {"load": "Loading the model", "prefill": "Prefill", "decode": "Decoding", "store": "Storing the trace"}
+_PHASES = {
+    "load": "Loading the model",
+    "prefill": "Prefill",
+    "place": "Placing the prompt: spans, summaries, cold tier",
+    "decode": "Decoding",
+    "store": "Storing the trace",
+}
 _UNITS = {"prefill": "tokens", "decode": "steps"}
 
 

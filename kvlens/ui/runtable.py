@@ -15,18 +15,18 @@ def run_table(table: pd.DataFrame) -> str | None:
         {
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
             "status": table["status"],
-            "model": table["model"],
-            "method": table["method"],
-            "preset": table["preset"],
+            "model": table["model"].fillna(""),
+            "method": table["method"].fillna(""),
+            "preset": table["preset"].fillna(""),
             "budget": table["budget"].map(lambda value: "" if pd.isna(value) else str(value)),
-            "task": table["task"],
+            "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
             "steps": table["steps"].astype("Int64"),
             "peak KV": _bytes(table["peak_bytes"]),
             "full KV": _bytes(table["full_kv_bytes"]),
             "to device": _bytes(table["h2d_bytes"]),
             "duration (s)": table["duration_s"].round(1),
-            "output": table["output_text"],
+            "output": table["output_text"].fillna(""),
             "run": table["uid"],
         }
     )

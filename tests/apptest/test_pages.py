@@ -101,11 +101,13 @@ def test_a_moved_selection_moves_the_tables_and_the_url(visit: Visit, runs: Runs
     assert app.query_params["step"] == "12"
 
 
-def test_masses_of_a_head_add_up_in_the_caption(visit: Visit, runs: Runs) -> None:
+def test_masses_of_a_head_add_up_to_one(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.whole, step=4, layer=1, head=2)
-    caption = next(element.value for element in app.caption if element.value.startswith("Listed spans hold"))
-    listed, rest = map(float, re.findall(r"\d\.\d{4}", caption))
-    assert listed + rest == pytest.approx(1.0, abs=0.05)
+    caption = next(element.value for element in app.caption if element.value.startswith("Spans that are not listed"))
+    tail, listed = map(float, re.findall(r"\d\.\d{4}", caption))
+    assert tail + listed == pytest.approx(1.0, abs=1e-4)
+    table = next(frame.value for frame in app.dataframe if "mass" in frame.value)
+    assert table["mass"].sum() == pytest.approx(listed, abs=0.02)
 
 
 def test_a_run_without_figures_per_step_says_so(visit: Visit, runs: Runs) -> None:

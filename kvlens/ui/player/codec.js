@@ -40,7 +40,7 @@ function formatValue(value, unit) {
   if (value === null || value === undefined || Number.isNaN(value)) return "not recorded";
   if (unit === "bytes") return formatBytes(value);
   if (unit === "share" || unit === "cosine") return value.toFixed(4);
-  if (unit === "nats") return `${value.toFixed(3)} nats`;
+  if (unit === "nats") return `${value.toFixed(3).replace(/^-0\.0+$/, "0.000")} nats`;
   if (unit === "0 or 1") return value >= 0.5 ? "yes" : "no";
   const rounded = Math.abs(value - Math.round(value)) < 5e-3 ? String(Math.round(value)) : String(Number(value.toPrecision(4)));
   return unit ? `${rounded} ${unit}` : rounded;

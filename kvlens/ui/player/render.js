@@ -73,9 +73,9 @@ Object.assign(Player.prototype, {
       this.legendKey = key;
       const { legend } = this;
       const parts = legend.states
-        ? STATE_NAMES.flatMap((name, i) => [swatch(css(STATES, i)), words(name)])
+        ? STATE_NAMES.map((name, i) => pair(swatch(css(STATES, i)), words(name)))
         : [words(legend.lo), ramp(legend.table), words(legend.hi)];
-      this.el.legend.replaceChildren(...parts, swatch(css(legend.table, 255)), words("not recorded"), words(`\u00b7 ${legend.note}`));
+      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words("not recorded")), words(`\u00b7 ${legend.note}`));
     }
     if (!this.metric) return;
     const { metric, range } = this;
@@ -86,8 +86,10 @@ Object.assign(Player.prototype, {
     const nr = swatch("");
     nr.classList.add("nr");
     const owner = metric.level === "kv" ? " \u00b7 a figure of the KV head, shown for each of its query heads" : "";
+    const doc = words(`${metric.title}: ${metric.doc}${owner}`);
+    doc.className = "doc";
     this.el.scale.replaceChildren(words(axisText(range[0], metric.unit)), ramp(table),
-      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), nr, words(`not recorded (n/r) \u00b7 ${metric.doc}${owner}`));
+      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, words("not recorded (n/r)")), doc);
   },
 
   hoverToken(pos) {
@@ -137,6 +139,14 @@ Object.assign(Player.prototype, {
 function words(text) {
   const node = document.createElement("span");
   node.textContent = text;
+  return node;
+}
+
+// A swatch and its word, never parted by a line break.
+function pair(...nodes) {
+  const node = document.createElement("span");
+  node.className = "pair";
+  node.append(...nodes);
   return node;
 }
 

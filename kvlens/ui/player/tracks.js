@@ -97,8 +97,9 @@ class Tracks {
     if (hi === lo) hi = lo + 1;
     const y = (value) => y0 + ((value - lo) / (hi - lo)) * (y1 - y0);
     ctx.textAlign = "right";
-    ctx.fillText(axisText(hi, track.unit), this.margin.left - 6, y1 + 2);
-    ctx.fillText(axisText(lo, track.unit), this.margin.left - 6, y0 - 2);
+    const tidy = (value) => axisText(Math.abs(value) < 1e-3 * (hi - lo) ? 0 : value, track.unit);
+    ctx.fillText(tidy(hi), this.margin.left - 6, y1 + 2);
+    ctx.fillText(tidy(lo), this.margin.left - 6, y0 - 2);
     ctx.fillStyle = theme.border;
     ctx.fillRect(this.margin.left, y0, width - this.margin.left - this.margin.right, 1);
     if (track.line) this.rule(ctx, track.line, y(track.line.value), width, theme);
@@ -147,5 +148,5 @@ class Tracks {
 
 function axisText(value, unit) {
   if (unit === "bytes") return formatBytes(value);
-  return String(Number(value.toPrecision(3)));
+  return Math.abs(value) < 1e-6 ? "0" : String(Number(value.toPrecision(3)));
 }
