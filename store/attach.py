@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+
 from kvlens.store import queries
 from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.lease import is_held

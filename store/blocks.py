@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from kvlens.store.errors import TraceError
-from kvlens.store.schema import MAX_SPAN, head_type, kv_type
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, StepRecord
+from kvlens.store.errors import TraceError
+from kvlens.store.schema import MAX_SPAN, head_type, kv_type
 
 _HEAD_INDEX = {name: index for index, name in enumerate(HEAD_COLUMNS)}
 _KV_INDEX = {name: index for index, name in enumerate(KV_COLUMNS)}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
 from kvlens.store.errors import TraceError
 from kvlens.store.lease import is_held
 from kvlens.store.runinfo import SUMMARY, check_uid, read_info

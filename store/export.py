@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
+
+from kvlens.rows import HEAD_COLUMNS
 from kvlens.store import queries
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import config_hash, sentence
 from kvlens.store.schema import UNITS
-
-from kvlens.rows import HEAD_COLUMNS
 
 FORMATS = ("csv", "parquet", "json")
 _FORMULA = r"^([=+\-@\t\r])"

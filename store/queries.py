@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from kvlens.store.schema import UNITS
-
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from kvlens.store.schema import UNITS
 
 TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
 SPANS = "SELECT * FROM run.main.span ORDER BY span"

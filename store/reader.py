@@ -13,6 +13,8 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store import queries
 from kvlens.store.attach import attach, read_meta
 from kvlens.store.catalog import derived_status, list_runs
@@ -21,8 +23,6 @@ from kvlens.store.rollup import head_run_sql, kv_run_sql
 from kvlens.store.runinfo import read_info, run_dir
 from kvlens.store.session import Session
 from kvlens.store.states import changes, replay
-
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 
 __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
 from kvlens.store.lease import Lease

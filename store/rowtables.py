@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from kvlens.store.errors import TraceError
-from kvlens.store.runinfo import clean_text
 
 from kvlens.rows import EVENT_KINDS, StepRecord
+from kvlens.store.errors import TraceError
+from kvlens.store.runinfo import clean_text
 
 _ARROW = {
     "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(), "UTINYINT": pa.uint8(), "USMALLINT": pa.uint16(),

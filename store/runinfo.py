@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 
 _UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from kvlens.rows import SelfCheck
 from kvlens.store.synthetic_scene import SINK, WINDOW, Scene, make_prefill
 from kvlens.store.synthetic_steps import StepMaker
 from kvlens.store.writer import TraceWriter
-
-from kvlens.rows import SelfCheck
 
 
 def write_synthetic(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 from kvlens.rows import EventRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
 

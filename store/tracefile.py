@@ -10,13 +10,13 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+
+from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
 from kvlens.store.rowtables import moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import statements
-
-from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.

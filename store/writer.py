@@ -14,14 +14,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
 from kvlens.store.tracefile import TraceFile
-
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 _HEARTBEAT_S = 2.0
 #: A block is flushed when it is full or this old, so that a slow run loses little when it dies.

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kvlens.store.reader import TraceReader
-from kvlens.store.writer import TraceWriter
 
 from kvlens.rows import (
     EVENT_KINDS,
@@ -23,6 +21,8 @@ from kvlens.rows import (
     StepRecord,
     TransferRow,
 )
+from kvlens.store.reader import TraceReader
+from kvlens.store.writer import TraceWriter
 
 COUNTS = {"n_zoomed", "corrected"}
 

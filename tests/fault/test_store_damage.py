@@ -11,6 +11,8 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from store_support import one_sentence
+
 from kvlens.store.errors import RunNotFound, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.export import export
 from kvlens.store.reader import TraceReader, list_runs
@@ -18,7 +20,6 @@ from kvlens.store.recover import delete_run, recover
 from kvlens.store.schema import statements
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
-from store_support import one_sentence
 
 
 @pytest.fixture(scope="module")

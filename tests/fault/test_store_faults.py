@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from store_support import one_sentence
+
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.writer import TraceWriter
-from store_support import one_sentence
 
 ROOT = Path(__file__).parents[2]
 

@@ -86,7 +86,7 @@ def test_masses_add_up_and_no_row_is_missing(runs: Runs, demo: Any, name: str) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_spans_partition_the_positions(runs: Runs, name: str) -> None:
-    result, sink, _ = runs[name]
+    _, sink, _ = runs[name]
     assert sink.prefilled is not None
     spans = sink.prefilled.spans + [span for record in sink.steps for span in record.spans]
     assert [span.span for span in spans] == list(range(len(spans)))

@@ -19,7 +19,8 @@ def kvlens(*arguments: str) -> None:
     try:
         main()
     except SystemExit as ended:
-        assert not ended.code, ended.code
+        if ended.code:
+            raise
     finally:
         sys.argv = before
 

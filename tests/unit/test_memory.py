@@ -33,7 +33,7 @@ def test_recall_zone_never_lends_a_slot_twice(lengths: list[int], size: int, wan
         slots = [slot for group in held.values() for slot in group]
         assert len(slots) == len(set(slots)) <= size
         assert all(100 <= slot < 100 + size for slot in slots)
-        assert {span for span in wish if zone.holds(span)} >= {span for span in wish} - set(plan.refused)
+        assert {span for span in wish if zone.holds(span)} >= set(wish) - set(plan.refused)
         # greedy: what was refused did not fit beside the accepted ones of higher priority
         room = size
         for span in wish:

@@ -12,9 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kvlens.store.errors import TraceError
-from kvlens.store.reader import TraceReader
-from kvlens.store.writer import TraceWriter
 from store_support import make_step, stored, write
 
 from kvlens.rows import (
@@ -24,6 +21,9 @@ from kvlens.rows import (
     StepRecord,
     TransferRow,
 )
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.store.writer import TraceWriter
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import duckdb
-from kvlens.store.schema import TABLES, statements
 
 from kvlens.rows import SCHEMA_VERSION
+from kvlens.store.schema import TABLES, statements
 
 FINGERPRINTS = {1: "dd9c03ba8038796a"}
 
