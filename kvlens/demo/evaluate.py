@@ -202,43 +202,72 @@ def retrieval_heads(path: Path, length: int, count: int) -> torch.Tensor:
     return mass / max(1, steps)
 
 
-def measure(path: Path, scale: float, say: Callable[[str], None]) -> str:
-    """All tables as markdown; `scale` shrinks the numbers of trials."""
-    demo = Demo.load(path)
+Section = Callable[["Demo", Path, Callable[[int], int]], str]
 
-    def n(count: int) -> int:
-        return max(1, round(count * scale))
 
-    parts: list[str] = []
-
-    def add(title: str, text: str) -> None:
-        parts.append(f"### {title}\n\n{text}")
-        say(parts[-1])
-
+def _exact(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
     rows = []
     for task, length in [(task, length) for task in ("needle", "multikey") for length in (512, 1024, 2048, 4096)]:
         right = by_depth(demo, task, length, n(20))
         rows.append([task, length, *right, mean(right), 5 * n(20)])
-    add("Exact match by length and depth, full KV", table(["task", "tokens", *(f"{d:.0%}" for d in DEPTHS), "mean", "n"], rows))
-    rows = [[f"chain of {h}", *(over_depths(demo, "chain", t, n(40), hops=h) for t in (512, 1024, 2048)), n(40)] for h in (2, 3, 4, 6)]
-    rows += [[f"list of {k}", *(over_depths(demo, "list", t, n(20), items=k) for t in (512, 1024, 2048)), n(20)] for k in (4, 8, 12)]
-    rows += [["note recital", *(over_depths(demo, "note", t, n(40)) for t in (512, 1024, 2048)), n(40)]]
-    add("Long answers (exact match; lists: share of entries right)", table(["task", "512", "1024", "2048", "n each"], rows))
+    return table(["task", "tokens", *(f"{d:.0%}" for d in DEPTHS), "mean", "n"], rows)
+
+
+def _long(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
+    wanted: list[tuple[str, str, dict[str, int]]] = [(f"chain of {hops}", "chain", {"hops": hops}) for hops in (2, 3, 4, 6)]
+    wanted += [(f"list of {items}", "list", {"items": items}) for items in (4, 8, 12)]
+    wanted += [("note recital", "note", {})]
+    rows = [[name, *(over_depths(demo, task, t, n(20), **more) for t in (512, 1024, 2048)), n(20)] for name, task, more in wanted]
+    return table(["task", "512", "1024", "2048", "n each"], rows)
+
+
+def _kinds(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
     kinds = language.FACT_KINDS[:-1]
-    rows = [[k, over_depths(demo, "multikey", 1024, n(40), kind=k, others=4), n(40)] for k in kinds]
-    add("By kind of fact, 1024 tokens, four others of the kind", table(["kind", "exact match", "n"], rows))
+    rows = [[kind, over_depths(demo, "multikey", 1024, n(20), kind=kind, others=4), n(20)] for kind in kinds]
+    return table(["kind", "exact match", "n"], rows)
+
+
+def _controls(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
     removed, follows = controls(demo, 1024, n(50))
     rows = [["needle removed", removed, n(50)], ["digits replaced: the answer follows", follows, n(50)]]
     rows.append(["haystack of held-out real English", real_haystack(demo, 1024, n(50)), n(50)])
-    add("Controls, 1024 tokens", table(["control", "exact match", "n"], rows))
-    rows = [[t, *by_depth(demo, "multikey", t, n(20), streaming(0.1)), n(20)] for t in (512, 1024, 2048)]
-    add("StreamingLLM at 10 % of the entries (4 sinks)", table(["tokens", *(f"{d:.0%}" for d in DEPTHS), "n each"], rows))
-    found = surprisal(demo)
-    rows = [["uniform, ln V", math.log(len(demo.tokenizer)), ""], *([k, v, c] for k, (v, c) in sorted(found.items()))]
-    add("Surprisal on held-out real English", table(["tokens", "nats per token", "count"], rows))
-    heads = retrieval_heads(path, 1024, n(40))
-    rows = [[f"layer {i}", *map(float, row)] for i, row in enumerate(heads)]
-    add("Attention mass on the value per right digit, by query head", table(["", *(str(h) for h in range(heads.size(1)))], rows))
+    return table(["control", "exact match", "n"], rows)
+
+
+def _streaming(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
+    rows = [[t, *by_depth(demo, "multikey", t, n(10), streaming(0.1)), n(10)] for t in (512, 1024, 2048)]
+    return table(["tokens", *(f"{d:.0%}" for d in DEPTHS), "n each"], rows)
+
+
+def _surprisal(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
+    rows = [["uniform, ln V", math.log(len(demo.tokenizer)), ""], *([k, v, c] for k, (v, c) in sorted(surprisal(demo).items()))]
+    return table(["tokens", "nats per token", "count"], rows)
+
+
+def _heads(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
+    heads = retrieval_heads(path, 1024, n(20))
+    rows = [[f"layer {index}", *map(float, row)] for index, row in enumerate(heads)]
+    return table(["", *(str(head) for head in range(heads.size(1)))], rows)
+
+
+SECTIONS: dict[str, Section] = {
+    "Exact match by length and depth, full KV": _exact,
+    "Long answers (exact match; lists: share of entries right)": _long,
+    "By kind of fact, 1024 tokens, four others of the kind": _kinds,
+    "Controls, 1024 tokens": _controls,
+    "StreamingLLM at 10 % of the entries (4 sinks), multikey": _streaming,
+    "Surprisal on held-out real English": _surprisal,
+    "Attention mass on the value per right digit, by query head": _heads,
+}
+
+
+def measure(path: Path, scale: float, say: Callable[[str], None]) -> str:
+    """All tables as markdown; `scale` shrinks the numbers of trials."""
+    demo = Demo.load(path)
+    parts: list[str] = []
+    for title, section in SECTIONS.items():
+        parts.append(f"### {title}\n\n{section(demo, path, lambda count: max(1, round(count * scale)))}")
+        say(parts[-1])
     return "\n".join(parts)
 
 
