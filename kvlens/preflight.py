@@ -25,6 +25,8 @@ def estimate(
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, warnings.
 
+    feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
+
     Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises ValueError
     with one sentence for an unknown model folder, method, preset, parameter or budget.
     """
@@ -49,15 +51,17 @@ def estimate(
     floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
     out |= {
         "prompt_tokens": tokens, "full_kv_bytes": full, "budget_bytes": limit, "min_budget_bytes": floor,
-        "feasible": limit is None or floor <= limit,
+        "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
         "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
     }  # fmt: skip
     if tokens + max_new > positions:
         out["feasible"] = False
         out["warnings"].append(f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: shorten the prompt.")
     if limit is not None and floor > limit:
+        about = "needs" if chosen.floor_is_exact else "needs, by estimate,"
+        end = "the run would be refused." if chosen.floor_is_exact else "the run may be refused once its spans are known."
         out["warnings"].append(
-            f"{chosen.title} needs about {floor / full:.1%} of full KV for this prompt (estimate); the budget is {limit / full:.1%}."
+            f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is {limit / full:.1%}: {end}"
         )
     return out
 

@@ -113,6 +113,8 @@ class Method(ABC):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     exact_without_budget: ClassVar[bool] = True
     """with no budget limit it attends everything exactly, so it equals FullKV"""
+    floor_is_exact: ClassVar[bool] = True
+    """`floor_bytes` is what `prefill_end` will ask for; False: an estimate, since it depends on the text"""
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
 

@@ -42,6 +42,7 @@ class SeKV(Method):
     Parameters = SeKVParameters
     presets = PRESETS
     exact_without_budget = False
+    floor_is_exact = False
     observed_queries = 128
     params: SeKVParameters
 

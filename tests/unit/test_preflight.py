@@ -1,0 +1,46 @@
+"""Estimates before a run, against what the run then finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support import task_prompt
+
+from kvlens import methods
+from kvlens.budget import Budget, BudgetInfeasible
+from kvlens.engine import Engine, Options
+from kvlens.preflight import estimate
+
+
+@pytest.mark.parametrize("name", list(methods.registry()))
+def test_floor_is_what_the_run_asks_for(demo: Any, name: str) -> None:
+    prompt, made = task_prompt(demo, "needle", 700, max_new=8)
+    found = estimate(made.text, "demo", name, {}, "2tok", 8)
+    assert found["prompt_tokens"] == len(prompt.ids)
+    assert found["full_kv_bytes"] == demo.shape.full_kv_bytes(len(prompt.ids) + 8)
+    assert found["feasible"] in (False, None)
+    assert found["warnings"]
+    method = methods.get(name)
+    params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, {})
+    with pytest.raises(BudgetInfeasible) as refused:
+        Engine(demo).run(prompt, method, params, Budget.parse("2tok"), Options(max_new=8))
+    if method.floor_is_exact:
+        assert refused.value.smallest == found["min_budget_bytes"]
+        assert found["feasible"] is False
+    else:
+        assert 0.4 < refused.value.smallest / found["min_budget_bytes"] < 2.5
+
+
+def test_what_is_not_known_is_none_and_said() -> None:
+    found = estimate("x", "some/hub-model", "full", {}, None, 8)
+    assert found["prompt_tokens"] is None
+    assert "hub id" in found["warnings"][0]
+    with pytest.raises(ValueError, match="is not understood"):
+        estimate("x", "demo", "full", {}, "much", 8)
+
+
+def test_too_long_is_said() -> None:
+    found = estimate("word " * 9000, "demo", "streaming_llm", {}, "0.5", 8)
+    assert found["feasible"] is False
+    assert any("shorten the prompt" in sentence for sentence in found["warnings"])
