@@ -118,12 +118,12 @@ def make_prompt(
     hay: list[str] = []
     misses = 0
     while misses < 20:
-        sentence = next(given, None) if given is not None else language.filler(rng)
-        if sentence is None:
+        piece = next(given, None) if given is not None else language.filler(rng)
+        if piece is None:
             break
-        if size(sentence) <= room:
-            hay.append(sentence)
-            room -= size(sentence)
+        if size(piece) <= room:
+            hay.append(piece)
+            room -= size(piece)
         else:
             misses += 1
     for sentence in crowd:
