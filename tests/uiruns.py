@@ -16,7 +16,7 @@ MARKUP = "<b>x</b>"
 
 @dataclass(frozen=True)
 class Runs:
-    """A folder with four runs."""
+    """A folder with five runs."""
 
     folder: Path
     whole: str
@@ -27,10 +27,13 @@ class Runs:
     """trace level 'summary': no figures per step and head"""
     broken: str
     """its trace is not a database"""
+    long: str
+    """3,200 prompt tokens, more than the strip keeps in the page"""
 
 
 def write_runs(folder: Path) -> Runs:
-    """Writes the four runs; `whole` is the newest."""
+    """Writes the runs; `whole` is the newest."""
+    long = write_synthetic(folder, 2, 4, 2, 6, 60, seed=5, uid="20260101-000000-long", prompt_tokens=3200)
     summary = write_synthetic(folder, 2, 4, 2, 8, 10, seed=3, uid="20260101-000001-summary", trace_level="summary")
     cancelled = write_synthetic(folder, 2, 4, 2, 10, 12, seed=2, uid="20260101-000002-cancel", status="cancelled", error="Cancelled.")
     broken = write_synthetic(folder, 2, 4, 2, 4, 8, seed=4, uid="20260101-000003-broken", prompt_tokens=120)
@@ -40,9 +43,9 @@ def write_runs(folder: Path) -> Runs:
     known = {"prompt_tokens": 300, "needle": [[30, 60]], "answer": "4172"}
     whole = write_synthetic(folder, 3, 8, 2, 60, 20, seed=1, uid="20260101-000004-whole", **known)
     put_markup(folder / whole / "trace.duckdb")
-    for number, uid in enumerate((summary, cancelled, broken, whole)):
+    for number, uid in enumerate((long, summary, cancelled, broken, whole)):
         redate(folder / uid / "run.json", f"2026-01-01T00:00:0{number}+00:00")
-    return Runs(folder, whole, cancelled, summary, broken)
+    return Runs(folder, whole, cancelled, summary, broken, long)
 
 
 def put_markup(trace: Path) -> None:

@@ -22,7 +22,7 @@ def run_table(table: pd.DataFrame) -> str | None:
             "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
             "steps": table["steps"].astype("Int64"),
-            "peak KV": _bytes(table["peak_bytes"]),
+            "peak on device": _bytes(table["peak_bytes"]),
             "full KV": _bytes(table["full_kv_bytes"]),
             "to device": _bytes(table["h2d_bytes"]),
             "duration (s)": table["duration_s"].round(1),

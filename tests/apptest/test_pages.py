@@ -42,7 +42,7 @@ def test_a_page_without_runs_says_what_to_do(visit: Visit, tmp_path: Path, page:
 
 def test_home_lists_all_runs_newest_first_with_their_status(visit: Visit, runs: Runs) -> None:
     table = visit(runs.folder).dataframe[0].value
-    assert list(table["run"]) == [runs.whole, runs.broken, runs.cancelled, runs.summary]
+    assert list(table["run"]) == [runs.whole, runs.broken, runs.cancelled, runs.summary, runs.long]
     assert set(table["status"]) == {"completed", "cancelled"}
 
 

@@ -96,6 +96,17 @@ def test_token_text_is_shown_literally(replay: Page) -> None:
     expect(replay.locator("#strip .needle").first).to_be_attached()
 
 
+def test_a_long_prompt_is_shown_in_a_window_that_the_minimap_moves(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/replay?run={runs.long}")
+    cells = page.locator("#strip span[data-pos]")
+    expect(cells).to_have_count(2048)
+    expect(page.locator("#strip span[data-pos='3200']")).to_be_attached()
+    page.locator("#mini").click(position={"x": 10, "y": 15})
+    expect(page.locator("#strip span[data-pos='20']")).to_be_visible()
+    expect(page.locator("#follow")).not_to_be_checked()
+    expect(cells).to_have_count(2048)
+
+
 def test_colours_follow_the_mode_and_the_step(replay: Page) -> None:
     cell = replay.locator("#strip span[data-pos='1']")
     before = cell.evaluate("e => e.style.backgroundColor")

@@ -75,7 +75,7 @@ Object.assign(Player.prototype, {
       const parts = legend.states
         ? STATE_NAMES.map((name, i) => pair(swatch(css(STATES, i)), words(name)))
         : [words(legend.lo), ramp(legend.table), words(legend.hi)];
-      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words("not recorded")), words(`\u00b7 ${legend.note}`));
+      this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words(legend.missing || "not recorded")), words(`\u00b7 ${legend.note}`));
     }
     if (!this.metric) return;
     const { metric, range } = this;

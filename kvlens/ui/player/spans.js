@@ -90,7 +90,8 @@ function sparseRow(arrays, name, step, count) {
   return row;
 }
 
-const MASS_TOP = 0.1; // share per token; likewise
+const MASS_TOP = 0.1; // share per token; likewise, MASS_DECADES powers of ten below it the range begins
+const MASS_DECADES = 4;
 const SURPRISAL_TOP = 10; // nats; the colour range ends here, the legend says so
 
 // Colour entry per token, 255: not recorded. Returns the colour table and what the legend says.
@@ -118,11 +119,18 @@ function colorTokens(mode, run, clock, step, out) {
     else {
       if (perSpan[span] < 0) {
         const density = clock.mass(kind, span) / Math.max(1, clock.length(span, step));
-        perSpan[span] = Number.isNaN(density) ? 255 : Math.min(254, Math.round(Math.sqrt(density / MASS_TOP) * 254));
+        perSpan[span] = Number.isNaN(density) ? 255 : massEntry(density);
       }
       out[i] = perSpan[span];
     }
   }
   const who = mode === "head" ? "of the selected head" : "mean over all query heads";
-  return { table: SEQUENTIAL, lo: "0", hi: `\u2265 ${MASS_TOP} per token`, note: `attention mass of the span spread over its tokens (square-root scale), ${who}` };
+  const least = (MASS_TOP / 10 ** MASS_DECADES).toFixed(5);
+  const note = `attention mass of the span spread over its tokens (logarithmic), ${who}`;
+  return { table: SEQUENTIAL, lo: `\u2264 ${least}`, hi: `\u2265 ${MASS_TOP} per token`, note, missing: "not listed or not recorded" };
+}
+
+function massEntry(density) {
+  const place = 1 + Math.log10(Math.max(density, 1e-12) / MASS_TOP) / MASS_DECADES;
+  return Math.max(0, Math.min(254, Math.round(place * 254)));
 }

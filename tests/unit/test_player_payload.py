@@ -1,0 +1,88 @@
+"""What the player is sent says the same as the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvlens.rows import SPAN_STATES
+from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.player import payload
+from kvlens.ui.player.codec import NOT_RECORDED, pack, quantise, unpack
+from kvlens.ui.state import Selection
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
+    folder = tmp_path_factory.mktemp("runs")
+    uid = write_synthetic(folder, 3, 8, 2, 40, 20, seed=1, prompt_tokens=300, needle=[[30, 60]])
+    with TraceReader.open(folder, uid) as opened:
+        yield opened
+
+
+def test_a_message_comes_back_as_it_was_packed() -> None:
+    arrays = {"a": np.arange(5, dtype=np.uint8), "b": np.array([0.5, np.nan]), "c": np.arange(3, dtype=np.int32)}
+    header, back = unpack(pack({"text": "<b>é\n"}, arrays))
+    assert header["text"] == "<b>é\n"
+    assert all(np.array_equal(back[name], array, equal_nan=name == "b") for name, array in arrays.items())
+
+
+def test_codes_keep_four_decimals_of_a_share_and_mark_what_is_missing() -> None:
+    values = np.array([0.0, 1e-4, 0.1234, 0.9999, 1.0, np.nan])
+    codes = quantise(values, 0.0, 1.0)
+    assert codes[-1] == NOT_RECORDED
+    assert np.round(codes[:-1] / 65534, 4) == pytest.approx(values[:-1], abs=1e-9)
+    assert codes[:-1].max() == 65534
+
+
+def test_every_cube_says_what_the_reader_says(reader: TraceReader) -> None:
+    names = payload.per_step_metrics(reader)
+    header, arrays = unpack(payload.run_payload(reader, "id", names, names))
+    for metric in header["metrics"]:
+        codes = arrays[f"cube:{metric['name']}"].astype(float)
+        decoded = np.where(codes == NOT_RECORDED, np.nan, metric["lo"] + codes / 65534 * (metric["hi"] - metric["lo"]))
+        truth = payload.cube(reader, metric["name"]).ravel()
+        assert np.array_equal(np.isnan(decoded), np.isnan(truth))
+        assert np.nanmax(np.abs(decoded - truth)) <= (metric["hi"] - metric["lo"]) / 131068 * 1.01 + 1e-6
+
+
+def test_tokens_tracks_and_spans_are_the_recorded_ones(reader: TraceReader) -> None:
+    names = payload.per_step_metrics(reader)
+    header, arrays = unpack(payload.run_payload(reader, "id", names, names[:1]))
+    assert header["texts"] == list(reader.tokens()["text"])
+    assert header["prompt"] == 300
+    assert len(header["spans"]) == len(reader.spans())
+    assert arrays["track:h2d"].tolist() == reader.steps()["h2d_bytes"].tolist()
+    assert [metric["loaded"] for metric in header["metrics"]] == [True] + [False] * (len(names) - 1)
+
+
+@pytest.mark.parametrize(("layer", "kv_head"), [(0, 0), (2, 1)])
+def test_states_replayed_from_changes_equal_the_readers_at_every_step(reader: TraceReader, layer: int, kv_head: int) -> None:
+    spans = reader.spans()
+    changes = payload.state_changes(reader, spans, layer, kv_head)
+    ids = spans["span"].tolist()
+    for step in range(reader.n_steps):
+        now: dict[int, str] = {}
+        for at, index, state in zip(changes["change_step"], changes["change_span"], changes["change_state"], strict=True):
+            if at <= step:
+                now[ids[index]] = SPAN_STATES[state]
+        truth = reader.span_states(step, layer, kv_head)
+        assert {span: now[span] for span in truth["span"]} == dict(zip(truth["span"], truth["state"], strict=True))
+
+
+def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
+    header, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))
+    assert (header["step"], header["layer"], header["head"], header["rev"]) == (5, 1, 6, 3)
+    truth = reader.span_mass(1, 6)
+    first, last = arrays["head_start"][5], arrays["head_start"][6]
+    found = arrays["head_mass"][first:last] / 65534
+    assert found == pytest.approx(truth.loc[truth["step"] == 5, "mass"].to_numpy(), abs=1e-5)
+
+
+def test_a_needle_is_the_tokens_its_characters_touch() -> None:
+    tokens = pd.DataFrame({"char_start": [0, 3, 7, None], "char_end": [3, 7, 9, None]})
+    assert payload.needle_tokens(tokens, [[4, 8], [100, 110]]) == [[1, 3]]
