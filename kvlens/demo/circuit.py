@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 LOOK_BACK = 1
 MATCH = (2, 3)
 SHIFTS = (1, 2, 3, 4, 1, 4, 5, 6)
+QUERY_HEADS, KV_HEADS, HEAD_SIZE = 8, 2, 32
 THETA = 100_000.0
 _EMBED_STD, _SHARED, _SHARPNESS, _MATCH_GAIN, _LOOK_BACK_GAIN, _COPY_GAIN = 0.05, 0.75, 7.5, 4.0, 0.06, 0.6
 _SLOW_UP_TO = 512  # a RoPE pair is slow when it turns less than one radian over this many positions
@@ -30,9 +31,9 @@ def build_model(vocabulary: int, layers: int = 6, width: int = 128, inner: int =
         hidden_size=width,
         intermediate_size=inner,
         num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_attention_heads=QUERY_HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_SIZE,
         max_position_embeddings=8192,
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         tie_word_embeddings=True,
@@ -50,7 +51,7 @@ def build_model(vocabulary: int, layers: int = 6, width: int = 128, inner: int =
 @torch.no_grad()
 def _structured_start(model: LlamaForCausalLM, rng: torch.Generator) -> None:
     config = model.config
-    width, head, query_heads, kv_heads = config.hidden_size, config.head_dim, config.num_attention_heads, config.num_key_value_heads
+    width, head, query_heads, kv_heads = config.hidden_size, HEAD_SIZE, QUERY_HEADS, KV_HEADS
     group = query_heads // kv_heads
     shared = torch.randn(width, generator=rng)
     shared /= shared.norm()

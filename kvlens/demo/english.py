@@ -77,7 +77,12 @@ def collect() -> list[Document]:
     seen: set[str] = set()
     documents = []
     for name, text in raw:
-        fresh = [p for p in paragraphs(text) if (flat := " ".join(p.split())) not in seen and not seen.add(flat)]
+        fresh = []
+        for paragraph in paragraphs(text):
+            flat = " ".join(paragraph.split())
+            if flat not in seen:
+                seen.add(flat)
+                fresh.append(paragraph)
         if fresh:
             documents.append(Document(name, tuple(fresh)))
     return documents

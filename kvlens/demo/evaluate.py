@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,16 +59,18 @@ class Demo:
         self.model(ids[:, :-1], past_key_values=cache, use_cache=True, logits_to_keep=1)
         if shrink is not None:
             keep = shrink(torch.arange(count - 1))
+            layer: Any
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys[:, :, keep], layer.values[:, :, keep]
-        token, made = ids[:, -1:], []
+        token = ids[:, -1:]
+        made: list[int] = []
         for step in range(limit):
             position = torch.tensor([[count - 1 + step]])
             token = self.model(token, past_key_values=cache, position_ids=position, use_cache=True).logits[:, -1:].argmax(-1)
             if token.item() == self.tokenizer.eos_token_id:
-                return self.tokenizer.decode(made), True
+                return str(self.tokenizer.decode(made)), True
             made.append(token.item())
-        return self.tokenizer.decode(made), False
+        return str(self.tokenizer.decode(made)), False
 
     def score(self, prompt: TaskPrompt, shrink: Shrink | None = None) -> float:
         """The task's score; exact tasks must also end where the answer ends."""

@@ -73,7 +73,7 @@ def export(run: Path, target: Path, minutes: float, seed: int) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as name:
         folder = Path(name)
-        model.to(torch.float16).save_pretrained(folder)
+        model.half().save_pretrained(folder)
         tokenizer.save_pretrained(str(folder))
         text = json.dumps(_provenance(state, minutes, seed, folder), indent=1) + "\n"
         (folder / "provenance.json").write_text(text)

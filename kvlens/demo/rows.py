@@ -132,7 +132,7 @@ class RowMaker:
             if room >= 0:
                 pieces.append(piece)
         rng.shuffle(pieces)
-        first = self.encode(self.encode.tokenizer.decode(pieces[0]).lstrip()) if rng.random() < 0.7 else pieces[0]
+        first = self.encode(str(self.encode.tokenizer.decode(pieces[0])).lstrip()) if rng.random() < 0.7 else pieces[0]
         row = Row([self.encode.bos, *first])
         for piece in pieces[1:]:
             row.ids += piece

@@ -81,15 +81,15 @@ def hidden_states(model: LlamaForCausalLM, ids: torch.Tensor, cos: torch.Tensor,
     size, eps = (config.hidden_size,), config.rms_norm_eps
 
     def heads(x: torch.Tensor, count: int) -> torch.Tensor:
-        return x.view(rows, length, count, config.head_dim).transpose(1, 2)
+        return x.view(rows, length, count, circuit.HEAD_SIZE).transpose(1, 2)
 
     x = model.model.embed_tokens(ids)
     for layer in model.model.layers:
         attention = layer.self_attn
         h = F.rms_norm(x, size, layer.input_layernorm.weight, eps)
-        q = heads(attention.q_proj(h), config.num_attention_heads)
-        k = heads(attention.k_proj(h), config.num_key_value_heads)
-        v = heads(attention.v_proj(h), config.num_key_value_heads)
+        q = heads(attention.q_proj(h), circuit.QUERY_HEADS)
+        k = heads(attention.k_proj(h), circuit.KV_HEADS)
+        v = heads(attention.v_proj(h), circuit.KV_HEADS)
         q, k = q * cos + _rotate(q) * sin, k * cos + _rotate(k) * sin
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attention.o_proj(o.transpose(1, 2).reshape(rows, length, -1))
@@ -112,7 +112,7 @@ def loss_and_counts(
             text[index] = (ids[index] != 0).float()
             for start, end, _ in row.answers:
                 answer[index, start:end], text[index, start:end] = 1.0, 0.0
-    cos, sin = rope(position, model.config.head_dim, circuit.THETA)
+    cos, sin = rope(position, circuit.HEAD_SIZE, circuit.THETA)
     logits = F.linear(hidden_states(model, ids, cos, sin)[:, :-1], model.model.embed_tokens.weight)
     loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none").view(len(rows), -1)
     parts = [(loss * weight[:, 1:]).sum() / weight[:, 1:].sum().clamp(min=1) for weight in (answer, text, real)]
@@ -175,7 +175,7 @@ class Run:
         rows, ids, position = make_batch(maker, rng, stage.length, count, stage.english, stage.copy, stage.skip)
         loss, counts = loss_and_counts(self.model, rows, ids, position)
         loss.backward()
-        flat = torch.cat([p.grad.flatten() for p in self.parameters] + [counts])
+        flat = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None] + [counts])
         if dist.is_initialized():
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
@@ -183,7 +183,7 @@ class Run:
         gradient.mul_((1.0 / gradient.norm()).clamp(max=1.0))
         start = 0
         for p in self.parameters:
-            p.grad.copy_(gradient[start : start + p.numel()].view_as(p))
+            p.grad = gradient[start : start + p.numel()].view_as(p)
             start += p.numel()
         for group in self.optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (self.step + 1) / 40) * max(0.02, 1.0 - progress)
