@@ -248,7 +248,7 @@ def test_expansion_without_reconstruction_is_read_as_no_expansion() -> None:
 def test_zoom_next_reads_at_the_following_step_what_it_asked_for() -> None:
     late, sync, off = (Trial(dataclasses.replace(PARAMS, zoom=zoom), 90, seed=6).prefill() for zoom in ("next", "sync", "off"))
     first, first_sync, first_off = (trial.step(0) for trial in (late, sync, off))
-    assert torch.equal(first, first_off)
+    torch.testing.assert_close(first, first_off, atol=1e-6, rtol=1e-6)  # pools of different size may sum in another order
     assert not torch.allclose(first_sync, first_off)
     second, second_sync = (trial.step(1, StepEnd(0, 90, 1.0, 1.0), q=trial.q) for trial in (late, sync))
     torch.testing.assert_close(second, second_sync, atol=1e-5, rtol=1e-5)
