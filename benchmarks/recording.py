@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kvlens.store.reader import TraceReader
-from kvlens.store.writer import TraceWriter
 
 from kvlens import methods
 from kvlens.budget import Budget
@@ -28,6 +26,8 @@ from kvlens.engine import Engine, Options
 from kvlens.machine import machine
 from kvlens.models import load
 from kvlens.prompts import PromptText, tokenize
+from kvlens.store.reader import TraceReader
+from kvlens.store.writer import TraceWriter
 
 LENGTH, STEPS = 1024, 128
 

@@ -255,7 +255,7 @@ def train_demo(out: Path, minutes: float = FULL_MINUTES, seed: int = 0, resume: 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train the kvlens demo model from scratch on two CPU cores.")
-    parser.add_argument("--out", type=Path, default=Path("runs/demo-model"))
+    parser.add_argument("--out", type=Path, default=Path("build/demo-model"))
     parser.add_argument("--minutes", type=float, default=FULL_MINUTES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fresh", action="store_true", help="do not continue from a checkpoint")

@@ -94,7 +94,8 @@ class Memory:
             self._event("span_open", span=span)
         self._keep(placement, keys, values, first, ids)
         if placement.coarse:
-            assert placement.coarse_keys is not None and placement.coarse_values is not None
+            assert placement.coarse_keys is not None
+            assert placement.coarse_values is not None
             spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
             starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
             role = torch.full_like(spans, ROLE["coarse"])

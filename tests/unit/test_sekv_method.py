@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import sekv_reference as reference
 import torch
-from kvlens.kernels.attend import attention_weights
 
 from kvlens.budget import BudgetInfeasible
+from kvlens.kernels.attend import attention_weights
 from kvlens.memory import ROLE
 from kvlens.methods.base import RunContext, StepEnd
 from kvlens.methods.sekv import SeKV
