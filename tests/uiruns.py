@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
+from streamlit.testing.v1 import AppTest
 
 from kvlens.store.synthetic import write_synthetic
 
+Visit = Callable[..., AppTest]
+"""visit(folder, page, **url_parameters)"""
+ROOT = Path(__file__).resolve().parent.parent
 MARKUP = "<b>x</b>"
 """text of one token: shown as it is or the page is unsafe"""
 

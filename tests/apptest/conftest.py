@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
-from uiruns import Runs, write_runs
+from uiruns import ROOT, Runs, Visit, write_runs
 
 from kvlens.ui.widgets import FAILED
-
-ROOT = Path(__file__).resolve().parents[2]
-Visit = Callable[..., AppTest]
 
 
 @pytest.fixture(scope="session")

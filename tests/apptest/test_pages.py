@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Visit
 from streamlit.testing.v1 import AppTest
-from uiruns import Runs
+from uiruns import Runs, Visit
 
 from kvlens.ui.player.codec import unpack
 

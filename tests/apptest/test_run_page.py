@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Visit
 from streamlit.testing.v1 import AppTest
+from uiruns import ROOT, Visit
 
 from kvlens.ui.jobs import Job, JobManager
 from kvlens.ui.jobview import manager, progress_text

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
-from uiruns import Runs, write_runs
+from uiruns import ROOT, Runs, write_runs
+from uiserver import Open, Server
 
-ROOT = Path(__file__).resolve().parents[2]
 PICTURES = ROOT / "test-results"
 WAIT_MS = 60_000
 #: Streamlit 1.67 probes two addresses relative to a deep link's path; they are absent and nothing depends on them.
@@ -31,30 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
-
-
-class Server:
-    """streamlit run app.py on a free port, until `stop`."""
-
-    def __init__(self, runs: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
-        env = {**os.environ, "KVLENS_RUNS": str(runs)}
-        self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.url = f"http://127.0.0.1:{self.port}"
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1)
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError("the server did not become healthy")
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait(20)
 
 
 @pytest.fixture(scope="session")
@@ -90,9 +61,6 @@ def browser() -> Iterator[Browser]:
         found = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
         yield found
         found.close()
-
-
-Open = Callable[..., Page]
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Open, Server
 from playwright.sync_api import expect
 from uiruns import Runs
+from uiserver import Open, Server
 
 
 def test_a_deep_link_is_restored_as_the_first_visit_of_a_server(

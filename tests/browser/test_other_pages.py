@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-from conftest import Open, Server
 from playwright.sync_api import expect
 from uiruns import Runs
+from uiserver import Open, Server
 
 
 def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_page: Open) -> None:

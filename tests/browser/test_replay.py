@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import Open, Server
 from playwright.sync_api import Page, expect
 from uiruns import MARKUP, Runs
+from uiserver import Open, Server
 
 
 @pytest.fixture

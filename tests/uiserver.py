@@ -1,0 +1,42 @@
+"""A server of the dashboard for browser tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page
+from uiruns import ROOT
+
+Open = Callable[..., Page]
+"""open_page(url, dark=False)"""
+
+
+class Server:
+    """streamlit run app.py on a free port, until `stop`."""
+
+    def __init__(self, runs: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
+        env = {**os.environ, "KVLENS_RUNS": str(runs)}
+        self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.url = f"http://127.0.0.1:{self.port}"
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{self.url}/_stcore/health", timeout=1)
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError("the server did not become healthy")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(20)
