@@ -15,9 +15,9 @@ from kvlens.budget import Budget
 from kvlens.models import UnsupportedModel, resolve
 from kvlens.shape import KVShape
 
-TRACE_ROW_BYTES = 30
-"""stored bytes per (step, layer, query head), measured on the demo model (docs/benchmarks.md)"""
-TRACE_BASE_BYTES = 3_000_000
+TRACE_ROW_BYTES = 100
+"""stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
+TRACE_BASE_BYTES = 1_100_000
 
 
 def estimate(

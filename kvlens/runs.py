@@ -96,7 +96,8 @@ def carry_out(
     engine = Engine(loaded)
     options = Options(
         max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
-        ignore_eos=request.ignore_eos, prefill_chunk=request.prefill_chunk, forced=request.forced, top_k=request.top_k, coverage=request.coverage,
+        ignore_eos=request.ignore_eos, prefill_chunk=request.prefill_chunk, forced=request.forced, top_k=request.top_k,
+        coverage=request.coverage,
     )  # fmt: skip
     context = engine.context(prompt, budget, options)
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
