@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -65,9 +66,14 @@ def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> s
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 
-def token_range(kind: str, start: int, end: int) -> str:
-    """First and last position; of the window, which moves, where it was born."""
-    return f"{int(start)}–{int(end) - 1}" + (" at birth, moves" if kind == "window" else "")
+def window_range(spans: pd.DataFrame, step: int, written: int) -> tuple[int, int]:
+    """Positions [start, end) of the window at a step: those of the `written` ones that no other living span covers."""
+    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    covered = np.zeros(written, bool)
+    for start, end in zip(alive["tok_start"], alive["tok_end"], strict=True):
+        covered[int(start) : int(end)] = True
+    free = np.flatnonzero(~covered)
+    return (int(free[0]), int(free[-1]) + 1) if free.size else (written, written)
 
 
 def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, selected: int | None) -> None:
@@ -78,14 +84,19 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
         st.caption("Attention per span was not recorded for this step.")
         return
     tokens = reader.tokens()
+    window = window_range(reader.spans(), step, int(tokens["step"].isna().sum()) + step)
+    ranges = [
+        window if kind == "window" else (int(a), int(b))
+        for kind, a, b in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)
+    ]
     shown = pd.DataFrame(
         {
             "span": table["span"].astype("Int64"),
             "mass": table["mass"],
             "state": table["state"].fillna("not recorded"),
             "kind": table["kind"],
-            "tokens": [token_range(*row) for row in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)],
-            "text": [span_text(tokens, int(a), int(b)) for a, b in zip(table["tok_start"], table["tok_end"], strict=True)],
+            "tokens": [f"{start}–{end - 1}" if end > start else "none yet" for start, end in ranges],
+            "text": [span_text(tokens, start, end) for start, end in ranges],
             "why it is a span": table["reason"],
         }
     )
@@ -95,7 +106,7 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
         "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.5f"),
         "text": st.column_config.TextColumn(width="large"),
     }
-    st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=300)
+    st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
     st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
 
 

@@ -10,7 +10,7 @@ from streamlit.navigation.page import Page
 #: The tab's icon comes from this package: a material icon would be fetched from the network.
 ICON = str(Path(__file__).with_name("icon.svg"))
 #: Less empty room above and beside a page; no content from data.
-STYLE = "<style>.stMainBlockContainer { padding: 3.6rem 2.4rem 3rem; }</style>"
+STYLE = "<style>.stMainBlockContainer { padding: 4.4rem 2.4rem 3rem; }</style>"
 _ENTERED = "kvlens_entered"
 
 

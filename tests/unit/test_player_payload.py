@@ -11,6 +11,7 @@ import pytest
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.details import window_range
 from kvlens.ui.player import payload
 from kvlens.ui.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.ui.state import Selection
@@ -81,6 +82,18 @@ def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
     first, last = arrays["head_start"][5], arrays["head_start"][6]
     found = arrays["head_mass"][first:last] / 65534
     assert found == pytest.approx(truth.loc[truth["step"] == 5, "mass"].to_numpy(), abs=1e-5)
+
+
+def test_the_window_is_what_no_other_living_span_covers() -> None:
+    spans = pd.DataFrame(
+        {
+            "kind": ["sink", "window", "page", "page"], "tok_start": [0, 4, 4, 8], "tok_end": [4, 4, 8, 12],
+            "born_step": [-1, -1, -1, 3], "died_step": [None, None, None, None],
+        }
+    ).astype({"died_step": "float64"})  # fmt: skip
+    assert window_range(spans, 0, 10) == (8, 10)
+    assert window_range(spans, 3, 13) == (12, 13)
+    assert window_range(spans, 3, 12) == (12, 12)
 
 
 def test_a_needle_is_the_tokens_its_characters_touch() -> None:

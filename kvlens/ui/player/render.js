@@ -13,7 +13,7 @@ Object.assign(Player.prototype, {
     if (this.metric) {
       this.el.metric.value = this.metric.name;
       const head = this.headSeries();
-      tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.lo === 0 });
+      tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.zero });
     }
     this.tracks.setTracks(tracks, this.steps);
     this.draw();
