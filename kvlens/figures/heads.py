@@ -6,22 +6,13 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.metrics import Metric, head_label, si_bytes
+from kvlens.figures.metrics import Metric, head_label, value_text
 from kvlens.figures.theme import BLUE, GREY, SELECTED, finish
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160
 #: Above this many cells the click targets are drawn by WebGL.
 SVG_CELLS = 1500
-
-
-def value_text(value: float, metric: Metric) -> str:
-    """A value as it is printed beside figures; NaN is 'not recorded'."""
-    if not np.isfinite(value):
-        return "not recorded"
-    if metric.unit == "bytes":
-        return si_bytes(value)
-    return f"{value:.4g} {metric.unit}"
 
 
 def _mean(values: np.ndarray, axis: int) -> np.ndarray:

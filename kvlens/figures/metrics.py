@@ -103,3 +103,12 @@ def si_bytes(value: float | None) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def value_text(value: float, metric: Metric) -> str:
+    """A value as it is printed beside figures; NaN is 'not recorded'."""
+    if not np.isfinite(value):
+        return "not recorded"
+    if metric.unit == "bytes":
+        return si_bytes(value)
+    return f"{value:.4f}" if metric.unit in ("share", "cosine") else f"{value:.4g} {metric.unit}"

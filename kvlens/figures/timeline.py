@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlens.figures.metrics import Metric, si_bytes
+from kvlens.figures.metrics import Metric, value_text
 from kvlens.figures.theme import BLUE, SELECTED, finish
 
 
@@ -14,8 +14,7 @@ def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, sta
 
     Each point's customdata is its step, so that a click can be read back."""
     steps = np.arange(values.size)
-    shown = [si_bytes(float(v)) if metric.unit == "bytes" else f"{v:.4g} {metric.unit}" for v in values]
-    hover = [f"step {step}: {text}" for step, text in zip(steps, shown, strict=True)]
+    hover = [f"step {step}: {value_text(float(value), metric)}" for step, value in zip(steps, values, strict=True)]
     curve = go.Scatter(
         x=steps, y=values, mode="lines+markers", line={"color": BLUE, "width": 1.8}, marker={"size": 7, "opacity": 0.35},
         connectgaps=False, customdata=steps.tolist(), hovertext=hover, hoverinfo="text",

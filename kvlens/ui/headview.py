@@ -8,8 +8,8 @@ from typing import cast
 import numpy as np
 import streamlit as st
 
-from kvlens.figures.heads import head_histogram, head_map, value_text
-from kvlens.figures.metrics import Metric, head_label, metric_of
+from kvlens.figures.heads import head_histogram, head_map
+from kvlens.figures.metrics import Metric, head_label, metric_of, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.ui import data, session
 from kvlens.ui.data import TraceReader

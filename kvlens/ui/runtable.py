@@ -30,9 +30,10 @@ def run_table(table: pd.DataFrame) -> str | None:
             "run": table["uid"],
         }
     )
+    columns = {"output": st.column_config.TextColumn(width="medium"), "method": st.column_config.TextColumn(width=115)}
     event = st.dataframe(
         shown, hide_index=True, width="stretch", on_select="rerun", selection_mode="single-row", key="run_table",
-        column_config={"output": st.column_config.TextColumn(width="medium")}, height=min(560, 40 + 35 * len(shown)),
+        column_config=columns, height=min(560, 40 + 35 * len(shown)),
     )  # fmt: skip
     rows = event["selection"]["rows"]
     return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None

@@ -68,6 +68,14 @@ def test_keys_move_the_step_and_the_url_follows(replay: Page) -> None:
     expect(replay.locator("#player")).to_have_attribute("data-playing", "false")
 
 
+def test_keys_work_after_coming_from_another_page(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/heads?run={runs.whole}&step=3")
+    page.get_by_role("link", name="Replay", exact=True).click()
+    expect(page.locator("#player")).to_have_attribute("data-step", "3")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#player")).to_have_attribute("data-step", "4")
+
+
 def test_a_click_on_a_cell_selects_the_head_everywhere(replay: Page) -> None:
     box = replay.locator("#heads").bounding_box()
     assert box is not None

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from kvlens.figures.heads import head_histogram, head_map, value_text
-from kvlens.figures.metrics import METRICS, head_label, metric_of, si_bytes
+from kvlens.figures.heads import head_histogram, head_map
+from kvlens.figures.metrics import METRICS, head_label, metric_of, si_bytes, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 

@@ -164,10 +164,12 @@ function ramp(table) {
   return node;
 }
 
-// Keys also work while nothing on the page has the focus, so that a fresh page can be played at once.
+// Keys also work while the focus is on nothing that uses keys itself, so that a page can be played at once.
+const KEY_USERS = "input, textarea, select, button, canvas, [contenteditable], [role=slider], [role=combobox], [role=grid], [role=menu]";
+
 function pageKeys(player) {
   return (event) => {
-    if (event.target === document.body || event.target.matches?.('[data-testid="stMain"], [data-testid="stAppViewContainer"]')) player.key(event);
+    if (!event.target.closest?.(KEY_USERS)) player.key(event);
   };
 }
 
