@@ -25,7 +25,7 @@ from kvlens.training.sekv import Progress, SeKVTraining, train_sekv
 
 ROUTER = Path(__file__).parent / "sekv_router.safetensors"
 SEED = 77_000_000
-LENGTHS = (1024, 1024, 1024, 2048)
+LENGTHS = (1024, 2048, 2048)
 REAL_ENGLISH = 0.25
 
 
@@ -45,11 +45,11 @@ def documents(maker: RowMaker, count: int, seed: int = SEED) -> list[list[int]]:
 
 def settings(batch: int) -> SeKVTraining:
     """The paper's training scaled to the demo; what differs is in the provenance."""
-    return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=64, learning_rate=1e-2, gate_rate=0.1, evaluate_on=4)
+    return SeKVTraining(batch=batch, lengths=LENGTHS, suffix=64, learning_rate=2e-2, gate_rate=0.05, evaluate_on=4)
 
 
 def train_router(
-    out: Path, steps: int = 350, batch: int = 1, count: int = 300, model: str = "demo", progress: Progress | None = None
+    out: Path, steps: int = 360, batch: int = 1, count: int = 300, model: str = "demo", progress: Progress | None = None
 ) -> Path:
     """Train on `count` generated documents into the folder `out`; returns the router's safetensors file.
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train SeKV's router for the demo model.")
     parser.add_argument("--out", type=Path, default=Path("build/sekv-router"))
     parser.add_argument("--model", default="demo", help="folder of another state of the demo model; its router is not installed")
-    parser.add_argument("--steps", type=int, default=350)
+    parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--documents", type=int, default=300)
     arguments = parser.parse_args()

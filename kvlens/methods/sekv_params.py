@@ -81,6 +81,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
     "demo": {
-        "window": 24, "block": 8, "l_min": 8, "l_max": 64, "dim": 8, "max_rank": 16, "anchor_share": 0.05, "router": "pca",
+        "window": 24, "block": 8, "l_min": 8, "l_max": 64, "dim": 8, "max_rank": 16, "anchor_share": 0.05, "router": "trained",
     },
 }  # fmt: skip

@@ -37,6 +37,8 @@ class SeKVTraining:
     """Defaults are the paper's (sec. 4.1, appendix A) unless marked ours."""
 
     learning_rate: float = 1e-3
+    gate_rate: float = 1.0
+    """ours: learning rate of g_phi relative to the rest; at high rates gates saturate while the budget weight is still near 0"""
     weight_decay: float = 0.01
     warmup: float = 0.1
     """share of the steps with rising learning rate; a cosine follows"""
@@ -82,7 +84,11 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
         self.module = RouterModule(start, params.max_rank, settings.tau).to(start.device)
-        self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        groups = [
+            {"params": [self.module.weight, self.module.tau], "share": 1.0},
+            {"params": list(self.module.gates.parameters()), "share": settings.gate_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.step, self.stale, self.best, self.best_step = 0, 0, math.inf, 0
         self.best_state = self._copy()
 
@@ -145,7 +151,7 @@ class Trainer:
                 seen.append(figures)
         torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate()
+            group["lr"] = self.rate() * group["share"]
         self.optimizer.step()
         with torch.no_grad():
             self.module.tau.clamp_(1e-4, 1 - 1e-4)

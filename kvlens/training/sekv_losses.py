@@ -1,6 +1,6 @@
 """SeKV's four losses (sec. 3.3, eq. 11-15) and the targets of the zoom loss.
 
-The paper sums eq. 13-15 over layers, heads and spans. Here they are means over layers, heads, positions and spans, and the
+The paper sums eq. 13-15 over layers, heads and spans. Here they are divided by the number of (layer, head, position, span), and the
 reconstruction error is relative to the energy of its span, so that lambda_1..3 and beta mean the same for every model and length
 (our decision). Shapes: H query heads, H_kv KV heads, T positions, S spans, R ranks; leading dimensions [...] are layers.
 """
@@ -40,14 +40,14 @@ def mined(mass: Tensor, concentration: float, strongest: int) -> Tensor:
 
 
 def zoom(score: Tensor, target: Tensor, mine: Tensor, w_plus: float) -> Tensor:
-    """Positive-weighted cross-entropy of the gate sigmoid(score) at mined positions, mean (eq. 13); 0 if nothing was mined.
+    """Positive-weighted cross-entropy of the gate sigmoid(score) at mined positions (eq. 13), summed there and divided by the number
+    of all gates, as the budget term is, so that the two keep the ratio of the paper's sums.
 
     score [..., H, T, S] before the sigmoid, target bool of the same shape, mine bool [..., H, T].
     """
-    if not mine.any():
-        return score.sum() * 0
     weight = torch.tensor(w_plus, device=score.device)
-    return F.binary_cross_entropy_with_logits(score[mine], target[mine].to(score.dtype), pos_weight=weight)
+    each = F.binary_cross_entropy_with_logits(score, target.to(score.dtype), pos_weight=weight, reduction="none")
+    return (each * mine[..., None]).sum() / score.numel()
 
 
 def reconstruction(gates: tuple[Tensor, Tensor], sigma: tuple[Tensor, Tensor], energy: tuple[Tensor, Tensor]) -> Tensor:

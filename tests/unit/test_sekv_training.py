@@ -71,6 +71,9 @@ def test_losses_follow_the_equations() -> None:
     got = losses.zoom(torch.tensor(score), torch.tensor(target), every, 10.0)
     assert got.item() == pytest.approx(expected, rel=1e-9)
     assert losses.zoom(torch.tensor(score), torch.tensor(target), ~every, 10.0) == 0
+    some = torch.tensor([[True, False, False], [False, False, False]])
+    only = -(10 * target * np.log(p) + ~target * np.log(1 - p))[0, 0].sum() / score.size
+    assert losses.zoom(torch.tensor(score), torch.tensor(target), some, 10.0).item() == pytest.approx(only, rel=1e-9)
 
     sigma = (torch.tensor([[2.0, 1.0]]), torch.tensor([[3.0, 1.0]]))
     gates = (torch.tensor([[1.0, 0.5]]), torch.tensor([[0.9, 0.0]]))
