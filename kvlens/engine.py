@@ -28,7 +28,11 @@ Progress = Callable[[str, int, int], None]
 
 
 class Cancelled(Exception):
-    """The caller asked to stop; what was recorded so far is kept."""
+    """The caller asked to stop; what was recorded so far is kept, with its self-checks."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+        self.checks: list[SelfCheck] = []
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,9 @@ class Engine:
         run = _Run(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits)
         try:
             return run.go()
+        except Cancelled as stopped:
+            stopped.checks = run.stop_recording()
+            raise
         finally:
             run.stop_recording()
             session.close()
@@ -141,15 +148,18 @@ class _Run:
         self._decode(result)
         result.decode_s = time.perf_counter() - began
         result.text = self.loaded.tokenizer.decode(result.ids, skip_special_tokens=True)
-        if self.recorder is not None:
-            self.recorder.finish()
-            result.checks = self.recorder.checks()
+        result.checks = self.stop_recording()
         return result
 
-    def stop_recording(self) -> None:
-        """Let the steps in flight reach the sink, also when the run ends early. An error of the sink is raised unless another is."""
-        if self.recorder is not None:
-            self.recorder.finish()
+    def stop_recording(self) -> list[SelfCheck]:
+        """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded.
+
+        Raises what the sink raised.
+        """
+        if self.recorder is None:
+            return []
+        self.recorder.finish()
+        return self.recorder.checks()
 
     def _prefill(self) -> torch.Tensor:
         loaded, session = self.loaded, self.session

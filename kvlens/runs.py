@@ -111,8 +111,8 @@ def carry_out(
             "output_text": result.text, "stopped": result.stopped, "prefill_s": round(result.prefill_s, 4),
             "decode_s": round(result.decode_s, 4), "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }  # fmt: skip
-    except Cancelled:
-        status, error = "cancelled", "Cancelled by the user."
+    except Cancelled as stopped:
+        status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
     except Exception as failure:
         if sink.begun:
             writer.finish("failed", f"{type(failure).__name__}: {failure}", [], {"output_text": sink.text()})

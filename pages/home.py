@@ -21,7 +21,10 @@ if table.empty:
 else:
     uid = run_table(table)
     if uid is None:
-        st.caption("Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes).")
+        st.caption(
+            "Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes). "
+            "The peak counts slot tables as well, so FullKV's lies a little above full KV."
+        )
         sample_button("Run the sample prompt again")
     else:
         run_details(table, uid)

@@ -63,6 +63,8 @@ def test_sigterm_cancels_and_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert "cancelled" in err
     shown = json.loads(kvlens("runs", "show", uid, "--runs", str(runs), "--json").stdout)
     assert shown["status"] == "cancelled"
+    assert len(shown["self_check"]) > 5
+    assert all(check["passed"] for check in shown["self_check"])
     assert shown["steps"] >= 32
 
 
