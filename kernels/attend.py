@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 
 
-def decode_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
-) -> torch.Tensor:
+def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
     """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot.
 
     Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, the query heads of

@@ -40,9 +40,7 @@ class Ledger:
         self.step = step
         self.opened = []
 
-    def open(
-        self, layer: int, kv_head: int | None, span: int | None, direction: str, cause: str, size: int, blocking: bool
-    ) -> Entry:
+    def open(self, layer: int, kv_head: int | None, span: int | None, direction: str, cause: str, size: int, blocking: bool) -> Entry:
         """A new entry for `size` bytes of the current step. Raises ValueError for an unknown direction or cause."""
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")

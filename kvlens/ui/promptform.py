@@ -19,7 +19,7 @@ _TASK_WORDS = {
     "list": "list: several facts to gather",
 }
 Encode = Callable[[str], list[int]]
-SAMPLE = ("multikey", 1024, 0.4, 7)
+SAMPLE = ("multikey", 1024, 0.4, 4)
 """task, length in tokens, depth, seed of the sample prompt"""
 
 
