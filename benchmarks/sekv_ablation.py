@@ -146,7 +146,7 @@ def characters(answer: str, output: str) -> float:
 def wilson(mean: float, n: int, z: float = 1.96) -> tuple[float, float]:
     """95 % interval of a share."""
     centre, half = mean + z * z / (2 * n), z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-    return (centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)
+    return max(0.0, centre - half) / (1 + z * z / n), min(1.0, (centre + half) / (1 + z * z / n))
 
 
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,7 +155,8 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         groups.setdefault((row["task"], row["length"], row["budget"], row["arm"]), []).append(row)
     out = []
-    for (task, length, budget, arm), members in groups.items():
+    order = list(arms())
+    for (task, length, budget, arm), members in sorted(groups.items(), key=lambda g: (*g[0][:3], order.index(g[0][3]))):
         done = [row for row in members if "exact" in row]
         line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(done)}
         line["infeasible"] = len(members) - len(done)
