@@ -24,10 +24,9 @@ HIDDEN = (128, 64)
 
 
 class GateMLP(nn.Module):
-    """g_phi of eq. 7, one for all layers, heads, keys and values. The paper does not give its form; ours: the
-    spectrum as
-    log1p(sigma_i) / log1p(sigma_1), the summary averaged over the group, log|S| / 10 and a flag for values, to R
-    logits."""
+    """g_phi of eq. 7, one for all layers, heads, keys and values. The paper does not give its form; ours: the spectrum as
+    log1p(sigma_i) / log1p(sigma_1), the summary averaged over the group, log|S| / 10 and a flag for values, to R logits.
+    """
 
     def __init__(self, max_rank: int, dim: int) -> None:
         super().__init__()
@@ -68,8 +67,7 @@ def logit(tau: Tensor) -> Tensor:
 
 
 def surprisal_weights(nats: Tensor) -> Tensor:
-    """Surprisals [..., m] of a span's tokens (0 for padding) -> weights that add up to 1 (eq. 2); uniform if all are
-    0."""
+    """Surprisals [..., m] of a span's tokens (0 for padding) -> weights that add up to 1 (eq. 2); uniform if all are 0."""
     total = nats.sum(-1, keepdim=True)
     return torch.where(total > 0, nats / total.clamp_min(1e-30), torch.full_like(nats, 1 / nats.shape[-1]))
 

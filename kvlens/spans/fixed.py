@@ -11,8 +11,3 @@ def fixed_chunks(start: int, end: int, size: int, kind: str = "chunk") -> list[S
         raise ValueError(f"a {kind} needs at least one token, got {size}")
     cuts = range(start, end, size)
     return [Span(a, min(a + size, end), kind, f"Every {size} tokens from token {start}.") for a in cuts]
-
-
-def fixed_pages(n: int, p: int) -> list[Span]:
-    """The n tokens of a sequence in pages of p; the last page is the one still filling."""
-    return fixed_chunks(0, n, p, kind="page")

@@ -14,7 +14,6 @@ import platform
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,53 +26,10 @@ from kvlens.methods import sekv_router
 from kvlens.methods.sekv_params import SeKVParameters
 from kvlens.training import sekv_losses as losses
 from kvlens.training.sekv_examples import Example, draw, prepare
+from kvlens.training.sekv_settings import SeKVTraining
 from kvlens.training.sekv_student import Pass, RouterModule, attending
 
 Progress = Callable[[dict[str, Any]], None]
-
-
-@dataclass(frozen=True)
-class SeKVTraining:
-    """Defaults are the paper's (sec. 4.1, appendix A) unless marked ours."""
-
-    learning_rate: float = 1e-3
-    gate_rate: float = 1.0
-    """ours: learning rate of g_phi relative to the rest; at high rates gates saturate while the budget weight is still near 0"""
-    weight_decay: float = 0.01
-    warmup: float = 0.1
-    """share of the steps with rising learning rate; a cosine follows"""
-    batch: int = 8
-    """documents per step"""
-    lengths: tuple[int, ...] = (8192, 16384, 32768)
-    """length curriculum: an equal share of the steps each (the paper: 8K to 32K)"""
-    suffix: int = 128
-    """ours: tokens at the end of each document that are trained on"""
-    lambda_zoom: float = 1.0
-    lambda_recon: float = 0.5
-    lambda_budget: float = 0.1
-    """reached after half of the steps, rising from 0"""
-    beta: float = 0.1
-    w_plus: float = 10.0
-    rho: float = 0.9
-    concentration: float = 0.5
-    """ours: least share of a query's attention on its strongest spans for it to be mined"""
-    strongest: int = 4
-    """ours: how many spans may share it"""
-    budget: float = 0.1
-    """ours: share of full KV that caps the anchors of the training documents, as a run's budget does"""
-    tau: float = 0.05
-    """start of all thresholds"""
-    clip: float = 1.0
-    """ours: largest gradient norm"""
-    held_out: float = 0.1
-    """ours: share of the documents that are only evaluated on"""
-    evaluate_every: int = 50
-    """ours: steps"""
-    evaluate_on: int = 8
-    """ours: held-out documents per evaluation"""
-    patience: int = 10
-    """ours: evaluations without improvement, after the budget weight is whole, that end the training"""
-    seed: int = 0
 
 
 class Trainer:

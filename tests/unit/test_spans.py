@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlens.spans import Span, Surprisal, check_partition, entropy_feasible, entropy_paper, fixed_chunks, fixed_pages
+from kvlens.spans import Span, Surprisal, check_partition, entropy_feasible, entropy_paper, fixed_chunks
 
 nats = st.lists(st.floats(0, 50, allow_nan=False, width=32), min_size=0, max_size=300)
 
@@ -118,9 +118,9 @@ def test_feasible_needs_room_to_split() -> None:
 
 
 def test_fixed_sizes() -> None:
-    assert shape(fixed_pages(5, 2)) == [(0, 2, "page"), (2, 4, "page"), (4, 5, "page")]
+    assert shape(fixed_chunks(0, 5, 2, kind="page")) == [(0, 2, "page"), (2, 4, "page"), (4, 5, "page")]
     assert shape(fixed_chunks(3, 8, 3)) == [(3, 6, "chunk"), (6, 8, "chunk")]
     with pytest.raises(ValueError, match="at least one"):
-        fixed_pages(4, 0)
+        fixed_chunks(0, 4, 0)
     with pytest.raises(ValueError, match="continue"):
         check_partition([Span(0, 2, "page", ""), Span(3, 4, "page", "")], 0, 4)

@@ -1,0 +1,49 @@
+"""Settings of the training of SeKV's router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SeKVTraining:
+    """Defaults are the paper's (sec. 4.1, appendix A) unless marked ours."""
+
+    learning_rate: float = 1e-3
+    gate_rate: float = 1.0
+    """ours: learning rate of g_phi relative to the rest; at high rates gates saturate while the budget weight is still near 0"""
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    """share of the steps with rising learning rate; a cosine follows"""
+    batch: int = 8
+    """documents per step"""
+    lengths: tuple[int, ...] = (8192, 16384, 32768)
+    """length curriculum: an equal share of the steps each (the paper: 8K to 32K)"""
+    suffix: int = 128
+    """ours: tokens at the end of each document that are trained on"""
+    lambda_zoom: float = 1.0
+    lambda_recon: float = 0.5
+    lambda_budget: float = 0.1
+    """reached after half of the steps, rising from 0"""
+    beta: float = 0.1
+    w_plus: float = 10.0
+    rho: float = 0.9
+    concentration: float = 0.5
+    """ours: least share of a query's attention on its strongest spans for it to be mined"""
+    strongest: int = 4
+    """ours: how many spans may share it"""
+    budget: float = 0.1
+    """ours: share of full KV that caps the anchors of the training documents, as a run's budget does"""
+    tau: float = 0.05
+    """start of all thresholds"""
+    clip: float = 1.0
+    """ours: largest gradient norm"""
+    held_out: float = 0.1
+    """ours: share of the documents that are only evaluated on"""
+    evaluate_every: int = 50
+    """ours: steps"""
+    evaluate_on: int = 8
+    """ours: held-out documents per evaluation"""
+    patience: int = 10
+    """ours: evaluations without improvement, after the budget weight is whole, that end the training"""
+    seed: int = 0
