@@ -24,7 +24,7 @@ clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install your system's python3-venv package."; exit 1; }
 
 # torch first and alone, by its exact version: the CPU build where the index has one, and nothing after it replaces it.
 $(STAMP): requirements.txt pyproject.toml | $(BIN)/python
