@@ -91,7 +91,7 @@ def run(
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.progress import Bar, JsonLines, stop_signals
     from kvlens.prompts import checked, decode
-    from kvlens.runs import RunRequest, carry_out
+    from kvlens.runs import RunRequest, carry_out, parse_set
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
@@ -119,17 +119,6 @@ def run(
         typer.echo(uid)
     if status != "completed":
         _fail(f"the run was cancelled; what was recorded is stored as {uid}.")
-
-
-def parse_set(items: list[str]) -> dict[str, str]:
-    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence."""
-    pairs = {}
-    for item in items:
-        name, sign, value = item.partition("=")
-        if not sign or not name.strip():
-            raise ValueError(f"--set takes name=value, not '{item}'.")
-        pairs[name.strip()] = value
-    return pairs
 
 
 @runs_app.callback()

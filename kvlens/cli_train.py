@@ -39,6 +39,7 @@ def sekv(
     batch: Annotated[int, typer.Option(help="Documents per step.")] = 2,
     lengths: Annotated[str, typer.Option(help="Length curriculum in tokens, comma-separated; an equal share of the steps each.")] = "",
     preset: Annotated[str | None, typer.Option(help="SeKV preset whose segmentation and sizes are trained for.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")] = None,
     device: Annotated[str, typer.Option()] = "cpu",
     dtype: Annotated[str, typer.Option()] = "float32",
 ) -> None:
@@ -53,11 +54,13 @@ def sekv(
     from kvlens import methods
     from kvlens.models import load
     from kvlens.prompts import decode
-    from kvlens.runs import default_preset
+    from kvlens.runs import default_preset, parse_set
     from kvlens.training.sekv import SeKVTraining, train_sekv
 
     texts = [decode(path.read_bytes(), path.name).text for path in documents]
-    params = methods.make_parameters(methods.get("sekv"), preset or default_preset("sekv", model), {"router": "trained"})
+    params = methods.make_parameters(
+        methods.get("sekv"), preset or default_preset("sekv", model), {"router": "trained", **parse_set(set_ or [])}
+    )
     loaded = load(model, device, dtype)
     settings = SeKVTraining(batch=batch)
     if lengths:

@@ -62,6 +62,17 @@ def default_budget(method: str) -> str:
     return "1.0" if method == "full" else DEFAULT_SHARE
 
 
+def parse_set(items: list[str]) -> dict[str, str]:
+    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence."""
+    pairs = {}
+    for item in items:
+        name, sign, value = item.partition("=")
+        if not sign or not name.strip():
+            raise ValueError(f"--set takes name=value, not '{item}'.")
+        pairs[name.strip()] = value
+    return pairs
+
+
 Report = Callable[[str, int, int], None]
 
 

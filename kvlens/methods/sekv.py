@@ -48,6 +48,7 @@ class SeKV(Method):
 
     def __init__(self, params: SeKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
+        sekv_layout.check_dim(params, context.shape.head_dim)
         self._trained = _load(params, context) if params.router == "trained" else None
         self._rows = 0
         self._nats: list[float] = []

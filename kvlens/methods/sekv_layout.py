@@ -59,6 +59,12 @@ class Plan:
         return None if spare < 0 else min(most, least + spare // Zones(1, 0, 0, 0).bytes(shape))
 
 
+def check_dim(params: SeKVParameters, head_dim: int) -> None:
+    """Raises ValueError when the routing space would be larger than a key."""
+    if params.dim > head_dim:
+        raise ValueError(f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}.")
+
+
 def staging_bytes(params: SeKVParameters, shape: KVShape, longest: int) -> int:
     """The largest unit that can be on its way: factors come through one buffer, raw spans go straight to their slots."""
     factors = factor_bytes(longest, params.max_rank, params.max_rank, shape.head_dim, shape.itemsize)

@@ -23,7 +23,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvlens.methods import sekv_router
+from kvlens.methods.sekv_layout import check_dim
 from kvlens.methods.sekv_params import SeKVParameters
+from kvlens.models import shape_of
 from kvlens.training import sekv_losses as losses
 from kvlens.training.sekv_examples import Example, draw, prepare
 from kvlens.training.sekv_settings import SeKVTraining
@@ -184,6 +186,7 @@ def train_sekv(
     in the provenance. Raises ValueError when no document is long enough to have a span outside the window.
     """
     settings = settings or SeKVTraining()
+    check_dim(params, shape_of(model.config, model.dtype.itemsize).head_dim)
     out.mkdir(parents=True, exist_ok=True)
     model.eval().requires_grad_(False)
     ids = [tokenizer(text, add_special_tokens=True)["input_ids"] if isinstance(text, str) else list(text) for text in documents]

@@ -278,3 +278,8 @@ def test_parameters_refuse_nonsense() -> None:
     for bad in ({"l_min": 0}, {"l_max": 5}, {"zoom_rate": 1.5}, {"tau": 1.0}, {"sinks": -1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             dataclasses.replace(PARAMS, **bad)
+
+
+def test_a_routing_space_larger_than_a_key_is_refused_with_a_sentence() -> None:
+    with pytest.raises(ValueError, match="set dim to at most"):
+        Trial(dataclasses.replace(PARAMS, dim=4096), 90)
