@@ -65,6 +65,8 @@ class Recorder:
         self._shadow: torch.Tensor | None = None
         self._tally = _Tally(memory)
         self._error: BaseException | None = None
+        self._newest: tuple[Snapshot, StepRecord] | None = None
+        """held back for one step, so that what the last step moved in the background still finds its record"""
         self._queue: queue.Queue[tuple[Snapshot, StepRecord] | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
@@ -113,10 +115,20 @@ class Recorder:
         self._tally.rows(record.transfers)
         self._seen = []
         record.record_us = (time.perf_counter_ns() - began) // 1000
-        self._queue.put((shot, record))
+        if self._newest is not None:
+            self._queue.put(self._newest)
+        self._newest = shot, record
 
     def finish(self) -> None:
-        """Measure what is in flight and end the thread. Raises what the sink raised."""
+        """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
+        if self._newest is not None:
+            (_, record), memory = self._newest, self.memory
+            memory.settle()
+            late = memory.ledger.drain()
+            record.transfers += late
+            self._tally.rows(late)
+            self._queue.put(self._newest)
+            self._newest = None
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -125,7 +137,6 @@ class Recorder:
 
     def checks(self) -> list[SelfCheck]:
         """The truths this run can check on itself, to be stored with it. Call after `finish`."""
-        self._tally.rows(self.memory.ledger.drain())
         return self._tally.checks()
 
     # --------------------------------------------------------------------------------------------------------------------- freezing

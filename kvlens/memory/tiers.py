@@ -189,6 +189,11 @@ class Memory:
             self._event(ARRIVAL.get(ticket.entry.cause, "recall"), layer, kv_head, span, float(unit.bytes))
         self._pending[layer].clear()
 
+    def settle(self) -> None:
+        """Wait until every copy under way has ended, without making it attendable: the run is over."""
+        for pending in self._pending:
+            self._wait([ticket for *_, ticket in pending])
+
     def recall(self, layer: int, selection: Selection) -> tuple[list[int], list[int]]:
         """Bring the wanted spans of every KV head to the device, as far as they fit; returns (fetched, reused) counts per KV head.
 

@@ -90,7 +90,7 @@ def attention(
     """The attention function transformers calls: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
     refused = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if refused or sekv is None:
-        raise NotImplementedError(f"the router cannot be trained on this model: its attention uses {refused or 'no pass'}")
+        raise ValueError(f"the router cannot be trained on this model: its attention uses {refused or 'no pass'}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sekv.scaling = scale
     layer = int(module.layer_idx)  # type: ignore[arg-type]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from support import ListSink, random_prompt, run
+from support import ListSink, random_prompt, run, task_prompt
+
+from kvlens.memory.link import Move
 
 
 def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
@@ -56,3 +60,22 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
             np.testing.assert_allclose(head_row["coverage"], full[kept].sum(), atol=1e-5)
         assert (record.kv["attended_tokens"] == sinks + window).all()
         assert record.peak_bytes == budget
+
+
+def test_copies_still_under_way_when_the_run_ends_reach_the_trace(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zoom=next moves spans behind the step that asked for them; a slow link must not lose the last step's rows."""
+    original = Move.run
+
+    def slow(self: Move) -> None:
+        time.sleep(0.005)
+        original(self)
+
+    prompt, _ = task_prompt(demo, "multikey", 600, max_new=3)
+    sink = ListSink()
+    monkeypatch.setattr(Move, "run", slow)
+    settings = {"budget": "0.6", "preset": "demo", "overrides": {"zoom": "next"}, "max_new": 3, "ignore_eos": True}
+    result = run(demo, prompt, "sekv", sink=sink, **settings)
+    rows = [t for record in sink.steps for t in record.transfers if t.direction == "h2d"]
+    assert sum(t.bytes for t in rows if t.step == 2) > 0
+    assert sum(t.bytes for t in rows) == sum(record.kv["h2d_bytes"].sum() for record in sink.steps)
+    assert all(check.passed for check in result.checks)
