@@ -135,7 +135,7 @@ class _Run:
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         self.cache = SessionCache(session, loaded.shape.layers)
-        self.recorder = None if sink is None else Recorder(session.memory, sink, options.top_k, options.coverage)
+        self.recorder = None if sink is None else Recorder(session.memory, session.method, sink, options.top_k, options.coverage)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.zero = session.memory.ledger.zero_ns
 
@@ -213,9 +213,9 @@ class _Run:
             logits = self.loaded.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[0, -1]
             logprobs = logits.float().log_softmax(-1)
             token = self._choose(step, logprobs)
-            entropy = float(-(logprobs.exp() * logprobs).nan_to_num(0.0).sum())
+            entropy, varentropy = _entropies(logprobs)
             ended = time.perf_counter_ns()
-            previous = StepEnd(step, session.context.prompt_tokens + step, surprisal, entropy)
+            previous = StepEnd(step, session.context.prompt_tokens + step, surprisal, entropy, varentropy)
             surprisal = -float(logprobs[token])
             result.ids.append(token)
             result.logprobs.append(-surprisal)
@@ -250,3 +250,11 @@ class _Run:
             ordered[ordered.cumsum(-1) - ordered >= options.top_p] = 0
             p = torch.zeros_like(p).scatter_(0, index, ordered)
         return int(torch.multinomial(p, 1, generator=self.generator))
+
+
+def _entropies(logprobs: torch.Tensor) -> tuple[float, float]:
+    """Mean and variance of -log p, in nats and nats squared: the entropy of a distribution and its varentropy. logprobs [V]."""
+    p = logprobs.exp()
+    entropy = -(p * logprobs).nan_to_num(0.0).sum()
+    spread = (p * (logprobs + entropy).square()).nan_to_num(0.0).sum()
+    return float(entropy), float(spread)

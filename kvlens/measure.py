@@ -13,7 +13,7 @@ import torch
 
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import FREE, ROLE
-from kvlens.rows import MASS_COLUMNS
+from kvlens.rows import MASS_COLUMNS, Scores
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
 """Roles whose entries are attended exactly, for coverage."""
@@ -40,6 +40,14 @@ class Zooms:
     zoomable: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """How one layer ranked spans: score [H_kv, S], NaN = no candidate; want [H_kv, W] span ids, -1 = none."""
+
+    score: torch.Tensor
+    want: torch.Tensor
+
+
 @dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
@@ -50,6 +58,12 @@ class Snapshot:
     """[L, Hq, D] float32, post-RoPE"""
     previous_q: torch.Tensor | None
     zooms: Zooms | None
+    ranked: list[Ranked | None]
+    """per layer; None: no ranking there"""
+    head_columns: dict[str, torch.Tensor]
+    """columns the method itself knows, [L, Hq], NaN where it does not"""
+    kv_columns: dict[str, torch.Tensor]
+    """[L, H_kv]"""
     shadow: torch.Tensor | None
     """[L, H_kv, n, D]: keys of all positions so far"""
     scaling: float
@@ -58,11 +72,10 @@ class Snapshot:
 
 @dataclass
 class Measured:
-    """head: columns [L, Hq]; tokens, coarse: attended entries [L, H_kv]; span_mass [L, Hq, S]; worst: largest |sum of masses - 1|."""
+    """head: columns [L, Hq]; kv: columns [L, H_kv]; span_mass [L, Hq, S]; worst: largest |sum of masses - 1|."""
 
     head: dict[str, np.ndarray]
-    tokens: np.ndarray
-    coarse: np.ndarray
+    kv: dict[str, np.ndarray]
     span_mass: torch.Tensor
     worst: float
 
@@ -81,8 +94,11 @@ def measure(shot: Snapshot) -> Measured:
     if shot.shadow is not None:
         columns["coverage"] = _coverage(shot)
     worst = float((roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().max())
+    columns |= shot.head_columns
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
-    return Measured(head, tokens.numpy(force=True).astype(float), coarse.numpy(force=True).astype(float), mass.sum(-2), worst)
+    kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse, **shot.kv_columns}
+    kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
+    return Measured(head, kv, mass.sum(-2), worst)
 
 
 def _masses(group: Attended, spans: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -101,6 +117,7 @@ def _zoom_columns(zooms: Zooms) -> dict[str, torch.Tensor]:
     zoomable = zooms.zoomable[:, None, None]
     zoomed = (zooms.fine & zooms.hot & zoomable).sum(-1).flatten(1, 2).float()
     possible = zooms.zoomable.sum(-1, keepdim=True).float()
+    zoomed = torch.where(possible > 0, zoomed, torch.nan)
     return {"n_zoomed": zoomed, "zoom_rate": torch.where(possible > 0, zoomed / possible.clamp(min=1), torch.nan)}
 
 
@@ -125,3 +142,27 @@ def _coverage(shot: Snapshot) -> torch.Tensor:
         covered.append(padded.gather(-1, where).sum(-1).flatten(1, 2))
         first += layers
     return torch.cat(covered)
+
+
+def scores(shot: Snapshot, top: int) -> Scores | None:
+    """The `top` best candidates of every (layer, KV head); None where no layer ranked anything."""
+    some = next((ranked for ranked in shot.ranked if ranked is not None), None)
+    if some is None:
+        return None
+    heads, width = some.score.shape[0], min(top, some.score.shape[1])
+    nothing = Ranked(torch.full_like(some.score, math.nan), some.want.new_full((heads, 1), -1))
+    spans, values, chosen, candidates = [], [], [], []
+    for ranked in shot.ranked:
+        score, want = (ranked or nothing).score.float(), (ranked or nothing).want
+        known = score.isfinite()
+        best = score.masked_fill(~known, -math.inf).topk(width, -1)
+        listed = known.gather(-1, best.indices)
+        wanted = (want[:, None] == best.indices[:, :, None]).any(-1)
+        spans.append(torch.where(listed, best.indices, -1))
+        values.append(best.values.masked_fill(~listed, math.nan))
+        chosen.append(wanted & listed)
+        candidates.append(known.sum(-1))
+    return Scores(
+        torch.stack(spans).numpy(force=True).astype(np.int32), torch.stack(values).numpy(force=True),
+        torch.stack(chosen).numpy(force=True), torch.stack(candidates).numpy(force=True).astype(np.int32),
+    )  # fmt: skip

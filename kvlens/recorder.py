@@ -7,19 +7,24 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.measure import Attended, Snapshot, Zooms, measure
+from kvlens.measure import Attended, Ranked, Snapshot, Zooms, measure, scores
 from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
-from kvlens.rows import PrefillRecord, PromptToken, SelfCheck, StepRecord, TraceSink, TransferRow
+from kvlens.methods.base import Method
+from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, StepRecord, TraceSink, TransferRow
 
 MASS_TOLERANCE = 1e-3
+RANKED_SPANS = 32
+"""spans whose scores are logged, per (step, layer, KV head)"""
 IN_FLIGHT = 16
 """steps that may wait to be measured before the engine's thread has to wait"""
 
@@ -32,8 +37,6 @@ class _Seen:
     bias: torch.Tensor | None
     scaling: float
     selection: Selection | None
-    fetched: list[int]
-    reused: list[int]
     frozen: tuple[Attended, torch.Tensor] | None = None
     """taken at once where the slots are about to be overwritten in the background: the attention, and which spans were hot"""
 
@@ -58,8 +61,8 @@ class Recorder:
     (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries attended exactly.
     """
 
-    def __init__(self, memory: Memory, sink: TraceSink, top_k: int = 16, coverage: bool = False) -> None:
-        self.memory, self.sink, self.top_k, self.coverage = memory, sink, top_k, coverage
+    def __init__(self, memory: Memory, method: Method, sink: TraceSink, top_k: int = 16, coverage: bool = False) -> None:
+        self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self._seen: list[_Seen] = []
         self._previous: torch.Tensor | None = None
         self._shadow: torch.Tensor | None = None
@@ -72,13 +75,10 @@ class Recorder:
         self._thread.start()
 
     # ---------------------------------------------------------------------------------------------------------- the engine's thread
-    def layer(
-        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None,
-        fetched: list[int], reused: list[int],
-    ) -> None:  # fmt: skip
-        seen = _Seen(q, bias, scaling, selection, fetched, reused)
-        if selection is not None and selection.later:
-            seen.frozen = self._freeze(slice(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
+    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None:
+        seen = _Seen(q, bias, scaling, selection)
+        if selection is not None and selection.now is not None:
+            seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
         self._seen.append(seen)
 
     def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
@@ -92,7 +92,7 @@ class Recorder:
         memory = self.memory
         record = PrefillRecord(
             tokens, memory.spans.drain_born(), memory.drain_span_heads(), memory.ledger.drain(), memory.drain_events(), prefill_us,
-            peak_bytes, memory.cold.bytes, memory.account.resident,
+            peak_bytes, memory.cold.bytes, memory.account.resident, self._journal(),
         )  # fmt: skip
         self._tally.opened(memory.ledger.opened)
         self._tally.rows(record.transfers)
@@ -111,6 +111,7 @@ class Recorder:
             facts.step, facts.t_us, facts.dur_us, memory.waited_ns // 1000, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
             none, none, memory.ledger.drain(), memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
+            self._journal(),
         )  # fmt: skip
         self._tally.rows(record.transfers)
         self._seen = []
@@ -142,55 +143,97 @@ class Recorder:
     # --------------------------------------------------------------------------------------------------------------------- freezing
     def _snapshot(self, position: int) -> Snapshot:
         seen, memory = self._seen, self.memory
-        if all(s.frozen is None for s in seen):
-            groups = [self._freeze(slice(None), seen)]
-            hot = memory.is_hot.clone() if seen[0].selection is not None else None
-        else:
-            groups, hots = [], []
-            for layer, s in enumerate(seen):
-                attended, was_hot = s.frozen or (self._freeze(slice(layer, layer + 1), [s]), memory.is_hot[layer].clone())
-                groups.append(attended)
-                hots.append(was_hot)
-            hot = torch.stack(hots)
-        zooms = None
-        chosen = [s.selection for s in seen if s.selection is not None]
-        if hot is not None and len(chosen) == len(seen):
-            zooms = Zooms(torch.stack([c.fine for c in chosen]), hot[:, :, None], torch.stack([c.zoomable for c in chosen]))
+        groups: list[Attended] = []
+        for pool in memory.hot.pools:
+            for layers, members in self._alike(pool.layers):
+                groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
         q = torch.stack([s.q for s in seen]).float()
         shadow = None
         if self._shadow is not None:
-            self._shadow[:, :, position] = memory.hot.keys[:, :, memory.hot.window_slot(position)]
+            self._shadow[:, :, position] = memory.read_window(position, position + 1)[0][:, :, 0]
             shadow = self._shadow[:, :, : position + 1]
-        shot = Snapshot(groups, q, self._previous, zooms, shadow, seen[0].scaling, memory.spans.capacity)
+        chosen = [s.selection for s in seen]
+        ranked = [None if c is None or c.score is None else Ranked(c.score, c.want) for c in chosen]
+        shot = Snapshot(
+            groups, q, self._previous, self._zooms(), ranked, self._columns("head_columns", memory.shape.q_heads),
+            self._columns("kv_columns", memory.shape.kv_heads), shadow, seen[0].scaling, memory.spans.capacity,
+        )  # fmt: skip
         self._previous = q
         return shot
 
-    def _freeze(self, layers: slice, seen: list[_Seen]) -> Attended:
-        hot = self.memory.hot
+    def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
+        """Runs of a pool's layers that can be frozen in one go: none frozen before, and with or without a bias alike."""
+        for _, run in groupby(layers, key=lambda i: (self._seen[i].bias is None, i if self._seen[i].frozen else -1)):
+            members = list(run)
+            yield range(members[0], members[-1] + 1), [self._seen[i] for i in members]
+
+    def _zooms(self) -> Zooms | None:
+        """What each layer could and did read token by token; None for methods that do not zoom."""
+        memory, shape = self.memory, self.memory.shape
+        if all(s.selection is None or s.selection.zoomable is None for s in self._seen):
+            return None
+        fine = torch.zeros(shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device)
+        zoomable = torch.zeros(shape.layers, memory.spans.capacity, dtype=torch.bool, device=memory.device)
+        hot = memory.is_hot.clone()
+        for layer, s in enumerate(self._seen):
+            if s.selection is not None and s.selection.zoomable is not None:
+                fine[layer], zoomable[layer] = s.selection.fine, s.selection.zoomable
+            if s.frozen is not None:
+                hot[layer] = s.frozen[1]
+        return Zooms(fine, hot[:, :, None], zoomable)
+
+    def _columns(self, kind: str, heads: int) -> dict[str, torch.Tensor]:
+        """Columns that the method itself logged, [L, heads], NaN for layers in which it did not."""
+        columns: dict[str, torch.Tensor] = {}
+        for layer, s in enumerate(self._seen):
+            logged: dict[str, torch.Tensor] = {} if s.selection is None else getattr(s.selection, kind)
+            for name, values in logged.items():
+                if name not in columns:
+                    columns[name] = torch.full((len(self._seen), heads), torch.nan, device=values.device)
+                columns[name][layer] = values
+        return columns
+
+    def _journal(self) -> list[JournalRow]:
+        step = self.memory.step
+        return [
+            JournalRow(step, note.layer, note.kv_head, note.name, note.values.detach().float().numpy(force=True).astype(np.float32).ravel())
+            for note in self.method.drain_journal()
+        ]
+
+    def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
+        pool = self.memory.hot.pool(layers.start)
+        at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
         plain = seen[0].bias is None
-        live = self.memory.live_prefix() if plain else None
+        live = self.memory.live_prefix(layers.start) if plain else None
         bias = None if plain else torch.stack([s.bias for s in seen if s.bias is not None])
-        weights = attention_weights(torch.stack([s.q for s in seen]), hot.keys[layers, :, :live], bias, seen[0].scaling)
-        tables = (table[layers, :, :live].clone() for table in (hot.role, hot.span, hot.position))
+        weights = attention_weights(torch.stack([s.q for s in seen]), pool.keys[at, :, :live], bias, seen[0].scaling)
+        tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
         return Attended(weights, bias, *tables)
 
     def _kv_columns(self, opened: list[Entry]) -> dict[str, np.ndarray]:
-        shape = self.memory.shape
+        memory, shape = self.memory, self.memory.shape
         size = (shape.layers, shape.kv_heads)
-        moved = {"h2d": np.zeros(size), "d2h": np.zeros(size)}
+        moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
         for entry in opened:
-            if entry.kv_head is None:
-                moved[entry.direction][entry.layer] += entry.bytes // shape.kv_heads
-            else:
-                moved[entry.direction][entry.layer, entry.kv_head] += entry.bytes
+            at = (entry.layer,) if entry.kv_head is None else (entry.layer, entry.kv_head)
+            share = entry.bytes if entry.kv_head is not None else entry.bytes // shape.kv_heads
+            moved[entry.direction][at] += share
+            if entry.direction == "h2d" and entry.blocking:
+                moved["blocking"][at] += share
         self._tally.opened(opened)
-        # Every (layer, KV head) has the same slots; tables and a method's index tensors count as equal shares, rounded down.
-        held = self.memory.account.resident // (shape.layers * shape.kv_heads)
         return {
-            "h2d_bytes": moved["h2d"], "d2h_bytes": moved["d2h"], "resident_bytes": np.full(size, float(held)),
-            "n_recalled": np.array([seen.fetched for seen in self._seen], float),
-            "n_reused": np.array([seen.reused for seen in self._seen], float),
+            "h2d_bytes": moved["h2d"], "d2h_bytes": moved["d2h"], "blocking_bytes": moved["blocking"],
+            "resident_bytes": self._resident(), **memory.recaller.counts,
         }  # fmt: skip
+
+    def _resident(self) -> np.ndarray:
+        """Bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index tensors) in equal
+        parts, rounded down."""
+        shape, slots = self.memory.shape, np.zeros((self.memory.shape.layers, self.memory.shape.kv_heads))
+        for layer in range(shape.layers):
+            slots[layer] = self.memory.layout.of(layer).layer_bytes(shape) // shape.kv_heads
+        shared = self.memory.account.resident - int(slots.sum())
+        return slots + max(0, shared) // slots.size
 
     # ----------------------------------------------------------------------------------------------------------- the second thread
     def _work(self) -> None:
@@ -208,7 +251,8 @@ class Recorder:
         measured = measure(shot)
         top = measured.span_mass.topk(min(self.top_k, shot.spans), -1)
         record.head = measured.head
-        record.kv |= {"attended_tokens": measured.tokens, "attended_coarse": measured.coarse}
+        record.kv |= measured.kv
+        record.scores = scores(shot, RANKED_SPANS)
         record.top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
         record.top_mass = top.values.numpy(force=True)
         record.tail_mass = (measured.span_mass.sum(-1) - top.values.sum(-1)).clamp(min=0).numpy(force=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within 1e-3).
 #: sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span that is hot;
@@ -21,24 +21,24 @@ MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "n_zoomed", "zoom_rate", "corrected")
-#: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed).
+#: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed); blocking_bytes:
+#: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every token that was wanted and
+#: hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's queries and the last step's, mean over the
+#: group, where the method decides by it.
 KV_COLUMNS = (
-    "h2d_bytes",
-    "d2h_bytes",
-    "resident_bytes",
-    "attended_tokens",
-    "attended_coarse",
-    "n_recalled",
-    "n_reused",
-)
+    "h2d_bytes", "d2h_bytes", "blocking_bytes", "ideal_bytes", "resident_bytes", "attended_tokens", "attended_coarse", "n_recalled",
+    "n_reused", "recalled_tokens", "reused_tokens", "similarity",
+)  # fmt: skip
 
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
+#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good.
 EVENT_KINDS = (
-    "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused",
+    "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused", "release",
 )  # fmt: skip
-SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted")
+#: partial: some of the span's tokens are on the device, the others are gone.
+SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial")
 STATUSES = ("created", "running", "finalizing", "completed", "failed", "cancelled", "interrupted")
 
 
@@ -121,6 +121,35 @@ class EventRow:
     value: float | None = None
 
 
+@dataclass(frozen=True)
+class JournalRow:
+    """What a method says of its own decisions: a named vector. Method.journal_names says what each name means, with its unit."""
+
+    step: int
+    """-1: at the end of prefill"""
+    layer: int | None
+    """None: for all layers"""
+    kv_head: int | None
+    """None: for all KV heads"""
+    name: str
+    values: np.ndarray
+    """float32 [n]; NaN = none"""
+
+
+@dataclass
+class Scores:
+    """How a method ranked spans at one step: per (layer, KV head) its N best candidates, best first."""
+
+    span: np.ndarray
+    """int32 [L, H_kv, N], -1 = none"""
+    score: np.ndarray
+    """float32 [L, H_kv, N], the method's own scale"""
+    chosen: np.ndarray
+    """bool [L, H_kv, N]: wanted on the device"""
+    candidates: np.ndarray
+    """int32 [L, H_kv]: how many spans were ranked"""
+
+
 @dataclass
 class StepRecord:
     """All that one decode step logs."""
@@ -158,6 +187,9 @@ class StepRecord:
     spans: list[SpanRow] = field(default_factory=list)
     closed_spans: list[int] = field(default_factory=list)
     span_heads: list[SpanHeadRow] = field(default_factory=list)
+    journal: list[JournalRow] = field(default_factory=list)
+    scores: Scores | None = None
+    """None: this method does not rank spans, or did not at this step"""
 
 
 @dataclass
@@ -173,6 +205,7 @@ class PrefillRecord:
     prefill_peak_bytes: int
     cold_bytes: int
     resident_bytes: int
+    journal: list[JournalRow] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kvlens.machine import machine
 from kvlens.prompts import PromptText
 
 DEFAULT_SHARE = "0.2"
-"""budget of methods other than full, when none is given"""
+"""budget of methods that do not keep all KV on the device, when none is given"""
 
 
 SMALL = 100_000_000
@@ -59,7 +59,8 @@ def default_preset(method: str, model: str) -> str | None:
 
 
 def default_budget(method: str) -> str:
-    return "1.0" if method == "full" else DEFAULT_SHARE
+    """No limit for methods that keep all KV on the device, DEFAULT_SHARE of full KV for the others."""
+    return "1.0" if methods.get(method).keeps_all else DEFAULT_SHARE
 
 
 def parse_set(items: list[str]) -> dict[str, str]:

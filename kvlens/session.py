@@ -15,10 +15,7 @@ from kvlens.shape import KVShape
 class LayerObserver(Protocol):
     """Sees each layer's decision after the attention has been computed; must change nothing."""
 
-    def layer(
-        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None,
-        fetched: list[int], reused: list[int],
-    ) -> None: ...  # fmt: skip
+    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None: ...
 
 
 class Session:
@@ -59,20 +56,19 @@ class Session:
         """q [1, Hq, m, D] -> attention output of the same shape."""
         if not self.decoding:
             return self._prefill(layer, q, scaling)
-        memory, hot = self.memory, self.memory.hot
+        memory = self.memory
         memory.land(layer)
         selection = self.method.select(layer, q[0, :, 0])
-        fetched, reused = [0] * self.shape.kv_heads, [0] * self.shape.kv_heads
-        if selection is not None and not selection.later:
-            fetched, reused = memory.recall(layer, selection)
-        bias = memory.bias(layer, None if selection is None else selection.fine)
-        live = memory.live_prefix() if bias is None else None
-        keys, values = hot.keys[layer], hot.values[layer]
-        out = decode_attention(q, keys[:, :live], values[:, :live], bias, scaling)
+        if selection is not None:
+            memory.recall(layer, selection, later=False)
+        bias = memory.bias(layer, selection)
+        live = memory.live_prefix(layer) if bias is None else None
+        slots = memory.hot.slots(layer)
+        out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling)
         if self.observer is not None:
-            self.observer.layer(layer, q[0, :, 0], bias, scaling, selection, fetched, reused)
-        if selection is not None and selection.later:
-            memory.recall(layer, selection)
+            self.observer.layer(layer, q[0, :, 0], bias, scaling, selection)
+        if selection is not None and selection.now is not None:
+            memory.recall(layer, selection, later=True)
         return out
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
@@ -112,6 +108,8 @@ class Session:
         moves because that step ended is moved now, and counts in this step's bytes and peak."""
         self._position = self.context.prompt_tokens + step
         memory = self.memory
+        if self.observer is None:
+            self.method.drain_journal()
         memory.start_step(step)
         leave = None if previous is None else self.method.decode_end(previous, memory)
         if leave is not None:

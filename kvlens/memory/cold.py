@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 
+from kvlens.shape import KVShape
+
 
 @dataclass
 class Unit:
@@ -24,6 +26,10 @@ class Unit:
     @property
     def bytes(self) -> int:
         return self.payload.numel() * self.payload.element_size()
+
+    def part(self, first: int, count: int) -> torch.Tensor:
+        """Tokens [first, first + count) of a raw unit: [2, count, D], a view."""
+        return self.payload[:, first : first + count]
 
 
 class Codec(Protocol):
@@ -52,7 +58,21 @@ class ColdTier:
 
     def __init__(self) -> None:
         self._units: dict[tuple[int, int, int], Unit] = {}
+        self._pool: torch.Tensor | None = None
+        self._page_of: dict[int, int] = {}
         self.bytes = 0
+
+    def reserve(self, shape: KVShape, pages: int, tokens: int, dtype: torch.dtype) -> None:
+        """One pool (n_page, n_kv, 2, p, d) per layer for spans of `tokens` tokens (FreeKV's HND layout, sec. 4.1): a (page, KV
+        head) is one contiguous stretch, so a recall is one copy."""
+        self._pool = torch.empty(shape.layers, pages, shape.kv_heads, 2, tokens, shape.head_dim, dtype=dtype)
+
+    def room(self, layer: int, span: int, kv_head: int, like: torch.Tensor) -> torch.Tensor:
+        """Host memory for a payload shaped as `like`: a place in the pool where there is one that fits, else memory of its own."""
+        if self._pool is None or like.shape != self._pool.shape[3:]:
+            return torch.empty_like(like, device="cpu", memory_format=torch.contiguous_format)
+        page = self._page_of.setdefault(span, len(self._page_of))
+        return self._pool[layer, page, kv_head]
 
     def put(self, layer: int, span: int, kv_head: int, unit: Unit) -> None:
         self._units[layer, span, kv_head] = unit

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,6 +30,14 @@ class Move:
     @property
     def bytes(self) -> int:
         return self.source.numel() * self.source.element_size()
+
+
+@dataclass
+class Buffer:
+    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it."""
+
+    tensor: torch.Tensor
+    free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
 
 
 class Ticket:
@@ -57,44 +65,79 @@ class Ticket:
         return waited
 
 
+@dataclass(frozen=True)
+class _Job:
+    ticket: Ticket
+    moves: Sequence[Move]
+    then: Callable[[], None] | None
+    buffer: Buffer | None
+
+
 class HostLink:
-    """One worker thread that runs jobs in order. The CUDA tier will offer the same two calls over streams and events."""
+    """A worker thread that copies in order, and a second one that spreads what came through a staging buffer while the next copy is
+    under way. The CUDA tier will offer the same calls over streams and events."""
 
     name = "host-copy"
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Ticket, Sequence[Move], Callable[[], None] | None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="kvlens-link", daemon=True)
-        self._thread.start()
+        self._copies: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._spreads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._copy, name="kvlens-link", daemon=True)]
+        self._threads[0].start()
 
-    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None) -> Ticket:
-        """Queue the moves of one ledger entry; `then` (unpacking what arrived) runs after them on the same thread, outside the
-        entry's moving time. Raises AssertionError when the moves' bytes are not the entry's, so that the ledger cannot lie."""
+    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
+        """Queue the moves of one ledger entry; `then` (unpacking what arrived) runs after them, outside the entry's moving time: on
+        the same thread, or with a `buffer` on the second one. Raises AssertionError when the moves' bytes are not the entry's, so
+        that the ledger cannot lie."""
         moved = sum(move.bytes for move in moves)
         assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
+        if buffer is not None and len(self._threads) == 1:
+            self._threads.append(threading.Thread(target=self._spread, name="kvlens-spread", daemon=True))
+            self._threads[1].start()
         ticket = Ticket(entry)
-        self._queue.put((ticket, moves, then))
+        self._copies.put(_Job(ticket, moves, then, buffer))
         return ticket
 
     def close(self) -> None:
-        """Finish what is queued and stop the thread."""
-        self._queue.put(None)
-        self._thread.join()
+        """Finish what is queued and stop the threads."""
+        for jobs, thread in zip((self._copies, self._spreads), self._threads, strict=False):
+            jobs.put(None)
+            thread.join()
 
-    def _work(self) -> None:
+    def _copy(self) -> None:
         torch.set_num_threads(1)  # of this thread: small copies and products; waking a pool for each costs more than it saves
-        while (job := self._queue.get()) is not None:
-            ticket, moves, then = job
-            error: BaseException | None = None
-            ticket.entry.start_ns = time.perf_counter_ns()
+        while (job := self._copies.get()) is not None:
+            if job.buffer is not None:
+                job.buffer.free.acquire()
+            entry, error = job.ticket.entry, None
+            entry.start_ns = time.perf_counter_ns()
             try:
                 with torch.inference_mode():
-                    for move in moves:
+                    for move in job.moves:
                         move.run()
-                    ticket.entry.end_ns = time.perf_counter_ns()
-                    if then is not None:
-                        then()
+                    entry.end_ns = time.perf_counter_ns()
+                    if job.buffer is None and job.then is not None:
+                        job.then()
             except BaseException as caught:
                 error = caught
-                ticket.entry.end_ns = ticket.entry.end_ns or time.perf_counter_ns()
-            ticket.finish(error)
+                entry.end_ns = entry.end_ns or time.perf_counter_ns()
+            if job.buffer is not None and error is None:
+                self._spreads.put(job)
+                continue
+            if job.buffer is not None:
+                job.buffer.free.release()
+            job.ticket.finish(error)
+
+    def _spread(self) -> None:
+        torch.set_num_threads(1)
+        while (job := self._spreads.get()) is not None:
+            error = None
+            try:
+                with torch.inference_mode():
+                    if job.then is not None:
+                        job.then()
+            except BaseException as caught:
+                error = caught
+            assert job.buffer is not None
+            job.buffer.free.release()
+            job.ticket.finish(error)

@@ -13,16 +13,18 @@ from kvlens.spans import Span
 @dataclass
 class Placement:
     """Where the tokens of a position range go. Every position of the range is in exactly one span or, at the end of prefill, in
-    the window. The spans get their ids from the memory, in this order; the lists below index into them.
+    the window. The spans get their ids from the memory, in this order; the lists below index into them. In the layers that are
+    dense by the layout every token is kept, whatever is said here.
     """
 
     spans: list[Span]
     states: list[str]
     """state of each span, one of kvlens.rows.SPAN_STATES"""
-    kept: torch.Tensor
-    """positions that stay on the device at full resolution [m], or [L, H_kv, m] where KV heads keep different tokens"""
-    kept_role: str | torch.Tensor
-    """a name of kvlens.rows.ROLES for all of them, or their codes, shaped like `kept`"""
+    roles: list[str]
+    """role of each span's full-resolution tokens on the device, one of kvlens.rows.ROLES"""
+    kept: torch.Tensor | list[torch.Tensor]
+    """positions that stay on the device at full resolution, in ascending order: [m] for all alike, [L, H_kv, m] where KV heads
+    keep different tokens, or one [m_l] per layer"""
     coarse: list[int] = field(default_factory=list)
     """spans that get a coarse entry"""
     coarse_keys: torch.Tensor | None = None
@@ -31,24 +33,35 @@ class Placement:
     offload: list[int] = field(default_factory=list)
     """spans whose tokens go to the cold tier through `codec`"""
     codec: Codec | None = None
-    span_of_kept: torch.Tensor | None = None
-    """index into `spans` for each kept token; None: looked up from the spans' ranges"""
+    selectable: list[int] = field(default_factory=list)
+    """kept spans that a query head attends only where its selection says so, like the offloaded ones"""
 
 
 @dataclass
 class Selection:
-    """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids.
-
-    fine [H_kv, G, S] bool: this query head reads the span token by token if it is hot, through its coarse entry otherwise.
-    want [H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none.
-    later: True moves them after this step's attention, to be used from the next step on.
-    score [H_kv, G, S]: for the log; NaN where there is none.
-    zoomable [S] bool: spans that could be expanded (the denominator of the zoom rate).
+    """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids, W wishes. The
+    tensors are read after the step as well: hand out fresh ones, or ones that are never written again.
     """
 
     fine: torch.Tensor
+    """[H_kv, G, S] bool: this query head reads the span token by token if it is hot, through its coarse entry (if any) otherwise"""
     want: torch.Tensor
-    zoomable: torch.Tensor
-    cause: str = "zoom"
-    later: bool = False
+    """[H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none"""
+    tokens: torch.Tensor | None = None
+    """[H_kv, G, S] integer: how many leading tokens of the span are read; None: all of them"""
+    now: torch.Tensor | None = None
+    """[H_kv] bool: which KV heads' wishes are moved before this step's attention, which waits for them; the others' are moved
+    after it, to be used from the next step on. None: all now"""
+    cause: str = "recall"
+    """of what is moved now, one of kvlens.rows.CAUSES"""
+    later_cause: str = "prefetch"
+    equal_reuse: bool = False
+    """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (SentKVCompress sec. 4.2.2)"""
+    zoomable: torch.Tensor | None = None
+    """[S] bool: spans that could be expanded, the denominator of the zoom rate; None: this method does not zoom"""
     score: torch.Tensor | None = None
+    """[H_kv, S]: by which spans were ranked, for the log; NaN where a span was no candidate"""
+    head_columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """columns of kvlens.rows.HEAD_COLUMNS that the method itself knows, [Hq]"""
+    kv_columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    """columns of kvlens.rows.KV_COLUMNS, [H_kv]"""

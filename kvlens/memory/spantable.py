@@ -16,13 +16,16 @@ WINDOW = 0
 class SpanTable:
     """Spans with ids 0..capacity-1, shared by all layers. Fixed width, so that selections are tables of fixed width too.
 
-    `lengths` float32 [S] on the device: tokens of each span (1 for ids not in use, so that log|S| stays finite).
+    On the device: `lengths` float32 [S], tokens of each span (1 for ids not in use, so that log|S| stays finite), `log_lengths`, and
+    `starts` int32 [S], their first positions.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = capacity
         self.rows: list[SpanRow] = []
         self.lengths = torch.ones(capacity, device=device)
+        self.log_lengths = torch.zeros(capacity, device=device)
+        self.starts = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._host_lengths = [1] * capacity
         self._born: list[SpanRow] = []
 
@@ -39,7 +42,12 @@ class SpanTable:
             self._born.append(stored)
             self._host_lengths[span] = max(1, row.tok_end - row.tok_start)
             self.lengths[span] = self._host_lengths[span]
+            self.log_lengths[span] = self.lengths[span].log()
+            self.starts[span] = row.tok_start
         return ids
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.lengths, self.log_lengths, self.starts
 
     def tokens(self, span: int) -> int:
         """Tokens of a span, read on the host."""

@@ -6,20 +6,16 @@ import torch
 
 from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
-from kvlens.memory.cold import Codec, ColdTier, RawCodec, Unit
-from kvlens.memory.hot import FREE, ROLE, HotTier
+from kvlens.memory.cold import ColdTier, Unit
+from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink, Move, Ticket
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.prompt import PromptStore
-from kvlens.memory.recall import RecallZone
+from kvlens.memory.recaller import Recaller
 from kvlens.memory.spantable import WINDOW, SpanTable
 from kvlens.rows import EventRow, SpanHeadRow, SpanRow
 from kvlens.shape import KVShape
-
-ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
-"""Event that tells of a span's arrival, by the cause of its transfer; 'recall' for the others."""
-DEPARTURE = {"zoom": "zoom_out"}
 
 
 class Memory:
@@ -38,233 +34,232 @@ class Memory:
         self.waited_ns = 0
         self._position = -1
         self._window_start = 0
-        self._codec: Codec = RawCodec()
-        self._pending: list[list[tuple[int, int, Unit, torch.Tensor, Ticket]]] = []
 
     # ------------------------------------------------------------------------------------------------ prefill and placement
     def lay_out(self, layout: Layout) -> None:
         """Take the device's slots. Called once, when prefill has ended."""
         shape, self.layout = self.shape, layout
-        self.hot = HotTier(shape, layout.zones, self.dtype, self.device)
+        self.hot = HotTier(shape, layout, self.dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device)
-        self.log_lengths = torch.zeros(layout.span_capacity, device=self.device)
+        self.governed = torch.zeros(layout.span_capacity, dtype=torch.bool, device=self.device)
         self.is_hot = torch.zeros(shape.layers, shape.kv_heads, layout.span_capacity, dtype=torch.bool, device=self.device)
-        self.staging = torch.zeros(layout.staging_bytes // self.dtype.itemsize, dtype=self.dtype, device=self.device)
-        first = self.hot.start["recall"]
-        self.zones = [[RecallZone(first, layout.zones.recall) for _ in range(shape.kv_heads)] for _ in range(shape.layers)]
-        self._pending = [[] for _ in range(shape.layers)]
+        self.recaller = Recaller(shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event)
+        if layout.cold_pages:
+            self.cold.reserve(shape, layout.cold_pages, layout.cold_page_tokens, self.dtype)
         self.account.hold("hot", *self.hot.tensors())
-        self.account.hold("staging", self.staging)
-        self.account.hold("spans", self.spans.lengths, self.log_lengths, self.is_hot)
+        self.account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
+        self.account.hold("spans", *self.spans.tensors(), self.governed, self.is_hot)
         assert self.prompt is not None
-        window = SpanRow(WINDOW, "window", layout.window_from, self.prompt.tokens, -1, "the newest tokens, always attended")
-        self.spans.add([window])
-        self.hot.window_origin = self._window_start = layout.window_from
-        self._position = layout.window_from - 1
-        for position in range(layout.window_from, self.prompt.tokens):
-            slot = self._take_window_slot(position)
-            self.hot.keys[:, :, slot] = self.prompt.keys[:, :, position]
-            self.hot.values[:, :, slot] = self.prompt.values[:, :, position]
+        start, end = layout.window_from, self.prompt.tokens
+        self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
+        self._window_start, self._position = start, end - 1
+        for pool in self.hot.pools if start < end else ():
+            slots, layers = pool.take_window(start, end, WINDOW), slice(pool.layers.start, pool.layers.stop)
+            pool.keys[:, :, slots] = self.prompt.keys[layers, :, start:end]
+            pool.values[:, :, slots] = self.prompt.values[layers, :, start:end]
 
     def place_prompt(self, placement: Placement) -> None:
         """Carry out the method's placement of the prompt and give the prompt's KV back."""
         assert self.prompt is not None
-        self._place(placement, self.prompt.keys, self.prompt.values, 0, "offload")
+        keys, values = self.prompt.keys, self.prompt.values
+        ids = self._open_spans(placement)
+        for pool in self.hot.pools:
+            self._keep(pool, placement, keys, values, 0, ids)
+        self._place(placement, keys, values, 0, ids, "offload")
+        self._tell_losses(placement, ids)
         self.prompt = None
         self.account.release("prompt")
 
     def leave_window(self, placement: Placement, start: int, end: int) -> None:
-        """The oldest tokens of the window, positions [start, end), go where `placement` says. Their slots are free afterwards."""
+        """The oldest tokens of the window, positions [start, end), go where `placement` says; their slots are free afterwards. In
+        dense layers they stay where they are and only change their name."""
         assert start == self._window_start, (start, self._window_start)
-        keys, values = self.read_window(start, end)
-        self.account.hold("leaving", keys, values)
-        self._place(placement, keys, values, start, "leave")
-        self.hot.role.index_fill_(2, self._window_slots(start, end), FREE)
+        ids = self._open_spans(placement)
+        moving = [pool for pool in self.hot.pools if not pool.dense]
+        if moving:
+            keys, values = self.hot.read_window(start, end)
+            self.account.hold("leaving", keys, values)
+            for pool in moving:
+                self._keep(pool, placement, keys, values, start, ids)
+            self._place(placement, keys, values, start, ids, "leave")
+            for pool in moving:
+                pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
+                pool.gaps = True
+            self.account.release("leaving")
+        for pool in self.hot.pools:
+            if pool.dense:
+                self._rename(pool, placement, start, end, ids)
         self._window_start = end
-        self.account.release("leaving")
 
-    def _place(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, cause: str) -> None:
+    def _open_spans(self, placement: Placement) -> list[int]:
         rows = [
             SpanRow(0, span.kind, span.tok_start, span.tok_end, self.step, span.reason, span.mean_surprisal, state)
             for span, state in zip(placement.spans, placement.states, strict=True)
         ]
         ids = self.spans.add(rows)
         for span in ids:
-            self.log_lengths[span] = self.spans.lengths[span].log()
             self._event("span_open", span=span)
-        self._keep(placement, keys, values, first, ids)
+        governed = [ids[i] for i in (*placement.offload, *placement.selectable)]
+        self.governed[torch.tensor(governed, dtype=torch.long, device=self.device)] = True
+        kept = torch.tensor([ids[i] for i in placement.selectable], dtype=torch.long, device=self.device)
+        self.is_hot[:, :, kept] = True
+        for span, row in zip(ids, rows, strict=True):
+            if row.state == "evicted":
+                self._event("evict", span=span, value=float(row.tok_end - row.tok_start))
+        return ids
+
+    def _place(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str) -> None:
+        """What goes beside the kept tokens: coarse entries, and spans to the cold tier. keys, values [L, H_kv, m, D] from `first` on."""
         if placement.coarse:
             assert placement.coarse_keys is not None
             assert placement.coarse_values is not None
             spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
             starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
             role = torch.full_like(spans, ROLE["coarse"])
-            self.hot.append("coarse", placement.coarse_keys, placement.coarse_values, starts, spans, role)
-        self._offload(placement, keys, values, first, ids, cause)
-        for span, row in zip(ids, rows, strict=True):
-            if row.state == "evicted":
-                self._event("evict", span=span, value=float(row.tok_end - row.tok_start))
+            for pool in self.hot.pools:
+                if not pool.dense:
+                    at = slice(pool.layers.start, pool.layers.stop)
+                    pool.append("coarse", placement.coarse_keys[at], placement.coarse_values[at], starts, spans, role)
+        if placement.offload:
+            self._offload(placement, keys, values, first, ids, cause)
 
-    def _keep(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]) -> None:
-        if placement.kept.numel() == 0:
-            return
-        at = placement.kept - first
-        if at.dim() == 1:
-            kept_keys, kept_values = keys.index_select(2, at), values.index_select(2, at)
+    def _keep(self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]) -> None:
+        at = slice(pool.layers.start, pool.layers.stop)
+        if pool.dense:
+            kept = torch.arange(first, placement.spans[-1].tok_end if placement.spans else first, device=self.device)
+        elif isinstance(placement.kept, list):
+            kept = torch.stack(placement.kept[at])[:, None].expand(-1, self.shape.kv_heads, -1)
         else:
-            index = at.unsqueeze(-1).expand(*at.shape, keys.shape[-1])
+            kept = placement.kept if placement.kept.dim() == 1 else placement.kept[at]
+        if kept.numel() == 0:
+            return
+        keys, values, index = keys[at], values[at], kept - first
+        if index.dim() == 1:
+            kept_keys, kept_values = keys.index_select(2, index), values.index_select(2, index)
+        else:
+            index = index.unsqueeze(-1).expand(*index.shape, keys.shape[-1])
             kept_keys, kept_values = keys.gather(2, index), values.gather(2, index)
-        starts = torch.tensor([row.tok_start for row in placement.spans], device=self.device)
-        row_of = placement.span_of_kept
-        if row_of is None:
-            row_of = torch.searchsorted(starts, placement.kept, right=True) - 1
-        spans = torch.tensor(ids, device=self.device)[row_of]
-        role = placement.kept_role
-        if isinstance(role, str):
-            role = torch.full_like(placement.kept, ROLE[role])
-        self.hot.append("kept", kept_keys, kept_values, placement.kept, spans, role)
+        spans, role = self._names(placement, kept, ids)
+        pool.append("kept", kept_keys, kept_values, kept, spans, role)
+        if pool.dense:
+            self.is_hot[at][:, :, torch.tensor(ids, dtype=torch.long, device=self.device)] = True
+
+    def _rename(self, pool: Pool, placement: Placement, start: int, end: int, ids: list[int]) -> None:
+        positions = torch.arange(start, end, device=self.device)
+        slots = pool.window_slots(start, end)
+        spans, role = self._names(placement, positions, ids)
+        pool.span[:, :, slots] = spans.to(torch.int32)
+        pool.role[:, :, slots] = role.to(torch.uint8)
+        self.is_hot[pool.layers.start : pool.layers.stop, :, torch.tensor(ids, device=self.device)] = True
+
+    def _tell_losses(self, placement: Placement, ids: list[int]) -> None:
+        """Where layers keep different tokens, a partial span may have lost all of them in some layers."""
+        if not isinstance(placement.kept, list):
+            return
+        for layer, kept in enumerate(placement.kept):
+            left = set(self._names(placement, kept, ids)[0].tolist())
+            for span, state in zip(ids, placement.states, strict=True):
+                if state == "partial" and span not in left:
+                    self._event("evict", layer, None, span)
+
+    def _names(self, placement: Placement, positions: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Span ids and role codes of positions, by the spans' ranges."""
+        starts = torch.tensor([span.tok_start for span in placement.spans], device=self.device)
+        row = torch.searchsorted(starts, positions.contiguous(), right=True) - 1
+        codes = torch.tensor([ROLE[role] for role in placement.roles], device=self.device)
+        return torch.tensor(ids, device=self.device)[row], codes[row]
 
     def _offload(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int],
                  cause: str) -> None:  # fmt: skip
-        if not placement.offload:
-            return
         assert placement.codec is not None
-        self._codec = placement.codec
+        self.recaller.codec = placement.codec
+        layers = [layer for pool in self.hot.pools if not pool.dense for layer in pool.layers]
+        if len(layers) < self.shape.layers:
+            keys, values = keys[layers], values[layers]
         tickets = []
         for i in placement.offload:
             row, span = placement.spans[i], ids[i]
             at = slice(row.tok_start - first, row.tok_end - first)
-            for layer, heads in enumerate(placement.codec.pack(keys[:, :, at], values[:, :, at], span)):
-                for kv_head, unit in enumerate(heads):
-                    entry = self.ledger.open(layer, kv_head, span, "d2h", cause, unit.bytes, blocking=True)
-                    source, unit.payload = unit.payload, torch.empty_like(unit.payload, device="cpu")
-                    tickets.append(self.link.submit(entry, [Move(unit.payload, source)]))
-                    self.cold.put(layer, span, kv_head, unit)
-                    self.span_heads.append(
-                        SpanHeadRow(
-                            span,
-                            layer,
-                            kv_head,
-                            unit.form,
-                            unit.rank_k,
-                            unit.rank_v,
-                            unit.bytes,
-                            unit.err_k,
-                            unit.err_v,
-                        )
-                    )
+            units = placement.codec.pack(keys[:, :, at], values[:, :, at], span)
+            for layer, heads in zip(layers, units, strict=True):
+                tickets += self._to_cold(layer, span, heads, cause)
             self._event("offload", span=span, value=float(row.tok_end - row.tok_start))
         self._wait(tickets)
 
+    def _to_cold(self, layer: int, span: int, heads: list[Unit], cause: str) -> list[Ticket]:
+        tickets = []
+        for kv_head, unit in enumerate(heads):
+            entry = self.ledger.open(layer, kv_head, span, "d2h", cause, unit.bytes, blocking=True)
+            source, unit.payload = unit.payload, self.cold.room(layer, span, kv_head, unit.payload)
+            tickets.append(self.link.submit(entry, [Move(unit.payload, source)]))
+            self.cold.put(layer, span, kv_head, unit)
+            row = SpanHeadRow(span, layer, kv_head, unit.form, unit.rank_k, unit.rank_v, unit.bytes, unit.err_k, unit.err_v)
+            self.span_heads.append(row)
+        return tickets
+
     # ------------------------------------------------------------------------------------------------------------- decoding
     def start_step(self, step: int) -> None:
-        """A new step: the ledger, the account's peak and the waiting time begin anew."""
+        """A new step: the ledger, the account's peak, counts and the waiting time begin anew."""
         self.step, self.waited_ns = step, 0
         self.ledger.start_step(step)
         self.account.start_step()
+        self.recaller.start_step()
 
     def feed(self, position: int) -> None:
         """The step's input token will lie at `position`: its window slot is taken for all layers."""
         assert position == self._position + 1, (position, self._position)
-        if not self.layout.window_evicts:
-            assert position - self._window_start < self.layout.zones.window, "the window is full and nothing left it"
-        self._take_window_slot(position)
+        for pool in self.hot.pools:
+            oldest = pool.window_origin if pool.dense else self._window_start
+            if not self.layout.window_evicts:
+                assert position - oldest < pool.zones.window, "the window is full and nothing left it"
+            pool.take_window(position, position + 1, WINDOW)
+        self._position = position
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token: keys, values [H_kv, D]."""
-        slot = self.hot.window_slot(self._position)
-        self.hot.keys[layer, :, slot], self.hot.values[layer, :, slot] = keys, values
+        slots, at = self.hot.slots(layer), self.hot.pool(layer).window_slot(self._position)
+        slots.keys[:, at], slots.values[:, at] = keys, values
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
-        self._wait([ticket for *_, ticket in self._pending[layer]])
-        for kv_head, span, unit, slots, ticket in self._pending[layer]:
-            start = self.spans.rows[span].tok_start
-            positions = torch.arange(start, start + len(slots), dtype=torch.int32, device=self.device)
-            self.hot.position[layer, kv_head].index_copy_(0, slots, positions)
-            self.hot.span[layer, kv_head].index_fill_(0, slots, span)
-            role = "resident" if unit.form == "raw" else "reconstructed"
-            self.hot.role[layer, kv_head].index_fill_(0, slots, ROLE[role])
-            self.is_hot[layer, kv_head, span] = True
-            self._event(ARRIVAL.get(ticket.entry.cause, "recall"), layer, kv_head, span, float(unit.bytes))
-        self._pending[layer].clear()
+        self.waited_ns += self.recaller.land(layer)
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without making it attendable: the run is over."""
-        for pending in self._pending:
-            self._wait([ticket for *_, ticket in pending])
+        self.waited_ns += self.recaller.settle()
 
-    def recall(self, layer: int, selection: Selection) -> tuple[list[int], list[int]]:
-        """Bring the wanted spans of every KV head to the device, as far as they fit; returns (fetched, reused) counts per KV head.
-
-        Blocking unless `selection.later`. A span in the cold tier stays there; the device's copy is dropped without a transfer.
-        """
-        fetched, reused = [], []
-        for kv_head, wanted in enumerate(selection.want.tolist()):
-            plan = self.zones[layer][kv_head].plan([s for s in wanted if s >= 0], self.spans.tokens)
-            fetched.append(len(plan.misses))
-            reused.append(len(plan.hits))
-            for span, slots in plan.evicted:
-                self.hot.role[layer, kv_head].index_fill_(0, torch.tensor(slots, device=self.device), FREE)
-                self.is_hot[layer, kv_head, span] = False
-                self._event(DEPARTURE.get(selection.cause, "evict"), layer, kv_head, span)
-            for span in plan.refused:
-                self._event("refused", layer, kv_head, span, float(self.spans.tokens(span)))
-            for span, slots in plan.misses:
-                self._fetch(layer, kv_head, span, slots, selection)
-        if not selection.later:
+    def recall(self, layer: int, selection: Selection, later: bool) -> None:
+        """Bring the wishes of the KV heads that are due to the device: before the attention, which waits for them, or `later`."""
+        self.recaller.recall(layer, selection, later)
+        if not later:
             self.land(layer)
-        return fetched, reused
 
-    def _fetch(self, layer: int, kv_head: int, span: int, slots: list[int], selection: Selection) -> None:
-        unit = self.cold.get(layer, span, kv_head)
-        entry = self.ledger.open(layer, kv_head, span, "h2d", selection.cause, unit.bytes, blocking=not selection.later)
-        index = torch.tensor(slots, device=self.device)
-        keys, values = self.hot.keys[layer, kv_head], self.hot.values[layer, kv_head]
-        if unit.form == "raw":
-            ticket = self.link.submit(entry, [Move(keys, unit.payload[0], index), Move(values, unit.payload[1], index)])
-        else:
-            staged = self.staging[: unit.payload.numel()]  # one buffer is enough: the link runs its jobs in order
-            codec = self._codec
-
-            def unpack() -> None:
-                span_keys, span_values = codec.unpack(unit, staged)
-                keys.index_copy_(0, index, span_keys)
-                values.index_copy_(0, index, span_values)
-
-            ticket = self.link.submit(entry, [Move(staged, unit.payload)], unpack)
-        self._pending[layer].append((kv_head, span, unit, index, ticket))
-
-    def bias(self, layer: int, fine: torch.Tensor | None) -> torch.Tensor | None:
+    def bias(self, layer: int, selection: Selection | None) -> torch.Tensor | None:
         """Additive bias [H_kv, G, C] over the layer's slots: log|S| on coarse entries, -inf on what a query head does not attend.
 
         None when every slot written so far is attended as it is (then the live slots are a prefix of the pool).
         """
-        if fine is None and self.live_prefix() is not None:
+        if selection is None and self.live_prefix(layer) is not None:
             return None
-        role, span = self.hot.role[layer], self.hot.span[layer].long()
-        out = torch.where(role == ROLE["coarse"], self.log_lengths[span], torch.zeros((), device=self.device))
+        slots = self.hot.slots(layer)
+        role, span = slots.role, slots.span.long()
+        out = torch.where(role == ROLE["coarse"], self.spans.log_lengths[span], torch.zeros((), device=self.device))
         out = out.masked_fill(role == FREE, float("-inf"))[:, None].repeat(1, self.shape.group, 1)
-        if fine is None:
+        if selection is None:
             return out
-        reads = (fine & self.is_hot[layer][:, None]).gather(2, span[:, None].expand(-1, self.shape.group, -1))
-        in_recall = ((role == ROLE["resident"]) | (role == ROLE["reconstructed"]))[:, None] & self.in_recall_zone
-        hidden = ((role == ROLE["coarse"])[:, None] & reads) | (in_recall & ~reads)
-        return out.masked_fill(hidden, float("-inf"))
+        wide = span[:, None].expand(-1, self.shape.group, -1)
+        reads = (selection.fine & self.is_hot[layer][:, None]).gather(2, wide)
+        through_summary = (role == ROLE["coarse"])[:, None] & reads
+        if selection.tokens is not None:
+            offset = slots.position - self.spans.starts[span]
+            reads = reads & (offset[:, None] < selection.tokens.gather(2, wide))
+        token = (role == ROLE["resident"]) | (role == ROLE["reconstructed"])
+        unread = (token & self.governed[span])[:, None] & ~reads
+        return out.masked_fill(through_summary | unread, float("-inf"))
 
-    @property
-    def in_recall_zone(self) -> torch.Tensor:
-        """[C] bool: slots of the recall zone."""
-        slot = torch.arange(self.hot.zones.slots, device=self.device)
-        first = self.hot.start["recall"]
-        return (slot >= first) & (slot < first + self.hot.zones.recall)
-
-    def live_prefix(self) -> int | None:
-        """Number of live slots if they are exactly the first ones of the pool, else None."""
-        zones = self.hot.zones
-        if zones.coarse or zones.recall or self.hot.used["kept"] != zones.kept or self._window_start != self.hot.window_origin:
-            return None
-        return zones.kept + min(zones.window, self._position - self._window_start + 1)
+    def live_prefix(self, layer: int) -> int | None:
+        """Number of the layer's live slots if they are exactly its first ones, else None."""
+        return self.hot.pool(layer).live_prefix(self._position)
 
     @property
     def window_start(self) -> int:
@@ -273,8 +268,7 @@ class Memory:
 
     def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of keys, values [L, H_kv, end - start, D] of window positions."""
-        slots = self._window_slots(start, end)
-        return self.hot.keys.index_select(2, slots), self.hot.values.index_select(2, slots)
+        return self.hot.read_window(start, end)
 
     def close(self) -> None:
         self.link.close()
@@ -292,17 +286,6 @@ class Memory:
         """Stand still until all are done. The link works in order, so the last is waited for first, and carries the waiting time."""
         for ticket in reversed(tickets):
             self.waited_ns += ticket.wait()
-
-    def _window_slots(self, start: int, end: int) -> torch.Tensor:
-        return torch.tensor([self.hot.window_slot(p) for p in range(start, end)], device=self.device)
-
-    def _take_window_slot(self, position: int) -> int:
-        slot = self.hot.window_slot(position)
-        self.hot.position[:, :, slot] = position
-        self.hot.span[:, :, slot] = WINDOW
-        self.hot.role[:, :, slot] = ROLE["window"]
-        self._position = position
-        return slot
 
     def _event(self, kind: str, layer: int | None = None, kv_head: int | None = None, span: int | None = None,
                value: float | None = None) -> None:  # fmt: skip

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout
 from kvlens.shape import KVShape
 
@@ -75,6 +76,8 @@ class StepEnd:
     """nats, of the token this step fed under the logits that produced it"""
     next_entropy: float
     """nats, of the distribution this step produced"""
+    next_varentropy: float = 0.0
+    """nats squared, variance of -log p under that distribution"""
 
 
 class MemoryView(Protocol):
@@ -88,6 +91,16 @@ class MemoryView(Protocol):
 
     def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, values [L, H_kv, end - start, D] of window positions."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A line of a method's journal; see kvlens.rows.JournalRow."""
+
+    name: str
+    values: torch.Tensor
+    layer: int | None
+    kv_head: int | None
 
 
 @dataclass
@@ -115,11 +128,16 @@ class Method(ABC):
     """with no budget limit it attends everything exactly, so it equals FullKV"""
     floor_is_exact: ClassVar[bool] = True
     """`floor_bytes` is what `prefill_end` will ask for; False: an estimate, since it depends on the text"""
+    keeps_all: ClassVar[bool] = False
+    """the KV of every token stays on the device: no budget below full KV is feasible, and the default is no limit"""
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
+    journal_names: ClassVar[dict[str, str]] = {}
+    """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are indexed"""
 
     def __init__(self, params: Any, context: RunContext) -> None:
         self.params, self.context = params, context
+        self._journal: list[Note] = []
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -148,6 +166,22 @@ class Method(ABC):
         """Tensors this method keeps on the device for KV purposes, by name: they count in the budget."""
         return {}
 
+    def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:
+        """Write a vector [n] into the journal. The tensor is kept, so it must not be written again. Changes nothing else."""
+        assert name in self.journal_names, f"{self.name} writes {name!r}, which its journal_names do not explain"
+        self._journal.append(Note(name, values, layer, kv_head))
+
+    def drain_journal(self) -> list[Note]:
+        """What was noted since the last call."""
+        notes, self._journal = self._journal, []
+        return notes
+
+    def refuse_below(self, needed: int) -> None:
+        """Raises BudgetInfeasible when the budget is smaller than `needed` bytes, the least this run can do with."""
+        context = self.context
+        if context.budget_bytes is not None and context.budget_bytes < needed:
+            raise BudgetInfeasible(self.name, context.budget_bytes, needed, context.full_kv_bytes)
+
 
 @dataclass(frozen=True)
 class MethodInfo:
@@ -159,13 +193,15 @@ class MethodInfo:
     summary: str
     parameters: list[dict[str, Any]]
     presets: dict[str, dict[str, Any]]
+    journal_names: dict[str, str]
+    keeps_all: bool
 
 
 def describe(method: type[Method]) -> MethodInfo:
     """Read a method's parameters from its dataclass."""
     return MethodInfo(
         method.name, method.title, method.paper, method.summary, [_describe(f) for f in dataclasses.fields(method.Parameters)],
-        {name: dict(values) for name, values in method.presets.items()},
+        {name: dict(values) for name, values in method.presets.items()}, dict(method.journal_names), method.keeps_all,
     )  # fmt: skip
 
 
@@ -207,16 +243,7 @@ def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
         text = value.strip().lower()
         try:
             if want is bool:
-                value = {
-                    "true": True,
-                    "1": True,
-                    "yes": True,
-                    "on": True,
-                    "false": False,
-                    "0": False,
-                    "no": False,
-                    "off": False,
-                }[text]
+                value = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}[text]
             else:
                 value = want(text)
         except (KeyError, ValueError):

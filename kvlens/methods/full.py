@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout, Zones
 from kvlens.methods.base import Method, Prefilled, param
 from kvlens.shape import KVShape
@@ -36,6 +35,7 @@ class FullKV(Method):
     paper = "reference: the uncompressed cache"
     summary = "keeps every token exactly on the device; nothing is dropped, summarised or moved"
     Parameters = FullParameters
+    keeps_all = True
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -47,12 +47,10 @@ class FullKV(Method):
         from kvlens.memory import Placement
 
         context, n = self.context, self.context.prompt_tokens
-        needed = self.floor_bytes(self.params, context.shape, n, context.max_new)
-        if context.budget_bytes is not None and context.budget_bytes < needed:
-            raise BudgetInfeasible(self.name, context.budget_bytes, needed, context.full_kv_bytes)
+        self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))
         spans = fixed_chunks(0, n, self.params.page, kind="page")
         kept = torch.arange(n, device=context.device)
-        return _layout(self.params, n, context.max_new), Placement(spans, ["resident"] * len(spans), kept, "resident")
+        return _layout(self.params, n, context.max_new), Placement(spans, ["resident"] * len(spans), ["resident"] * len(spans), kept)
 
 
 def _layout(p: FullParameters, n: int, max_new: int) -> Layout:

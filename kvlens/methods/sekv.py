@@ -123,12 +123,12 @@ class SeKV(Method):
         """Where the spans of one range go; registers the compressed ones in the routing table. keys, values [L, H_kv, m, D]."""
         import torch
 
-        from kvlens.memory import ROLE, Placement
+        from kvlens.memory import Placement
         from kvlens.methods import sekv_codec, sekv_router
 
         device, params = keys.device, self.params
         compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
-        kept = [(t, ROLE[ROLES[span.kind]]) for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
+        kept = [t for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
         mean_keys, mean_values = (self._means(x, [spans[i] for i in compressed], start) for x in (keys, values))
         summary = sekv_router.summaries(self._heads(self._weight), mean_keys.float())
         shared = summary.unflatten(1, (keys.shape[1], -1)).mean(2)
@@ -142,8 +142,8 @@ class SeKV(Method):
         return Placement(
             spans,
             ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
-            torch.tensor([t for t, _ in kept], dtype=torch.long, device=device),
-            torch.tensor([role for _, role in kept], dtype=torch.uint8, device=device),
+            [ROLES.get(span.kind, "resident") for span in spans],
+            torch.tensor(kept, dtype=torch.long, device=device),
             compressed,
             mean_keys,
             mean_values,
@@ -198,18 +198,19 @@ class SeKV(Method):
         score = sekv_router.scores(routed, self._summary[layer].float(), self._length, alive)
         z = sekv_router.expand(score, self._threshold[layer])[:, 0].unflatten(0, (shape.kv_heads, -1))
         score = score[:, 0].unflatten(0, (shape.kv_heads, -1))
+        best = score.amax(1) if params.pool == "max" else score.mean(1)
         empty = torch.zeros(*z.shape[:2], self._capacity, dtype=torch.bool, device=q.device)
         index = self._span.expand_as(z)
-        nan = torch.full(empty.shape, float("nan"), device=q.device)
-        logged = nan.scatter(2, index, score.masked_fill(~alive, float("nan")))
+        nan = torch.full((shape.kv_heads, self._capacity), float("nan"), device=q.device)
+        logged = nan.scatter(1, self._span.expand_as(best), best.masked_fill(~alive, float("nan")))
         zoomable = empty[0, 0].scatter(0, self._span, alive)
-        priority = score.amax(1) if params.pool == "max" else score.mean(1)
-        priority = priority.masked_fill(~z.any(1), float("-inf"))
+        priority = best.masked_fill(~z.any(1), float("-inf"))
         order = priority.argsort(dim=-1, descending=True, stable=True)
         wanted = self._span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
         if not params.reconstruction:
             z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
-        return Selection(empty.scatter(2, index, z), wanted, zoomable, "zoom", params.zoom == "next", logged)
+        later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
+        return Selection(empty.scatter(2, index, z), wanted, now=later, cause="zoom", later_cause="zoom", zoomable=zoomable, score=logged)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout, Zones
 from kvlens.methods.base import Method, Prefilled, param
 from kvlens.shape import KVShape
@@ -53,16 +52,15 @@ class StreamingLLM(Method):
         if context.budget_bytes is not None:
             floor = self.floor_bytes(p, context.shape, n, context.max_new)
             per_token = _layout(p, n, 2, n).bytes(context.shape) - floor
+            self.refuse_below(floor)
             window = min(window, 1 + (context.budget_bytes - floor) // per_token)
-            if window < 1:
-                raise BudgetInfeasible(self.name, context.budget_bytes, floor, context.full_kv_bytes)
         first = max(sinks, n - window)
         spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
         why = f"Older than the newest {window} tokens when decoding began: evicted."
         evicted = [Span(s.tok_start, s.tok_end, s.kind, why) for s in fixed_chunks(sinks, first, p.page, kind="page")]
         states = ["resident"] * len(spans) + ["evicted"] * len(evicted)
         kept = torch.arange(sinks, device=context.device)
-        return _layout(p, n, window, first), Placement([*spans, *evicted], states, kept, "sink")
+        return _layout(p, n, window, first), Placement([*spans, *evicted], states, ["sink"] * len(states), kept)
 
 
 def _layout(p: StreamingParameters, n: int, window: int, first: int) -> Layout:

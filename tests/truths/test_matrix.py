@@ -23,8 +23,9 @@ def preset_of(name: str) -> str | None:
     return "demo" if "demo" in methods.get(name).presets else None
 
 
-def share_of(name: str) -> str | None:
-    return None if name == "full" else "0.2"
+def share_of(name: str, share: str = "0.2") -> str | None:
+    """A budget the method can run with: no limit where it keeps everything on the device."""
+    return None if methods.get(name).keeps_all else share
 
 
 class Runs:
@@ -65,7 +66,7 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
     prompt = random_prompt(900, seed=3)
     untrained = {"router": "pca"} if name == "sekv" else {}  # the demo preset's router is trained for the demo model only
     settings = {
-        "budget": None if name == "full" else "0.5", "preset": preset_of(name), "max_new": 12, "keep_logits": True, "overrides": untrained,
+        "budget": share_of(name, "0.5"), "preset": preset_of(name), "max_new": 12, "keep_logits": True, "overrides": untrained,
     }  # fmt: skip
     recorded = run(model, prompt, name, sink=ListSink(), coverage=True, **settings)
     plain = run(model, prompt, name, **settings)
@@ -118,8 +119,9 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     tokens = len(sink.prefilled.tokens)
     limit = int(demo.shape.full_kv_bytes(tokens + NEW) * 0.2)
-    if name == "full":
-        limit = methods.get(name).floor_bytes(methods.get(name).Parameters(), demo.shape, tokens - 1, NEW)
+    chosen = methods.get(name)
+    if chosen.keeps_all:
+        limit = chosen.floor_bytes(methods.make_parameters(chosen, preset_of(name), {}), demo.shape, tokens - 1, NEW)
     for record in sink.steps:
         assert record.resident_bytes <= record.peak_bytes <= limit
     assert result.peak_bytes == max(record.peak_bytes for record in sink.steps)
@@ -161,7 +163,7 @@ def test_same_seed_same_trace(runs: Runs, demo: Any, name: str) -> None:
 def test_not_recorded_is_absent_and_never_zero(demo: Any, name: str) -> None:
     prompt, _ = task_prompt(demo, "needle", 512, max_new=4)
     sink = ListSink()
-    run(demo, prompt, name, budget=None if name == "full" else "0.4", preset=preset_of(name), max_new=4, sink=sink)
+    run(demo, prompt, name, budget=share_of(name, "0.4"), preset=preset_of(name), max_new=4, sink=sink)
     assert "coverage" not in sink.steps[0].head
     assert "qcos" not in sink.steps[0].head, "there is no previous query at step 0"
     assert "qcos" in sink.steps[1].head
@@ -185,7 +187,7 @@ def test_without_a_limit_it_equals_full_or_states_its_error(demo: Any, name: str
 @pytest.mark.parametrize("name", NAMES)
 def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
     prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
-    settings = {"budget": None if name == "full" else "0.4", "preset": preset_of(name), "max_new": 8}
+    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8}
     whole = run(demo, prompt, name, prefill_chunk=0, **settings)
     chunked = run(demo, prompt, name, prefill_chunk=97, **settings)
     assert whole.ids == chunked.ids
@@ -196,6 +198,6 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
 def test_forced_decoding_follows_the_given_tokens(demo: Any, name: str) -> None:
     prompt, _ = task_prompt(demo, "needle", 512, max_new=6)
     forced = (10, 20, 30, 40, 50, 60)
-    result = run(demo, prompt, name, budget=None if name == "full" else "0.4", preset=preset_of(name), forced=forced)
+    result = run(demo, prompt, name, budget=share_of(name, "0.4"), preset=preset_of(name), forced=forced)
     assert tuple(result.ids) == forced
     assert result.stopped == "forced"

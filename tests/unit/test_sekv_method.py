@@ -62,21 +62,21 @@ class Trial:
 
     def masses(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Mass of coarse entries and of span tokens in the recall zone, [H, span id]."""
-        memory, hot = self.session.memory, self.session.memory.hot
+        memory = self.session.memory
+        pool, hot = memory.hot.pool(layer), memory.hot.slots(layer)
         q = tensor(self.q[layer])
         selection = self.session.method.select(layer, q)
-        bias = memory.bias(layer, None if selection is None else selection.fine)
-        weights = attention_weights(q, hot.keys[layer], bias, self.shape.head_dim**-0.5)
+        weights = attention_weights(q, hot.keys, memory.bias(layer, selection), self.shape.head_dim**-0.5)
         coarse, fine = np.zeros((2, self.shape.q_heads, memory.spans.capacity))
         group = self.shape.group
-        first = hot.start["recall"]
+        first = pool.start["recall"]
         for head in range(self.shape.q_heads):
-            for slot in range(hot.zones.slots):
-                span, role = int(hot.span[layer, head // group, slot]), int(hot.role[layer, head // group, slot])
+            for slot in range(pool.zones.slots):
+                span, role = int(hot.span[head // group, slot]), int(hot.role[head // group, slot])
                 weight = float(weights[head // group, head % group, slot])
                 if role == ROLE["coarse"]:
                     coarse[head, span] += weight
-                elif first <= slot < first + hot.zones.recall and weight:
+                elif first <= slot < first + pool.zones.recall and weight:
                     fine[head, span] += weight
         return coarse, fine
 
@@ -121,7 +121,7 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     assert trial.spans() == [(0, 2, "sink"), (2, 6, "entropy"), (6, 7, "anchor"), (7, 16, "entropy")]
     selection = trial.session.method.select(0, torch.tensor([[3.0, 0.0]]))
     assert selection is not None
-    torch.testing.assert_close(selection.score[0, 0, [2, 4]], torch.tensor([math.log(4), 3 / math.sqrt(2) + math.log(9)]))
+    torch.testing.assert_close(selection.score[0, [2, 4]], torch.tensor([math.log(4), 3 / math.sqrt(2) + math.log(9)]))
     assert selection.fine[0, 0].nonzero().flatten().tolist() == [4]
     assert [s for s in selection.want[0].tolist() if s >= 0] == [4]
     assert selection.zoomable.nonzero().flatten().tolist() == [2, 4]
