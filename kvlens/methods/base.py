@@ -130,6 +130,8 @@ class Method(ABC):
     """`floor_bytes` is what `prefill_end` will ask for; False: an estimate, since it depends on the text"""
     keeps_all: ClassVar[bool] = False
     """the KV of every token stays on the device: no budget below full KV is feasible, and the default is no limit"""
+    untrained: ClassVar[dict[str, Any]] = {}
+    """parameters with which it runs on a model that nothing was trained or calibrated for"""
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
     journal_names: ClassVar[dict[str, str]] = {}

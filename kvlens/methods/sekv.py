@@ -43,6 +43,7 @@ class SeKV(Method):
     presets = PRESETS
     exact_without_budget = False
     floor_is_exact = False
+    untrained = {"router": "pca"}  # noqa: RUF012
     observed_queries = 128
     params: SeKVParameters
 

@@ -64,7 +64,7 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
     model.model.to(torch.bfloat16)
     model.shape = type(model.shape)(**{**model.shape.__dict__, "itemsize": 2})
     prompt = random_prompt(900, seed=3)
-    untrained = {"router": "pca"} if name == "sekv" else {}  # the demo preset's router is trained for the demo model only
+    untrained = methods.get(name).untrained  # what the demo preset names was trained for the demo model only
     settings = {
         "budget": share_of(name, "0.5"), "preset": preset_of(name), "max_new": 12, "keep_logits": True, "overrides": untrained,
     }  # fmt: skip

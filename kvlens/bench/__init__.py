@@ -1,0 +1,1 @@
+"""Measurements of the methods: quality at equal budgets, and the papers' qualitative claims."""
