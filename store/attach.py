@@ -18,6 +18,7 @@ from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.lease import is_held
 from kvlens.store.runinfo import run_dir, sentence
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
+from kvlens.store.versions import relations, tables_of
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "threads": "2", "memory_limit": "1GB", "temp_directory": "", "autoload_known_extensions": "false",
@@ -38,7 +39,8 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
         con.execute("ATTACH $path AS run (READ_ONLY)", {"path": str(path.resolve())})
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
-        _check_tables(con, uid)
+        for statement in relations(_check_tables(con, uid)):
+            con.execute(statement)
     except BaseException as error:
         con.close()
         if isinstance(error, duckdb.Error):
@@ -57,15 +59,16 @@ def unreadable(uid: str, error: BaseException) -> TraceError:
     return UnreadableRun(f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file.")
 
 
-def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> None:
+def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> int | None:
+    """The file's schema, once it is one this kvlens can read and all its tables are there."""
     found = {row[0] for row in con.execute(queries.TABLES).fetchall()}
-    missing = set(TABLES) - found
-    if "meta" in found:
-        version = _version(con)
-        if version is not None and version > SCHEMA_VERSION:
-            raise SchemaTooNew(f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it.")
+    version = _version(con) if "meta" in found else None
+    if version is not None and version > SCHEMA_VERSION:
+        raise SchemaTooNew(f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it.")
+    missing = tables_of(version, TABLES) - found
     if missing:
         raise UnreadableRun(f"The trace of run {uid} lacks table {min(missing)}, so kvlens did not write it; delete the run.")
+    return version
 
 
 def _version(con: duckdb.DuckDBPyConnection) -> int | None:

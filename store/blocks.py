@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, StepRecord
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, Scores, StepRecord
 from kvlens.store.errors import TraceError
+from kvlens.store.rowtables import check_shape, copied
 from kvlens.store.schema import MAX_SPAN, head_type, kv_type
+from kvlens.store.scores import copied_scores, score_table
 
 _HEAD_INDEX = {name: index for index, name in enumerate(HEAD_COLUMNS)}
 _KV_INDEX = {name: index for index, name in enumerate(KV_COLUMNS)}
@@ -59,13 +61,16 @@ class Block:
         self.top_mass = np.empty(self.top_span.shape, np.float32)
         self.tail_mass = np.empty(lead, np.float32)
         self.records: list[StepRecord] = []
+        self.journal: list[JournalRow] = []
+        self.scores: list[tuple[int, Scores]] = []
+        """(step, what it ranked), for the steps that ranked spans"""
         self.n = 0
 
     def reset(self) -> None:
         """Empties the block; a column that the next steps do not log is then NULL."""
         self.head.fill(np.nan)
         self.kv.fill(np.nan)
-        self.records, self.n = [], 0
+        self.records, self.journal, self.scores, self.n = [], [], [], 0
 
     def put(self, record: StepRecord) -> None:
         """Copies one record's arrays in and keeps its small rows."""
@@ -78,16 +83,19 @@ class Block:
             for name, value in columns.items():
                 if name not in index:
                     raise TraceError(f"Step {record.step} logs {name!r}, which is no column of the trace; see kvlens/rows.py.")
-                _check_shape(record.step, name, value, want)
+                check_shape(record.step, name, value, want)
                 store[index[name], n] = value
         if self.keep_spans:
             top_shape = (*q_shape, shape.top_k)
-            _check_shape(record.step, "top_span", record.top_span, top_shape)
-            _check_shape(record.step, "top_mass", record.top_mass, top_shape)
-            _check_shape(record.step, "tail_mass", record.tail_mass, q_shape)
+            check_shape(record.step, "top_span", record.top_span, top_shape)
+            check_shape(record.step, "top_mass", record.top_mass, top_shape)
+            check_shape(record.step, "tail_mass", record.tail_mass, q_shape)
             self.top_span[n] = record.top_span
             self.top_mass[n] = record.top_mass
             self.tail_mass[n] = record.tail_mass
+            if record.scores is not None:
+                self.scores.append((record.step, copied_scores(record.step, record.scores, kv_shape)))
+        self.journal += copied(record.journal)
         self.records.append(record)
         self.n = n + 1
 
@@ -128,7 +136,6 @@ class Block:
         tail = _array(self.tail_mass[: self.n].transpose(1, 2, 0), "FLOAT")
         return pa.table(self._keys(self.shape.q_heads, "q_head") | lists | {"tail_mass": tail})
 
-
-def _check_shape(step: int, name: str, value: np.ndarray, want: tuple[int, ...]) -> None:
-    if value.shape != want:
-        raise TraceError(f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step.")
+    def score_table(self) -> pa.Table:
+        """Rows of kv_span, see ``scores.py``."""
+        return score_table(self.scores, self.shape.layers, self.shape.kv_heads)

@@ -37,6 +37,8 @@ _STATEMENTS = {
     "transfers": queries.ALL_TRANSFERS,
     "events": queries.ALL_EVENTS,
     "tokens": queries.TOKENS,
+    "journal": queries.ALL_JOURNAL,
+    "scores": queries.ALL_SCORES,
 }
 EXPORTS = ("heads", *_STATEMENTS)
 

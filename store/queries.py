@@ -1,10 +1,11 @@
 """Every SQL statement of the reader. Values are bound parameters; the only identifiers put into text come from the allow-lists of
-``kvlens.rows`` through `column`. The run's file is attached read-only as `run`."""
+``kvlens.rows`` through `column`. The run's file is attached read-only as `run`; what earlier schemas lack is found by `source`."""
 
 from __future__ import annotations
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store.schema import UNITS
+from kvlens.store.versions import source
 
 TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
 SPANS = "SELECT * FROM run.main.span ORDER BY span"
@@ -41,6 +42,39 @@ EVENTS = """
 TRANSFER_SUMMARY = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
     GROUP BY step, direction, cause ORDER BY step, direction, cause"""
+
+#: Copies may overlap, so the sum of their durations can exceed the step's.
+TRANSFER_TIMES = """
+    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, coalesce(sum(bytes) FILTER (blocking), 0)::BIGINT AS blocking_bytes,
+      count(*) AS n, sum(end_us - start_us)::BIGINT AS moving_us, sum(wait_us)::BIGINT AS wait_us
+    FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
+
+_JOURNAL = "layer, kv_head, name"
+
+#: NULL inside a vector is handed back as NaN.
+JOURNAL = f"""
+    SELECT step, {_JOURNAL}, list_transform("values", lambda x: coalesce(x, 'nan'::FLOAT)) AS "values" FROM {source("journal")}
+    WHERE $name IS NULL OR name = $name ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, name"""
+
+JOURNAL_NAMES = f"SELECT DISTINCT name FROM {source('journal')} ORDER BY name"
+
+#: One row per number of a vector, index from 0, as CSV has no lists.
+ALL_JOURNAL = f"""
+    SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index, unnest("values") AS value
+    FROM {source("journal")} ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, name, index"""
+
+_RANKED = "unnest(span) AS span, unnest(score) AS score, unnest(chosen) AS chosen, unnest(generate_series(1, len(span)))::INTEGER AS rank"
+
+SCORES = f"""
+    SELECT {_RANKED} FROM {source("kv_span")}
+    WHERE step = $step AND layer = $layer AND kv_head = $kv_head ORDER BY rank"""
+
+CANDIDATES = f"SELECT n_candidates FROM {source('kv_span')} WHERE step = $step AND layer = $layer AND kv_head = $kv_head"
+
+SCORE_HISTORY = f"""
+    SELECT step, {_RANKED}, n_candidates FROM {source("kv_span")} WHERE layer = $layer AND kv_head = $kv_head ORDER BY step, rank"""
+
+ALL_SCORES = f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
 
 #: What happened to spans of one KV head, up to a step, in the order it happened.
 ALL_STATE_EVENTS = """
@@ -102,7 +136,7 @@ HEAD_STEPS = "SELECT {columns} FROM run.main.head_step ORDER BY step, layer, q_h
 HEAD_TIMELINE = f"""
     SELECT step, {", ".join(f"h.{c}" for c in HEAD_COLUMNS)}, {", ".join(f"k.{c}" for c in KV_COLUMNS)}
     FROM (SELECT * FROM run.main.head_step WHERE layer = $layer AND q_head = $q_head) AS h
-    LEFT JOIN (SELECT * FROM run.main.kv_step WHERE layer = $layer AND kv_head = $kv_head) AS k USING (step)
+    LEFT JOIN (SELECT * FROM {source("kv_step")} WHERE layer = $layer AND kv_head = $kv_head) AS k USING (step)
     ORDER BY step"""
 
 AGGREGATES = {"mean": "avg", "max": "max", "min": "min", "sum": "sum"}
@@ -117,19 +151,19 @@ def column(name: str, allowed: tuple[str, ...]) -> str:
 
 def recorded(table: str, columns: tuple[str, ...], suffix: str = "") -> str:
     """How many rows hold a value, per column."""
-    return f"SELECT {', '.join(f'count({c}{suffix})' for c in columns)} FROM run.main.{table}"
+    return f"SELECT {', '.join(f'count({c}{suffix})' for c in columns)} FROM {source(table)}"
 
 
 def recorded_rollup(table: str, columns: tuple[str, ...]) -> str:
     """As `recorded`, from a rollup."""
-    return f"SELECT {', '.join(f'coalesce(sum({c}_n), 0)' for c in columns)} FROM run.main.{table}"
+    return f"SELECT {', '.join(f'coalesce(sum({c}_n), 0)' for c in columns)} FROM {source(table)}"
 
 
 def cube(table: str, head: str, metric: str) -> str:
     """One metric as (position in a [step, layer, head] array, value)."""
     return (
         f"SELECT (step::BIGINT * $layers + layer) * $heads + {head} AS place, "
-        f"coalesce({metric}::FLOAT, 'nan'::FLOAT) AS value FROM run.main.{table}"
+        f"coalesce({metric}::FLOAT, 'nan'::FLOAT) AS value FROM {source(table)}"
     )
 
 
@@ -175,7 +209,11 @@ def head_table_columns() -> dict[str, str]:
             columns[f"{name}_total"] = f"h.{c}_sum"
     columns["kv_head_h2d_bytes_total"] = "k.h2d_bytes_sum"
     columns["kv_head_d2h_bytes_total"] = "k.d2h_bytes_sum"
+    columns["kv_head_blocking_bytes_total"] = "k.blocking_bytes_sum"
     columns["kv_head_resident_bytes_mean"] = "k.resident_bytes_sum / nullif(k.resident_bytes_n, 0)"
+    columns["kv_head_recalled_tokens_total"] = "k.recalled_tokens_sum"
+    columns["kv_head_reused_tokens_total"] = "k.reused_tokens_sum"
+    columns["kv_head_similarity_mean"] = "k.similarity_sum / nullif(k.similarity_n, 0)"
     return columns
 
 

@@ -19,15 +19,17 @@ from kvlens.store import queries
 from kvlens.store.attach import attach, read_meta
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.methodrecords import MethodRecords
 from kvlens.store.rollup import head_run_sql, kv_run_sql
 from kvlens.store.runinfo import read_info, run_dir
 from kvlens.store.session import Session
 from kvlens.store.states import changes, replay
+from kvlens.store.versions import source
 
 __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
 
 
-class TraceReader:
+class TraceReader(MethodRecords):
     """A run that is not being written any more. Safe to use from several threads."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
@@ -125,6 +127,11 @@ class TraceReader:
         """Bytes and number of copies per step, direction and cause."""
         return self._db.frame(queries.TRANSFER_SUMMARY)
 
+    def transfer_times(self) -> pd.DataFrame:
+        """Per step, direction and cause: bytes, of these blocking_bytes, number n of copies, moving_us (durations of the copies added
+        up; they may overlap), wait_us (how long the engine stood still for them). Step -1 is the end of prefill."""
+        return self._db.frame(queries.TRANSFER_TIMES)
+
     # ---- heads -------------------------------------------------------------------------------------------------------
 
     def metrics(self) -> list[str]:
@@ -177,9 +184,9 @@ class TraceReader:
         if self._summary_only and not whole:
             raise TraceError(f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only.")
         if whole and self._has_rollup():
-            return self._db.frame(queries.head_table("run.main.head_run", "run.main.kv_run"), **values)
-        part = "(SELECT * FROM run.main.{} WHERE step >= $start AND step < $stop)"
-        sql = queries.head_table(head_run_sql(part.format("head_step")), kv_run_sql(part.format("kv_step")))
+            return self._db.frame(queries.head_table(source("head_run"), source("kv_run")), **values)
+        part = "(SELECT * FROM {} WHERE step >= $start AND step < $stop)"
+        sql = queries.head_table(head_run_sql(part.format(source("head_step"))), kv_run_sql(part.format(source("kv_step"))))
         return self._db.frame(sql, start=first, stop=last, **values)
 
     def head_timeline(self, layer: int, q_head: int) -> pd.DataFrame:

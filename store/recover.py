@@ -14,6 +14,7 @@ from kvlens.store.attach import unreadable
 from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import freeze, read_info, run_dir, sentence, write_info
+from kvlens.store.schema import SCHEMA_VERSION
 from kvlens.store.tracefile import TraceFile
 
 _ENDED = ("completed", "cancelled")
@@ -47,7 +48,7 @@ def recover(runs_dir: Path, uid: str) -> int:
                 file.close()
         except duckdb.Error as problem:
             raise unreadable(uid, problem) from problem
-        info |= totals | {"status": status, "error": error, "recovered": True, "steps": steps}
+        info |= totals | {"schema_version": SCHEMA_VERSION, "status": status, "error": error, "recovered": True, "steps": steps}
         info["progress"] = {"step": steps, "max_new": info.get("max_new")}
         info["disk_bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         write_info(folder, info, durable=True)
@@ -59,7 +60,7 @@ def _info(folder: Path) -> dict[str, Any]:
     try:
         return read_info(folder)
     except UnreadableRun:
-        return {"schema_version": 1, "uid": folder.name, "status": "interrupted"}
+        return {"schema_version": SCHEMA_VERSION, "uid": folder.name, "status": "interrupted"}
 
 
 def delete_run(runs_dir: Path, uid: str) -> None:

@@ -1,7 +1,8 @@
 """Rollups: what a page that shows a whole run needs, computed once when the run ends.
 
 ``head_run`` and ``kv_run`` keep, per head and metric, the count, sum, minimum and maximum over the steps (so NULLs are not zeros
-and parts can be merged); ``layer_step`` keeps the mean over query heads and the sum over KV heads for each step and layer.
+and parts can be merged); ``layer_step`` keeps, for each step and layer, the mean over query heads and the sum (of a cosine the mean)
+over KV heads.
 At trace level 'summary' the rows per step and head are not stored: then every flushed block is merged into these tables instead.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import duckdb
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from kvlens.store.schema import layer_type
 
 _HEAD_KEYS = ("layer", "q_head")
 _KV_KEYS = ("layer", "kv_head")
@@ -45,9 +47,10 @@ def kv_run_sql(relation: str = "kv_step") -> str:
 
 
 def layer_step_sql(heads: str = "head_step", kvs: str = "kv_step") -> str:
-    """One row per step and layer: means over query heads, sums over KV heads."""
+    """One row per step and layer: means over query heads, sums (of a cosine the mean) over KV heads."""
     means = ", ".join(f"avg({c}::DOUBLE)::FLOAT AS {c}" for c in HEAD_COLUMNS)
-    sums = ", ".join(f"sum({c})::UBIGINT AS {c}" for c in KV_COLUMNS)
+    kinds = {c: layer_type(c) for c in KV_COLUMNS}
+    sums = ", ".join(f"avg({c}::DOUBLE)::FLOAT AS {c}" if kind == "FLOAT" else f"sum({c})::{kind} AS {c}" for c, kind in kinds.items())
     return (
         f"SELECT * FROM (SELECT step, layer, {means} FROM {heads} GROUP BY step, layer) AS h "
         f"LEFT JOIN (SELECT step, layer, {sums} FROM {kvs} GROUP BY step, layer) AS k USING (step, layer) ORDER BY step, layer"

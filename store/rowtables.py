@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import EVENT_KINDS, StepRecord
+from kvlens.rows import EVENT_KINDS, JournalRow, StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.runinfo import clean_text
 
 _ARROW = {
     "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(), "UTINYINT": pa.uint8(), "USMALLINT": pa.uint16(),
     "UINTEGER": pa.uint32(), "UBIGINT": pa.uint64(), "INTEGER": pa.int32(), "BIGINT": pa.int64(), "VARCHAR": pa.string(),
+    "FLOAT[]": pa.list_(pa.float32()),
 }  # fmt: skip
 
 #: Columns that a dataclass row of kvlens.rows fills, per table.
@@ -39,6 +42,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "q_head": "UTINYINT", "kind": "VARCHAR",
         "span": "USMALLINT", "value": "FLOAT",
     },
+    "journal": {"step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "name": "VARCHAR", "values": "FLOAT[]"},
     "self_check": {"name": "VARCHAR", "passed": "BOOLEAN", "value": "DOUBLE", "detail": "VARCHAR"},
     "step": {
         "step": "UINTEGER", "t_us": "UBIGINT", "dur_us": "UBIGINT", "wait_us": "UBIGINT", "record_us": "UBIGINT",
@@ -57,11 +61,40 @@ def _arrow(values: Sequence[Any], kind: str) -> pa.Array:
         values = [None if value is None else clean_text(str(value)) for value in values]
     elif kind in ("FLOAT", "DOUBLE"):
         values = [None if value is None or value != value else float(value) for value in values]
+    elif kind == "FLOAT[]":
+        return floats(list(values))
     elif kind == "BOOLEAN":
         values = [None if value is None else bool(value) for value in values]
     else:
         values = [None if value is None else int(value) for value in values]
     return pa.array(values, type=_ARROW[kind])
+
+
+def check_shape(step: int, name: str, value: np.ndarray, want: tuple[int, ...]) -> None:
+    """TraceError unless an array of a step has the shape the run has."""
+    if value.shape != want:
+        raise TraceError(f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step.")
+
+
+def floats(vectors: Sequence[np.ndarray]) -> pa.Array:
+    """float32 vectors as a list column; NaN becomes NULL inside its list."""
+    flat = np.concatenate([np.empty(0, np.float32), *vectors]).astype(np.float32)
+    offsets = np.cumsum([0, *(len(vector) for vector in vectors)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=np.isnan(flat)))
+
+
+def copied(rows: Sequence[JournalRow]) -> list[JournalRow]:
+    """Journal rows with vectors of their own, since a method may reuse its arrays; TraceError for what is no named vector."""
+    kept = []
+    for row in rows:
+        try:
+            values = np.array(row.values, np.float32)
+        except (TypeError, ValueError):
+            values = np.empty((0, 0), np.float32)
+        if not isinstance(row.name, str) or not row.name or values.ndim != 1:
+            raise TraceError(f"Step {row.step} logs journal entry {row.name!r}, which is no named vector of numbers; log one dimension.")
+        kept.append(replace(row, values=values))
+    return kept
 
 
 def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:

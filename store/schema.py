@@ -1,4 +1,4 @@
-"""Schema v1 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v2 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there changes the
 file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a fingerprint).
@@ -17,7 +17,7 @@ MAX_SPAN = 65_535
 TRACE_LEVELS = ("summary", "heads", "spans")
 
 _HEAD_TYPES = {"n_zoomed": "USMALLINT", "corrected": "BOOLEAN"}
-_KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS}
+_KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS} | {"similarity": "FLOAT"}
 
 #: Units of the columns whose stored name does not carry them; used wherever columns leave the store (exports, summaries).
 UNITS = {
@@ -40,13 +40,27 @@ def kv_type(column: str) -> str:
     return _KV_TYPES[column]
 
 
+def layer_type(column: str) -> str:
+    """SQL type of a KV metric in layer_step: the sum over KV heads of a count, the mean of anything else."""
+    return "FLOAT" if kv_type(column) == "FLOAT" else "UBIGINT"
+
+
 def _columns(pairs: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in pairs.items())
 
 
-def _moments(columns: tuple[str, ...]) -> str:
+def moments(columns: tuple[str, ...]) -> dict[str, str]:
     """Four columns per metric from which mean, extremes and totals over the run can be had, and two runs' parts be merged."""
-    return ", ".join(f"{c}_n UINTEGER, {c}_sum DOUBLE, {c}_min DOUBLE, {c}_max DOUBLE" for c in columns)
+    parts = {"n": "UINTEGER", "sum": "DOUBLE", "min": "DOUBLE", "max": "DOUBLE"}
+    return {f"{c}_{part}": kind for c in columns for part, kind in parts.items()}
+
+
+#: NaN of a journal's vector or of a score is NULL inside the list.
+JOURNAL = "CREATE TABLE journal (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, name VARCHAR NOT NULL, values FLOAT[] NOT NULL)"
+KV_SPAN = (
+    "CREATE TABLE kv_span (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
+    "span USMALLINT[] NOT NULL, score FLOAT[] NOT NULL, chosen BOOLEAN[] NOT NULL, n_candidates UINTEGER NOT NULL)"
+)
 
 
 def statements() -> list[str]:
@@ -55,7 +69,7 @@ def statements() -> list[str]:
     head = _columns({name: head_type(name) for name in HEAD_COLUMNS})
     kv = _columns({name: kv_type(name) for name in KV_COLUMNS})
     means = ", ".join(f"{name} FLOAT" for name in HEAD_COLUMNS)
-    kv_sums = ", ".join(f"{name} {'UBIGINT'}" for name in KV_COLUMNS)
+    layer_kv = _columns({name: layer_type(name) for name in KV_COLUMNS})
     return [
         f"CREATE TYPE event_kind AS ENUM ({kinds})",
         "CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL)",
@@ -82,16 +96,22 @@ def statements() -> list[str]:
         "kind event_kind NOT NULL, span USMALLINT, value FLOAT)",
         "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR NOT NULL)",
         "CREATE TABLE head_run (layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
-        f"n_steps UINTEGER NOT NULL, {_moments(HEAD_COLUMNS)})",
-        f"CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, {_moments(KV_COLUMNS)})",
-        f"CREATE TABLE layer_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, {means}, {kv_sums})",
+        f"n_steps UINTEGER NOT NULL, {_columns(moments(HEAD_COLUMNS))})",
+        "CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, "
+        f"{_columns(moments(KV_COLUMNS))})",
+        f"CREATE TABLE layer_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, {means}, {layer_kv})",
+        JOURNAL,
+        KV_SPAN,
     ]
 
 
 #: Every table a reader may touch, hence the allow-list for identifiers.
 TABLES = (
     "meta", "run_state", "token", "step", "span", "span_head", "head_step", "kv_step", "head_span", "transfer", "event",
-    "self_check", "head_run", "kv_run", "layer_step",
+    "self_check", "head_run", "kv_run", "layer_step", "journal", "kv_span",
 )  # fmt: skip
 
-__all__ = ["MASS_CODEC", "MAX_SPAN", "SCHEMA_VERSION", "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type", "statements"]
+__all__ = [
+    "JOURNAL", "KV_SPAN", "MASS_CODEC", "MAX_SPAN", "SCHEMA_VERSION", "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type",
+    "layer_type", "moments", "statements",
+]  # fmt: skip

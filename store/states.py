@@ -12,7 +12,8 @@ class Replay:
 
     A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of them. A span
     that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as factors. An offload is
-    news only for a span that was hot: one with a summary stays coarse.
+    news only for a span that was hot: one with a summary stays coarse. Of a partial span the tokens that are gone stay gone: only evicting
+    the others changes it.
     """
 
     def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
@@ -26,7 +27,7 @@ class Replay:
 
     def apply(self, span: int, kind: str, q_head: int | None) -> None:
         """One event; spans this replay does not know are ignored."""
-        if span not in self.state:
+        if span not in self.state or (self.state[span] == "partial" and kind != "evict"):
             return
         if kind == "zoom_in":
             self._zoom_in(span, q_head)

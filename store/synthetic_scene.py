@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvlens.rows import EventRow, PrefillRecord, PromptToken, SpanHeadRow, SpanRow, TransferRow
+from kvlens.rows import EventRow, JournalRow, PrefillRecord, PromptToken, SpanHeadRow, SpanRow, TransferRow
 
 WORDS = """
 the harbour master wrote every evening in a long green book what ships had come and what they carried; salt, rope, lamps
@@ -75,6 +75,8 @@ def make_prefill(scene: Scene, n_prompt: int, n_spans: int) -> tuple[PrefillReco
     hot = resident_bytes(scene, n_prompt, 0).sum()
     full = n_prompt * scene.layers * scene.kv_heads * scene.token_bytes()
     record = PrefillRecord(tokens, list(scene.spans), heads, transfers, events, clock, int(full), cold, int(hot))
+    shares = rng.dirichlet(np.full(scene.kv_heads, 4.0), scene.layers)
+    record.journal = [JournalRow(-1, layer, None, "head_share", shares[layer]) for layer in range(scene.layers)]
     return record, "".join(token.text for token in tokens)
 
 

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvlens.rows import EventRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.rows import EventRow, JournalRow, Scores, SpanHeadRow, SpanRow, StepRecord, TransferRow
 from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
+#: Spans listed per ranking.
+_LISTED = 12
+
+
+def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow]:
+    """What a method might say of a step: a number for all layers, one per layer, and a vector with gaps. [L, H_kv, spans]."""
+    each = [JournalRow(step, layer, None, "best_score", np.array([score[layer].max()])) for layer in range(len(score))]
+    counts = zoomed.sum(-1).astype(np.float32).reshape(-1)
+    vector = np.where(counts > 0, counts, np.nan)
+    return [JournalRow(step, None, None, "threshold", np.array([_ZOOM_IN])), *each, JournalRow(step, None, None, "expanded", vector)]
+
+
+def ranking(score: np.ndarray, zoomed: np.ndarray, candidate: np.ndarray) -> Scores:
+    """The best spans per KV head. `score`, `zoomed`: [L, H_kv, spans]; `candidate`: [spans], those that can be expanded."""
+    order = np.argsort(np.where(candidate, -score, np.inf), axis=-1, kind="stable")[..., : min(_LISTED, int(candidate.sum()))]
+    count = np.full(score.shape[:2], candidate.sum(), np.int32)
+    return Scores(order.astype(np.int32), np.take_along_axis(score, order, -1), np.take_along_axis(zoomed, order, -1), count)
 
 
 class StepMaker:
@@ -51,10 +68,13 @@ class StepMaker:
         down = np.full_like(up, sum(t.bytes for t in transfers if t.cause == "leave") / up.size)
         head = self._head_columns(mass)
         coarse = sum(s.kind == "entropy" for s in scene.spans)
+        tokens = {"recalled_tokens": (came * lengths).sum(-1), "reused_tokens": ((self.zoomed & before) * lengths).sum(-1)}
         kv = {
             "h2d_bytes": up, "d2h_bytes": down, "resident_bytes": resident,
             "attended_tokens": np.rint(resident / scene.token_bytes()) - coarse,
             "attended_coarse": (coarse - self.zoomed.sum(-1)).astype(float),
+            "blocking_bytes": up, "ideal_bytes": up, "similarity": np.clip(rng.normal(0.86, 0.08, up.shape), -1, 1),
+            **{name: count.astype(float) for name, count in tokens.items()},
             "n_recalled": came.sum(-1).astype(float), "n_reused": (self.zoomed & before).sum(-1).astype(float),
         }  # fmt: skip
         top = np.argsort(-mass, axis=-1)[..., : self.top_k].astype(np.int32)
@@ -67,7 +87,8 @@ class StepMaker:
         record = StepRecord(
             step, self.clock, dur + wait, wait, 60, 1000 + step % len(ANSWER), " " + ANSWER[step % len(ANSWER)],
             -float(rng.gamma(1.2, 0.5)), float(rng.gamma(1.5, 0.8)), int(resident.sum()), int(resident.sum() + up.max()), self.cold,
-            head, kv, top, top_mass, tail, transfers, events, born, [], born_heads,
+            head, kv, top, top_mass, tail, transfers, events, born, [], born_heads, journal(step, score, self.zoomed),
+            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
         )  # fmt: skip
         self.clock += dur + wait
         return record

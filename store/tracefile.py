@@ -14,9 +14,10 @@ import pyarrow as pa
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
-from kvlens.store.rowtables import moved_bytes, rows_table, step_tables
+from kvlens.store.rowtables import copied, moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import statements
+from kvlens.store.versions import upgrades
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
@@ -55,6 +56,11 @@ class TraceFile:
         """An existing file, to finish what a dead process began; opening it replays what was committed."""
         file = cls(duckdb.connect(str(path), config=_CONFIG))
         con = file._con
+        version = con.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        con.begin()
+        for statement in upgrades(int(version[0]) if version and version[0].isdigit() else None):
+            con.execute(statement)
+        con.commit()
         peak = con.execute("SELECT coalesce(max(peak_bytes), 0) FROM step").fetchone()
         moved = dict(con.execute("SELECT direction, sum(bytes)::BIGINT FROM transfer GROUP BY direction").fetchall())
         file._peak = peak[0] if peak else 0
@@ -150,18 +156,19 @@ class TraceFile:
             ("span_head", [row for record in records for row in record.span_heads]),
             ("transfer", [row for record in records for row in record.transfers]),
             ("event", [row for record in records for row in record.events]),
+            ("journal", block.journal),
         ):
             tables.append((name, rows_table(name, rows)))
         tables += [("head_step", block.head_table()), ("kv_step", block.kv_table())]
         if trace_level == "spans":
-            tables.append(("head_span", block.span_table()))
+            tables += [("head_span", block.span_table()), ("kv_span", block.score_table())]
         return tables
 
     def _prefill_tables(self, record: PrefillRecord) -> list[tuple[str, pa.Table]]:
         return [
             ("token", rows_table("prompt", record.tokens)), ("span", rows_table("span", record.spans)),
             ("span_head", rows_table("span_head", record.span_heads)), ("transfer", rows_table("transfer", record.transfers)),
-            ("event", rows_table("event", record.events)),
+            ("event", rows_table("event", record.events)), ("journal", rows_table("journal", copied(record.journal))),
         ]  # fmt: skip
 
     def _merge(self, tables: dict[str, pa.Table]) -> None:

@@ -13,8 +13,10 @@ from kvlens.rows import (
     HEAD_COLUMNS,
     KV_COLUMNS,
     EventRow,
+    JournalRow,
     PrefillRecord,
     PromptToken,
+    Scores,
     SelfCheck,
     SpanHeadRow,
     SpanRow,
@@ -25,6 +27,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 
 COUNTS = {"n_zoomed", "corrected"}
+COSINES = {"similarity"}
 
 
 def make_step(
@@ -45,7 +48,8 @@ def make_step(
         head[name] = np.where(rng.random((layers, q_heads)) < 0.2, np.nan, value).astype(np.float32)
     for name in KV_COLUMNS:
         if name not in skip:
-            value = rng.integers(0, 2**40 if name.endswith("_bytes") else 2**31, (layers, kv_heads)).astype(float)
+            top = 2**40 if name.endswith("_bytes") else 2**31
+            value = rng.uniform(-1, 1, (layers, kv_heads)) if name in COSINES else rng.integers(0, top, (layers, kv_heads)).astype(float)
             kv[name] = np.where(rng.random(value.shape) < 0.2, np.nan, value)
     masses = rng.dirichlet(np.ones(top_k + 1), (layers, q_heads)).astype(np.float32)
     spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
@@ -63,8 +67,28 @@ def make_step(
     ]  # fmt: skip
     return StepRecord(
         step, step * 1000, 900, 3, 2, 7 + step, text, float(rng.normal()), float("nan"), 100 + step, 200 + step, 300,
-        head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events,
+        head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events, journal=make_journal(rng, step, layers, kv_heads),
+        scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
     )  # fmt: skip
+
+
+def make_journal(rng: np.random.Generator, step: int, layers: int, kv_heads: int) -> list[JournalRow]:
+    """Vectors of any length, some numbers of which are not recorded."""
+    rows = []
+    for i in range(int(rng.integers(0, 4))):
+        values = rng.normal(0, 10.0 ** rng.integers(-6, 6), int(rng.integers(0, 5)))
+        values[rng.random(values.shape) < 0.3] = np.nan
+        layer = None if i == 1 else i % layers
+        rows.append(JournalRow(step, layer, None if i < 2 else i % kv_heads, f"name {i}", values.astype(np.float32)))
+    return rows
+
+
+def make_scores(rng: np.random.Generator, layers: int, kv_heads: int) -> Scores:
+    """Rankings with gaps; how many spans are listed differs from step to step."""
+    shape = (layers, kv_heads, int(rng.integers(0, 6)))
+    spans = rng.integers(-1, 60_000, shape).astype(np.int32)
+    score = np.where(rng.random(shape) < 0.2, np.nan, rng.normal(0, 1e-4, shape)).astype(np.float32)
+    return Scores(spans, score, rng.random(shape) < 0.5, rng.integers(0, 99, (layers, kv_heads)).astype(np.int32))
 
 
 def stored(values: np.ndarray) -> np.ndarray:
@@ -76,7 +100,8 @@ def make_prefill(tokens: int = 3) -> PrefillRecord:
     prompt = [PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)]
     spans = [SpanRow(0, "sink", 0, 1, -1, "first"), SpanRow(1, "entropy", 1, tokens, -1, "rest", 1.25, "coarse")]
     forms = [SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")), SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None)]
-    return PrefillRecord(prompt, spans, forms, [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)], [], 10, 20, 30, 40)
+    return PrefillRecord(prompt, spans, forms, [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)], [], 10, 20, 30, 40,
+                         [JournalRow(-1, 0, None, "head_share", np.array([0.25, np.nan], np.float32))])  # fmt: skip
 
 
 def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:

@@ -76,13 +76,19 @@ METRICS: dict[str, Metric] = {
         Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),
         _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved from the cold to the hot tier for this KV head"),
         _count("d2h_bytes", "Bytes to host", "bytes", "bytes moved from the hot to the cold tier for this KV head"),
+        _count("blocking_bytes", "Blocking bytes", "bytes", "the part of the bytes to device that the step's attention waited for"),
+        _count("ideal_bytes", "Ideal bytes to device", "bytes", "what would have moved had every wanted token that was hot been reused"),
         _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds in the hot tier"),
         _count("attended_tokens", "Attended tokens", "tokens", "tokens, exact or rebuilt, in this KV head's softmax"),
         _count("attended_coarse", "Attended summaries", "entries", "summary entries in this KV head's softmax"),
         _count("n_recalled", "Recalled spans", "spans", "spans brought from the cold to the hot tier"),
         _count("n_reused", "Reused spans", "spans", "needed spans that were hot already"),
+        _count("recalled_tokens", "Recalled tokens", "tokens", "tokens brought from the cold to the hot tier"),
+        _count("reused_tokens", "Reused tokens", "tokens", "needed tokens that were hot already"),
+        Metric("similarity", "Query similarity", "cosine", "kv", -1.0, 1.0,
+               "cosine of this step's queries and the last step's, mean over the KV head's group, by which the method decides", True),
     )
-}
+}  # fmt: skip
 
 
 def metric_of(name: str) -> Metric:

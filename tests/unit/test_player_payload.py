@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,6 +26,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
     uid = write_synthetic(folder, 3, 8, 2, 40, 20, seed=1, prompt_tokens=300, needle=[[30, 60]])
     with TraceReader.open(folder, uid) as opened:
         yield opened
+
+
+def test_the_player_has_a_name_and_a_colour_for_every_state() -> None:
+    source = (Path(payload.__file__).parent / "color.js").read_text(encoding="utf-8")
+    found = dict(re.findall(r"const (STATE_NAMES|STATE_COLORS) = (\[.*\]);", source))
+    assert tuple(json.loads(found["STATE_NAMES"])) == SPAN_STATES
+    colors = [tuple(color) for color in json.loads(found["STATE_COLORS"])]
+    assert len(set(colors)) == len(SPAN_STATES)
 
 
 def test_a_message_comes_back_as_it_was_packed() -> None:

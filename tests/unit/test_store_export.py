@@ -32,6 +32,8 @@ def lengths(reader: TraceReader) -> dict[str, int]:
     return {
         "heads": 8, "head-steps": 96, "spans": len(reader.spans()), "span-mass": masses, "transfers": len(reader.transfers()),
         "events": len(reader.events()), "tokens": len(reader.tokens()),
+        "journal": sum(map(len, reader.journal()["values"])),
+        "scores": sum(len(reader.score_history(layer, head)) for layer in range(2) for head in range(2)),
     }  # fmt: skip
 
 

@@ -90,6 +90,18 @@ def test_head_table_equals_pandas_and_the_rollup_equals_the_rows(reader: TraceRe
         "(SELECT step, layer, avg(entropy::DOUBLE) AS e FROM run.main.head_step GROUP BY step, layer) AS h USING (step, layer)"
     )
     assert worst[0][0] < 1e-6
+    worst = db.rows(
+        "SELECT max(abs(l.similarity - k.mean)), max(abs(l.recalled_tokens::BIGINT - k.total)) FROM run.main.layer_step AS l JOIN "
+        "(SELECT step, layer, avg(similarity::DOUBLE) AS mean, sum(recalled_tokens)::BIGINT AS total FROM run.main.kv_step "
+        "GROUP BY step, layer) AS k USING (step, layer)"
+    )
+    assert worst[0][0] < 1e-6
+    assert worst[0][1] == 0
+    for row in part.itertuples():
+        for metric in ("recalled_tokens", "reused_tokens", "blocking_bytes"):
+            assert getattr(row, f"kv_head_{metric}_total") == reader.kv_cube(metric)[3:11, row.layer, row.kv_head].sum()
+        mean = reader.kv_cube("similarity")[3:11, row.layer, row.kv_head].mean()
+        assert row.kv_head_similarity_mean == pytest.approx(mean, rel=1e-5)
 
 
 def test_timeline_joins_the_kv_head(reader: TraceReader) -> None:
@@ -131,6 +143,10 @@ def test_replay_knows_holders_forms_and_births() -> None:
     assert replay(spans, [(3, "offload", None), (1, "offload", None), (2, "evict", None)]) == {1: "coarse", 2: "evicted", 3: "cold"}
     rows = changes([(1, "coarse", "raw", -1), (2, "coarse", None, 4)], [(3, 1, "zoom_in", 0), (3, 1, "zoom_out", 0), (5, 2, "evict", None)])
     assert rows == [(-1, 1, "coarse"), (4, 2, "coarse"), (5, 2, "evicted")]
+    some = [(1, "partial", None)]
+    kept = [(1, kind, None) for kind in ("offload", "zoom_in", "recall", "zoom_out")]
+    assert replay(some, kept) == {1: "partial"}
+    assert replay(some, [*kept, (1, "evict", None)]) == {1: "evicted"}
 
 
 def test_transfers_and_events_of_one_head_include_those_of_its_layer(reader: TraceReader) -> None:
@@ -141,6 +157,11 @@ def test_transfers_and_events_of_one_head_include_those_of_its_layer(reader: Tra
     summary = reader.transfer_summary()
     assert summary["bytes"].sum() == every["bytes"].sum()
     assert summary["n"].sum() == len(every)
+    times = reader.transfer_times()
+    by_hand = every.assign(moving_us=every["end_us"] - every["start_us"], blocking_bytes=every["bytes"] * every["blocking"])
+    sums = by_hand.groupby(["step", "direction", "cause"])[["bytes", "blocking_bytes", "moving_us", "wait_us"]].sum().reset_index()
+    assert times.drop(columns="n").astype(sums.dtypes).equals(sums)
+    assert times["n"].sum() == len(every)
     assert (reader.events(step=-1)["step"] == -1).all()
     assert {"span_open", "zoom_in", "zoom_out"} <= set(reader.events()["kind"])
 
@@ -161,6 +182,8 @@ def test_summary_level_keeps_rollups_only(runs: Path, reader: TraceReader) -> No
         with pytest.raises(TraceError, match="summary"):
             small.head_table(1, 3)
         assert small.head_spans(3, 0, 0).empty
+        assert small.scores(3, 0, 0).empty
+        assert small.journal().drop(columns="values").equals(reader.journal().drop(columns="values"))
         count = "SELECT count(*) FROM run.main.layer_step"
         assert small._db.rows(count) == reader._db.rows(count)
     with TraceReader.open(runs, "heads-level") as heads:

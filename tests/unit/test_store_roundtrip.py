@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_support import make_step, stored, write
+from store_support import COSINES, make_scores, make_step, stored, write
 
 from kvlens.rows import (
     HEAD_COLUMNS,
     KV_COLUMNS,
     EventRow,
+    JournalRow,
+    Scores,
     StepRecord,
     TransferRow,
 )
@@ -52,7 +54,7 @@ def test_every_value_comes_back(
             assert (metric in reader.metrics()) == bool(np.isfinite(want).any())
         for metric in KV_COLUMNS:
             want = np.array([r.kv.get(metric, np.full((layers, kv_heads), np.nan)) for r in records]).reshape(-1, layers, kv_heads)
-            np.testing.assert_array_equal(reader.kv_cube(metric), want.astype(np.float32))
+            np.testing.assert_array_equal(reader.kv_cube(metric), stored(want) if metric in COSINES else want.astype(np.float32))
             assert (metric in reader.kv_metrics()) == bool(np.isfinite(want).any())
         tokens = reader.tokens()
         assert list(tokens["pos"]) == list(range(3 + steps))
@@ -61,6 +63,8 @@ def test_every_value_comes_back(
         assert tokens["next_entropy"].isna().all()
         _check_rows(reader, records)
         _check_spans(reader, records)
+        _check_journal(reader, records)
+        _check_scores(reader, records)
 
 
 def _check_rows(reader: TraceReader, records: list[StepRecord]) -> None:
@@ -89,6 +93,44 @@ def _check_spans(reader: TraceReader, records: list[StepRecord]) -> None:
                     assert abs(mass - want[span]) <= np.sqrt(want[span]) / 255 + 1e-5
                 assert list(got["mass"]) == sorted(got["mass"], reverse=True)
                 assert got.attrs["tail_mass"] == pytest.approx(float(record.tail_mass[layer, head]), abs=6e-5)
+
+
+def _check_journal(reader: TraceReader, records: list[StepRecord]) -> None:
+    def place(row: JournalRow) -> tuple[int, int, int, str]:
+        return row.step, -1 if row.layer is None else row.layer, -1 if row.kv_head is None else row.kv_head, row.name
+
+    want = sorted((row for record in records for row in record.journal), key=place)
+    got = reader.journal()
+    assert list(got.columns) == ["step", "layer", "kv_head", "name", "values"]
+    np.testing.assert_array_equal(got["values"].iloc[0], np.array([0.25, np.nan], np.float32))
+    got = got[got["step"] >= 0]
+    for name in ("step", "layer", "kv_head", "name"):
+        assert _plain(got[name]) == [getattr(row, name) for row in want]
+    for found, row in zip(got["values"], want, strict=True):
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found, row.values)
+    assert reader.journal_names() == sorted({row.name for row in want} | {"head_share"})
+    assert set(reader.journal("name 1")["name"]) <= {"name 1"}
+
+
+def _check_scores(reader: TraceReader, records: list[StepRecord]) -> None:
+    layer, head = reader.n_layers - 1, reader.kv_heads - 1
+    history = reader.score_history(layer, head)
+    assert set(history["step"]) <= {record.step for record in records if record.scores is not None}
+    for record in records:
+        got = reader.scores(record.step, layer, head)
+        assert list(got.columns) == ["span", "score", "chosen", "rank"]
+        if record.scores is None:
+            assert got.empty
+            assert got.attrs["candidates"] is None
+            continue
+        listed = record.scores.span[layer, head] >= 0
+        np.testing.assert_array_equal(got["span"], record.scores.span[layer, head][listed])
+        np.testing.assert_array_equal(got["score"].to_numpy(np.float32), record.scores.score[layer, head][listed])
+        np.testing.assert_array_equal(got["chosen"].astype(bool), record.scores.chosen[layer, head][listed])
+        assert list(got["rank"]) == list(range(1, listed.sum() + 1))
+        assert got.attrs["candidates"] == record.scores.candidates[layer, head]
+        assert len(history[history["step"] == record.step]) == len(got)
 
 
 def _plain(series: Any) -> list[Any]:
@@ -120,12 +162,19 @@ def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
     kept = record.head["entropy"].copy()
     writer = TraceWriter(tmp_path)
     writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    record.scores = make_scores(rng, 2, 1)
+    record.journal = [JournalRow(0, None, None, "own", np.array([1.0, 2.0], np.float32))]
+    ranked = record.scores.candidates.copy()
     writer.step(record)
+    record.scores.candidates[:] = 99
+    record.journal[0].values[:] = 99
     record.head["entropy"][:] = -1
     record.top_span[:] = 9
     writer.finish("completed", None, [], {})
     with TraceReader.open(tmp_path, writer.uid) as reader:
         np.testing.assert_array_equal(reader.head_cube("entropy")[0], stored(kept))
+        assert reader.journal("own")["values"].iloc[0].tolist() == [1, 2]
+        assert [reader.scores(0, layer, 0).attrs["candidates"] for layer in (0, 1)] == ranked[:, 0].tolist()
 
 
 def test_rows_are_stored_head_by_head_within_a_block(tmp_path: Path) -> None:
@@ -156,6 +205,11 @@ def test_meta_status_checks_and_files_of_a_finished_run(tmp_path: Path) -> None:
     assert (info["status"], info["steps"], info["peak_bytes"], info["output_text"]) == ("completed", 1, 200, "x")
 
 
+def _ranked(**change: np.ndarray) -> Scores:
+    good = {"span": np.zeros((1, 1, 3), np.int32), "score": np.zeros((1, 1, 3)), "chosen": np.zeros((1, 1, 3), bool)}
+    return Scores(**(good | {"candidates": np.array([[3]])} | change))
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -166,6 +220,13 @@ def test_meta_status_checks_and_files_of_a_finished_run(tmp_path: Path) -> None:
         ({"kv": {"n_recalled": np.array([[-1.0]])}}, "negative"),
         ({"kv": {"n_recalled": np.array([[0.5]])}}, "fractional"),
         ({"transfers": [TransferRow(1, 999, None, None, "h2d", "zoom", 1, 1, 1, 1, True)]}, "transfer"),
+        ({"journal": [JournalRow(1, 0, None, "flat", np.zeros((1, 1)))]}, "no named vector"),
+        ({"journal": [JournalRow(1, 0, None, "", np.zeros(1))]}, "no named vector"),
+        ({"journal": [JournalRow(1, 999, None, "far", np.zeros(1))]}, "journal"),
+        ({"scores": _ranked(span=np.zeros((2, 1, 3), np.int32))}, "scores.span with shape"),
+        ({"scores": _ranked(chosen=np.zeros((1, 1, 2), bool))}, "scores.chosen with shape"),
+        ({"scores": _ranked(candidates=np.array([[-1]]))}, "negative"),
+        ({"scores": _ranked(span=np.full((1, 1, 3), 70_000))}, "Span ids above"),
         ({"top_span": np.full((1, 1, 1), 70_000, np.int32)}, "Span ids above"),
     ],
 )

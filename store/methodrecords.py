@@ -1,0 +1,36 @@
+"""The part of the reader that hands out what a method said of its own decisions: its journal and its rankings."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kvlens.store import queries
+from kvlens.store.session import Session
+
+
+class MethodRecords:
+    """Base of TraceReader. Empty frames where the method keeps no journal, ranks nothing, or the trace is of schema 1."""
+
+    _db: Session
+
+    def journal(self, name: str | None = None) -> pd.DataFrame:
+        """step (-1: end of prefill), layer and kv_head (NaN: for all), name, values (float32 array each, NaN = none). All names, or one."""
+        return self._db.frame(queries.JOURNAL, name=name)
+
+    def journal_names(self) -> list[str]:
+        """Names in the journal, in alphabetical order."""
+        return [str(row[0]) for row in self._db.rows(queries.JOURNAL_NAMES)]
+
+    def scores(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
+        """The spans a KV head ranked best at a step: span, score (the method's own scale), chosen, rank (1 = best).
+
+        `.attrs['candidates']`: how many spans were ranked, None when not recorded."""
+        where = {"step": step, "layer": layer, "kv_head": kv_head}
+        frame = self._db.frame(queries.SCORES, **where)
+        ranked = self._db.rows(queries.CANDIDATES, **where)
+        frame.attrs["candidates"] = int(ranked[0][0]) if ranked else None
+        return frame
+
+    def score_history(self, layer: int, kv_head: int) -> pd.DataFrame:
+        """As `scores`, for all steps of one KV head in one frame: step, span, score, chosen, rank, n_candidates."""
+        return self._db.frame(queries.SCORE_HISTORY, layer=layer, kv_head=kv_head)
