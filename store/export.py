@@ -6,6 +6,7 @@ metadata which run it came from. JSON is one array of objects; not recorded and 
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import duckdb
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -95,6 +97,13 @@ def _csv(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
         writer.write_table(first)
         for table in rest:
             writer.write_table(_plain_text(table))
+
+
+def csv_bytes(frame: pd.DataFrame) -> bytes:
+    """A frame that a page shows, as CSV by the same rules."""
+    out = io.BytesIO()
+    _csv(pa.Table.from_pandas(frame, preserve_index=False), iter(()), out)
+    return out.getvalue()
 
 
 def _plain_text(table: pa.Table) -> pa.Table:

@@ -104,7 +104,7 @@ def figures(reader: TraceReader, view: View) -> None:
     with left:
         key = f"map_{session.revision()}_{layer}_{head}"
         st.plotly_chart(
-            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit), key=key, on_select=lambda: _cell_clicked(key),
+            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit), key=key, on_select=lambda: cell_clicked(key),
             selection_mode="points", alt=f"{view.metric.title} by layer and query head",
         )  # fmt: skip
         st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
@@ -130,7 +130,8 @@ def _point(key: str) -> list[int]:
     return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
 
 
-def _cell_clicked(key: str) -> None:
+def cell_clicked(key: str) -> None:
+    """A click on the map drawn under `key` selects its head on every page."""
     if len(cell := _point(key)) == 2:
         session.change({"layer": cell[0], "head": cell[1]})
 

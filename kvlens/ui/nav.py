@@ -23,6 +23,7 @@ def navigation() -> Page:
             st.Page("pages/run.py", title="New run", url_path="run"),
             st.Page("pages/replay.py", title="Replay", url_path="replay"),
             st.Page("pages/heads.py", title="Heads", url_path="heads"),
+            st.Page("pages/method.py", title="Method", url_path="method"),
         ],
         position="top",
     )

@@ -1,0 +1,10 @@
+"""Method: what the run's method is, and what it decided, in the method's own terms."""
+
+from kvlens.ui import methodview, nav, session
+from kvlens.ui.frame import choose_run
+
+nav.enter()
+found = choose_run("Method")
+if found is not None:
+    methodview.show(found[0])
+    session.write_url()

@@ -1,0 +1,165 @@
+"""The Method page: title from the catalogue, a view per method, and the generic view of all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+from test_pages import words
+from uiruns import Runs, Visit
+
+from kvlens.rows import JournalRow, PrefillRecord, StepRecord
+from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
+from kvlens.store.writer import TraceWriter
+from kvlens.ui import methodview
+from kvlens.ui.methodview.journal import listing, long
+
+BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
+HOSTILE = "<a href='https://example.com'>x</a> **y**"
+
+
+class Bare(TraceWriter):
+    """Logs no journal, no ranking and no transfer."""
+
+    def prefill(self, record: PrefillRecord) -> None:
+        super().prefill(replace(record, transfers=[], journal=[]))
+
+    def step(self, record: StepRecord) -> None:
+        super().step(replace(record, transfers=[], journal=[], scores=None))
+
+
+class Talker(TraceWriter):
+    """Logs names of every shape a method may use."""
+
+    def step(self, record: StepRecord) -> None:
+        at = record.step
+        extra = [JournalRow(at, layer, head, "per head", np.array([at + head, np.nan])) for layer in (0, 1) for head in (0, 1)]
+        extra += [JournalRow(at, layer, head, "per head number", np.array([at * head])) for layer in (0, 1) for head in (0, 1)]
+        extra += [JournalRow(at, None, None, "growing", np.arange(at, dtype=float)), JournalRow(at, None, None, "nothing", np.array([]))]
+        extra += [JournalRow(at, None, None, HOSTILE, np.array([np.nan]))]
+        if at == 3:
+            extra += [JournalRow(at, layer, None, "once per layer", np.array([layer])) for layer in (0, 1)]
+        super().step(replace(record, journal=[*record.journal, *extra]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a method that is not installed and so has the generic view."""
+    made = tmp_path_factory.mktemp("method-runs")
+    write_synthetic(made, 2, 4, 2, 8, 12, uid=BARE, method="elsewhere", writer_class=Bare)
+    write_synthetic(made, 2, 4, 2, 8, 12, uid=TALKER, method="elsewhere", writer_class=Talker)
+    write_synthetic(made, 2, 4, 2, 8, 12, uid=STILL, method="elsewhere", trace_level="summary")
+    return made
+
+
+def pick(app: AppTest, name: str) -> AppTest:
+    box = next(widget for widget in app.selectbox if widget.label == "Show")
+    box.set_value(name).run()
+    assert not app.exception
+    assert not app.error
+    return app
+
+
+def charts(app: AppTest) -> list[Any]:
+    return list(app.get("plotly_chart"))
+
+
+def test_without_runs_it_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
+    assert "There are no runs yet" in words(visit(tmp_path, "method"))
+
+
+def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
+    assert len(visit(runs.folder, "method", run=runs.broken).error) == 1
+
+
+def test_the_title_comes_from_the_catalogue(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "method", run=runs.whole)
+    assert app.subheader[0].value == "SeKV"
+    assert app.query_params["run"] == runs.whole
+    assert not app.exception
+
+
+def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit: Visit, folder: Path) -> None:
+    app = visit(folder, "method", run=TALKER)
+    assert app.subheader[0].value == "elsewhere"
+    assert "not installed here" in words(app)
+    assert "What moved" in words(app)
+    assert "While decoding:" in words(app)
+    assert len(charts(app)) == 3
+    table = next(frame.value for frame in app.dataframe if "meaning" in frame.value).set_index("name")
+    assert table.loc["head_share", "noted"] == "end of prefill per layer"
+    assert table.loc["best_score", "noted"] == "steps 0–7 per layer"
+    assert table.loc["once per layer", "noted"] == "step 3 per layer"
+    assert table.loc["growing", "length"] == "0–7"
+    assert set(table["meaning"]) == {"not described"}
+
+
+NAMES = (
+    "best_score",
+    "expanded",
+    "growing",
+    "head_share",
+    "nothing",
+    "once per layer",
+    "per head",
+    "per head number",
+    "threshold",
+    HOSTILE,
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_journal_can_be_shown(visit: Visit, folder: Path, name: str) -> None:
+    app = pick(visit(folder, "method", run=TALKER), name)
+    assert len(charts(app)) == 3
+    assert "<a href" not in charts(app)[-1].proto.spec
+
+
+def test_a_run_that_moved_and_noted_nothing_says_so(visit: Visit, folder: Path) -> None:
+    app = visit(folder, "method", run=BARE)
+    text = words(app)
+    assert "moved nothing between the tiers" in text
+    assert "No copy was made while decoding" in text
+    assert "noted nothing" in text
+    assert charts(app) == []
+
+
+def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: Path) -> None:
+    assert len(charts(visit(folder, "method", run=STILL))) == 3
+
+
+def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"name": "elsewhere", "title": "Elsewhere", "summary": "keeps it", "paper": "P", "journal_names": {"threshold": "a share"}}
+    monkeypatch.setattr("kvlens.ui.data.catalogue", lambda: [entry])
+    app = pick(visit(folder, "method", run=TALKER), "threshold")
+    assert app.subheader[0].value == "Elsewhere"
+    assert "threshold: a share" in words(app)
+    assert "keeps it." in words(app)
+
+
+def test_every_method_has_a_view_and_an_absent_one_falls_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in methodview.VIEWS:
+        assert callable(methodview.view(name))
+    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.methodview.absent:show")
+    for name in ("mine", "a plugin's"):
+        assert methodview.view(name).__module__ == "kvlens.ui.methodview.generic"
+    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.methodview.journal:journal")
+    assert methodview.view("mine").__name__ == "journal"
+
+
+def test_a_journal_is_handed_out_number_by_number(folder: Path) -> None:
+    with TraceReader.open(folder, TALKER) as reader:
+        frame = reader.journal()
+        table = long(frame)
+        assert len(table) == sum(map(len, frame["values"]))
+        assert list(table.columns) == ["step", "layer", "kv_head", "name", "index", "value"]
+        growing = table[(table["name"] == "growing") & (table["step"] == 5)]
+        assert growing["index"].tolist() == growing["value"].tolist() == [0, 1, 2, 3, 4]
+        assert long(reader.journal("absent")).empty
+        assert isinstance(listing(frame, {}), pd.DataFrame)

@@ -1,0 +1,74 @@
+"""Figures of transfers and journals: nothing is lost in stacking, and what is none is never drawn as zero."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvlens.figures.journal import CELLS, curves, line_colors, vector_map
+from kvlens.figures.transfers import bytes_by_cause, waiting
+from kvlens.rows import CAUSES
+
+
+@pytest.fixture
+def table() -> pd.DataFrame:
+    """Two causes over steps -1, 0 and 2."""
+    rows = [
+        (-1, "d2h", "offload", 999, 999, 1, 500, 500), (0, "h2d", "recall", 100, 60, 2, 40, 10), (2, "h2d", "recall", 50, 0, 1, 20, 0),
+        (2, "d2h", "leave", 30, 0, 1, 5, 0),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["step", "direction", "cause", "bytes", "blocking_bytes", "n", "moving_us", "wait_us"])
+
+
+def test_the_stack_holds_every_byte_of_decoding_once(table: pd.DataFrame) -> None:
+    figure = bytes_by_cause(table, 4)
+    assert [bar.name for bar in figure.data] == ["leave to host, background", "recall to device, blocking", "recall to device, background"]
+    assert sum(float(np.sum(bar.y)) for bar in figure.data) == 180
+    assert list(figure.data[1].y) == [60, 0]
+    assert figure.data[1].marker.pattern.shape != figure.data[2].marker.pattern.shape
+    assert figure.data[1].marker.color == figure.data[2].marker.color
+    assert figure.layout.yaxis.ticksuffix == "B"
+
+
+def test_every_cause_has_its_colour(table: pd.DataFrame) -> None:
+    for cause in CAUSES:
+        assert bytes_by_cause(table.assign(cause=cause), 4).data[0].marker.color != "#000"
+
+
+def test_times_are_milliseconds_and_a_step_without_copies_is_zero(table: pd.DataFrame) -> None:
+    moving, wait = waiting(table, 4).data
+    assert list(moving.y) == [0.04, 0, 0.025, 0]
+    assert list(wait.y) == [0.01, 0, 0, 0]
+
+
+def test_a_curve_has_gaps_where_a_value_is_none() -> None:
+    figure = curves({"L0": ([0, 1], [0.5, np.nan]), "L1": ([0, 1], [1.0, 2.0])}, "margin (share)")
+    assert figure.data[0].connectgaps is False
+    assert figure.data[0].hovertext[1] == "L0, decode step 1: none"
+    assert "1 of 4 values none" in figure.layout.title.text
+    assert figure.layout.yaxis.title.text == "margin (share)"
+    assert len(set(line_colors(40))) == 40
+
+
+def test_vectors_of_other_lengths_are_neither_padded_nor_zero() -> None:
+    figure = vector_map([np.array([1.0, np.nan, 3.0]), np.array([2.0])], [4, 6], "v", "step")
+    values, none = figure.data
+    assert list(values.y) == [4, 6]
+    assert np.isnan(values.z[1][1])
+    assert none.z[0][1] == 1
+    assert np.isnan(none.z[1]).all()
+
+
+def test_a_map_of_nothing_and_a_huge_one_are_drawn() -> None:
+    assert vector_map([], [], "v", "step").data[0].z.shape == (0, 0)
+    rows = [np.zeros(1000)] * (2 * CELLS // 1000)
+    figure = vector_map(rows, list(range(len(rows))), "v", "step")
+    assert figure.data[0].z.size <= CELLS
+    assert "1 in 2 steps shown" in figure.layout.title.text
+
+
+def test_markup_in_a_name_stays_text() -> None:
+    name = "<a href='x'>y</a>"
+    for figure in (curves({"": ([0], [1.0])}, name), vector_map([np.ones(2)], [0], name, "step")):
+        assert "<a" not in figure.to_json().replace("\\u003c", "<")
