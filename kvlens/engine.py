@@ -16,12 +16,13 @@ import torch
 from kvlens.attention import SessionCache
 from kvlens.budget import Budget
 from kvlens.methods.base import Method, RunContext, StepEnd
+from kvlens.methods.full import FullKV
 from kvlens.models import LoadedModel
+from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
 from kvlens.recorder import Recorder, StepFacts
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.session import Session
-from kvlens.surprisal import chunk_surprisal
 
 Progress = Callable[[str, int, int], None]
 """phase ('prefill' | 'place' | 'decode'), done, total (tokens)"""
@@ -102,21 +103,34 @@ class Engine:
         )  # fmt: skip
 
     @torch.inference_mode()
+    def read(self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128) -> ReadPrompt:
+        """Prefill once for many runs: keeps copies of keys, values and the last `queries` queries. A method that watches the prompt
+        go by (`prefill_layer`) cannot use it."""
+        options = Options(max_new=1, prefill_chunk=prefill_chunk)
+        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries)
+        try:
+            surprisal = prefill(self.loaded, prompt, session, SessionCache(session, self.loaded.shape.layers), prefill_chunk)
+            return ReadPrompt(prompt.ids, *session.read(), surprisal)
+        finally:
+            session.close()
+
+    @torch.inference_mode()
     def run(
         self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None, options: Options | None = None,
         sink: TraceSink | None = None, progress: Progress = lambda phase, done, total: None,
-        cancelled: Callable[[], bool] = lambda: False, keep_logits: bool = False,
+        cancelled: Callable[[], bool] = lambda: False, keep_logits: bool = False, read: ReadPrompt | None = None,
     ) -> Result:  # fmt: skip
-        """Generate. With a sink every decision is logged, without effect on the result.
+        """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read before.
 
         Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, and whatever the sink raises.
         """
         options = options or Options()
+        assert read is None or read.ids == prompt.ids
         context = self.context(prompt, budget, options)
         session = Session(method, params, context)
         run = _Run(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits)
         try:
-            return run.go()
+            return run.go(read)
         except Cancelled as stopped:
             stopped.checks = run.stop_recording()
             raise
@@ -139,9 +153,9 @@ class _Run:
         self.generator = torch.Generator().manual_seed(options.seed)
         self.zero = session.memory.ledger.zero_ns
 
-    def go(self) -> Result:
+    def go(self, read: ReadPrompt | None) -> Result:
         began = time.perf_counter()
-        surprisal = self._prefill()
+        surprisal = self._prefill(read)
         prefill_s = time.perf_counter() - began
         result = Result([], "", surprisal, [], "length", prefill_s, 0.0, [], 0, [])
         began = time.perf_counter()
@@ -161,26 +175,17 @@ class _Run:
         self.recorder.finish()
         return self.recorder.checks()
 
-    def _prefill(self) -> torch.Tensor:
-        loaded, session = self.loaded, self.session
-        device = loaded.model.device
-        ids = torch.tensor([self.prompt.ids], device=device)
-        n = ids.shape[1] - 1
-        parts = [torch.full((1,), torch.nan, device=device)]
-        size = self.options.prefill_chunk or n
-        for first in range(0, n, size):
-            if self.cancelled():
-                raise Cancelled
-            chunk = ids[:, first : min(first + size, n)]
-            targets = ids[0, first + 1 : first + 1 + chunk.shape[1]]
-            if loaded.plain_head:
-                hidden = loaded.model.base_model(input_ids=chunk, past_key_values=self.cache, use_cache=True).last_hidden_state
-                parts.append(chunk_surprisal(loaded, hidden[0], targets))
-            else:
-                logits = loaded.model(input_ids=chunk, past_key_values=self.cache, use_cache=True).logits
-                parts.append(torch.nn.functional.cross_entropy(logits[0].float(), targets, reduction="none"))
-            self.progress("prefill", first + chunk.shape[1], n)
-        surprisal = torch.cat(parts)
+    def _prefill(self, read: ReadPrompt | None) -> torch.Tensor:
+        session = self.session
+        if read is None:
+            surprisal = prefill(
+                self.loaded, self.prompt, session, self.cache, self.options.prefill_chunk,
+                lambda done, total: self.progress("prefill", done, total), self._check,
+            )  # fmt: skip
+        else:
+            session.adopt(read.keys, read.values, read.last_queries)
+            surprisal = read.surprisal
+        n = len(self.prompt.ids) - 1
         prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None
         if self.recorder is not None and prompt_keys is not None:
             self.recorder.prompt_keys(prompt_keys, session.context.max_new)
@@ -191,6 +196,10 @@ class _Run:
             self.recorder.prefill(self._prompt_tokens(surprisal), prefill_us, session.prefill_peak)
             session.observer = self.recorder
         return surprisal
+
+    def _check(self) -> None:
+        if self.cancelled():
+            raise Cancelled
 
     def _prompt_tokens(self, surprisal: torch.Tensor) -> list[PromptToken]:
         p, nats = self.prompt, surprisal.tolist()
@@ -205,8 +214,7 @@ class _Run:
         token, surprisal = self.prompt.ids[-1], float(result.surprisal[-1])
         previous: StepEnd | None = None
         for step in range(steps):
-            if self.cancelled():
-                raise Cancelled
+            self._check()
             began = time.perf_counter_ns()
             session.begin_step(step, previous)
             fed = torch.tensor([[token]], device=self.loaded.model.device)

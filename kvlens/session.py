@@ -24,7 +24,8 @@ class Session:
     During decode exactly one token goes through the model per `begin_step`.
     """
 
-    def __init__(self, method: type[Method], params: object, context: RunContext) -> None:
+    def __init__(self, method: type[Method], params: object, context: RunContext, queries: int | None = None) -> None:
+        """queries: how many of the last prompt queries to keep; None: as many as the method observes."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, context)
@@ -33,6 +34,7 @@ class Session:
         self.decoding = False
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
+        self._wanted = self.method.observed_queries if queries is None else queries
         self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
         self._position = context.prompt_tokens - 1
 
@@ -76,7 +78,7 @@ class Session:
         keys, values = self.memory.prompt.view(layer)
         m = q.shape[2]
         self.method.prefill_layer(layer, q[0], keys[0, :, -m:], values[0, :, -m:])
-        wanted = self.method.observed_queries
+        wanted = self._wanted
         if wanted:
             seen = q[0, :, -wanted:]
             before = self._queries[layer]
@@ -84,6 +86,22 @@ class Session:
         return prefill_attention(q, keys, values, scaling)
 
     # ---------------------------------------------------------------------------------------------------- called by the engine
+    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put through."""
+        assert self.memory.prompt is not None
+        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), torch.stack(self._queries)
+
+    def adopt(self, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
+        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method had to see it."""
+        if type(self.method).prefill_layer is not Method.prefill_layer:
+            raise ValueError(f"{self.method.name} watches the prompt while it is read: it cannot take one that was read before.")
+        assert self.memory.prompt is not None
+        assert queries.shape[2] >= min(self._wanted, keys.shape[2])
+        for layer in range(self.shape.layers):
+            self.memory.prompt.append(layer, keys[layer], values[layer])
+            if self._wanted:
+                self._queries[layer] = queries[layer, :, -self._wanted :]
+
     def finish_prefill(self, surprisal: torch.Tensor) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position 0.
 

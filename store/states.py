@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident", "evict": "evicted"}
+_MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident", "evict": "evicted", "release": "cold"}
 
 
 class Replay:

@@ -12,6 +12,7 @@ from support import ListSink, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
+from kvlens.engine import Engine
 from kvlens.rows import MASS_COLUMNS
 
 NAMES = list(methods.registry())
@@ -192,6 +193,20 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
     chunked = run(demo, prompt, name, prefill_chunk=97, **settings)
     assert whole.ids == chunked.ids
     torch.testing.assert_close(whole.surprisal, chunked.surprisal, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
+    if methods.get(name).prefill_layer is not methods.Method.prefill_layer:
+        pytest.fail(f"{name} watches the prompt go by, so benchmarks cannot share a prefill with it: give it a test of its own")
+    prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
+    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
+    read = Engine(demo).read(prompt)
+    for _ in range(2):
+        shared = run(demo, prompt, name, read=read, **settings)
+    whole = run(demo, prompt, name, **settings)
+    assert shared.ids == whole.ids
+    assert all(torch.equal(a, b) for a, b in zip(shared.logits, whole.logits, strict=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,54 @@
+"""Reading the prompt: chunked, exact, with each token's surprisal; and a prompt once read, for runs that share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kvlens.attention import SessionCache
+from kvlens.models import LoadedModel
+from kvlens.prompts import Prompt
+from kvlens.session import Session
+from kvlens.surprisal import chunk_surprisal
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt after prefill, before any method has placed it. Shapes as in kvlens.methods.base.Prefilled."""
+
+    ids: tuple[int, ...]
+    keys: torch.Tensor
+    values: torch.Tensor
+    last_queries: torch.Tensor
+    """[L, Hq, w, D], of the last w positions"""
+    surprisal: torch.Tensor
+    """float32 [tokens of the prompt], nats, NaN at position 0"""
+
+
+def prefill(
+    loaded: LoadedModel, prompt: Prompt, session: Session, cache: SessionCache, chunk: int,
+    progress: Callable[[int, int], None] = lambda done, total: None, check: Callable[[], None] = lambda: None,
+) -> torch.Tensor:  # fmt: skip
+    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of every token.
+
+    `check` is called before every chunk and may raise.
+    """
+    device = loaded.model.device
+    ids = torch.tensor([prompt.ids], device=device)
+    n = ids.shape[1] - 1
+    parts = [torch.full((1,), torch.nan, device=device)]
+    size = chunk or n
+    for first in range(0, n, size):
+        check()
+        part = ids[:, first : min(first + size, n)]
+        targets = ids[0, first + 1 : first + 1 + part.shape[1]]
+        if loaded.plain_head:
+            hidden = loaded.model.base_model(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
+            parts.append(chunk_surprisal(loaded, hidden[0], targets))
+        else:
+            logits = loaded.model(input_ids=part, past_key_values=cache, use_cache=True).logits
+            parts.append(torch.nn.functional.cross_entropy(logits[0].float(), targets, reduction="none"))
+        progress(first + part.shape[1], n)
+    return torch.cat(parts)
