@@ -212,6 +212,7 @@ class _Run:
         session, options = self.session, self.options
         steps = session.context.max_new
         token, surprisal = self.prompt.ids[-1], float(result.surprisal[-1])
+        text = self.prompt.pieces[-1]
         previous: StepEnd | None = None
         for step in range(steps):
             self._check()
@@ -223,8 +224,8 @@ class _Run:
             token = self._choose(step, logprobs)
             entropy, varentropy = _entropies(logprobs)
             ended = time.perf_counter_ns()
-            previous = StepEnd(step, session.context.prompt_tokens + step, surprisal, entropy, varentropy)
-            surprisal = -float(logprobs[token])
+            previous = StepEnd(step, session.context.prompt_tokens + step, surprisal, entropy, varentropy, text)
+            surprisal, text = -float(logprobs[token]), self.loaded.tokenizer.decode([token])
             result.ids.append(token)
             result.logprobs.append(-surprisal)
             result.step_s.append((ended - began) / 1e9)
@@ -232,7 +233,6 @@ class _Run:
             if self.keep_logits:
                 result.logits.append(logits.float().clone())
             if self.recorder is not None:
-                text = self.loaded.tokenizer.decode([token])
                 facts = StepFacts(step, (began - self.zero) // 1000, (ended - began) // 1000, token, text, -surprisal, entropy)
                 self.recorder.step(facts, previous.position)
             self.progress("decode", step + 1, steps)

@@ -78,6 +78,8 @@ class StepEnd:
     """nats, of the distribution this step produced"""
     next_varentropy: float = 0.0
     """nats squared, variance of -log p under that distribution"""
+    text: str = ""
+    """of the token this step fed, decoded by itself: for methods that split at punctuation"""
 
 
 class MemoryView(Protocol):
