@@ -33,9 +33,8 @@ _RESERVE_BYTES = 64 * 1024
 class TraceWriter:
     """A ``kvlens.rows.TraceSink`` that writes ``runs_dir/<uid>/``.
 
-    `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events and rollups; 'heads' adds a row per step and head;
+    `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per step and head;
     'spans' adds each head's top spans and rankings per step. How many spans is up to the records (their K).
-    The journal is kept at every level.
     """
 
     def __init__(self, runs_dir: Path, uid: str | None = None, trace_level: str = "spans", block_steps: int = 32) -> None:

@@ -36,10 +36,16 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: 
 
 
 def vector_map(rows: Sequence[np.ndarray], labels: Sequence[int], name: str, row_title: str, index_title: str = "index") -> go.Figure:
-    """Map of vectors (of any lengths) over their index, one row per label (a step or a layer). Where a vector ends the ground shows;
-    NaN inside one is grey. `name`: the quantity with its unit, beside the colour bar."""
+    """Map of vectors (of any lengths) over their index, one row per label (a step or a layer; of two vectors of a label the
+    last). Where a vector ends, or a label has none, the ground shows; NaN inside one is grey. `name`: the quantity with its unit, beside
+    the colour bar."""
     name = html.escape(name, quote=False)
     width = max((len(row) for row in rows), default=0)
+    first, last = min(labels, default=0), max(labels, default=-1)
+    if (last - first + 1) * width <= CELLS:  # a step without a vector is an empty row, not a taller neighbour
+        known = dict(zip(labels, rows, strict=True))
+        labels = range(first, last + 1)
+        rows = [known.get(label, np.empty(0)) for label in labels]
     every = max(1, -(-len(rows) * width // CELLS))
     kept, names = list(rows)[::every], list(labels)[::every]
     values = np.full((len(kept), width), np.nan)
@@ -69,7 +75,7 @@ def vector_map(rows: Sequence[np.ndarray], labels: Sequence[int], name: str, row
     thinned = f", 1 in {every} {row_title}s shown" if every > 1 else ""
     grey = ", grey: none" if none.any() else ""
     figure.update_layout(title_text=f"{name}{thinned}{grey}", dragmode=False)
-    figure.update_xaxes(title_text=index_title, showgrid=False, zeroline=False)
+    figure.update_xaxes(title_text=index_title, showgrid=False, zeroline=False, dtick=1 if width <= 24 else None)
     figure.update_yaxes(title_text=row_title, autorange="reversed", showgrid=False, zeroline=False, tickformat="d")
     return figure
 

@@ -43,7 +43,7 @@ def waiting(table: pd.DataFrame, n_steps: int) -> go.Figure:
     sums = table[table["step"] >= 0].groupby("step")[["moving_us", "wait_us"]].sum()
     sums = sums.reindex(np.arange(n_steps), fill_value=0) / 1000
     figure = go.Figure()
-    for column, label, color, width in (("moving_us", "moving", SKY, 0.85), ("wait_us", "waiting", "#003A5D", 0.35)):
+    for column, label, color, width in (("moving_us", "moving", SKY, 0.85), ("wait_us", "waiting", ORANGE, 0.35)):
         hover = [f"step {step}: {value:.3g} ms {label}" for step, value in zip(sums.index, sums[column], strict=True)]
         figure.add_bar(
             x=sums.index, y=sums[column], name=f"{label} (ms)", width=width, marker={"color": color, "line": {"width": 0}},

@@ -54,10 +54,11 @@ def test_a_curve_has_gaps_where_a_value_is_none() -> None:
 def test_vectors_of_other_lengths_are_neither_padded_nor_zero() -> None:
     figure = vector_map([np.array([1.0, np.nan, 3.0]), np.array([2.0])], [4, 6], "v", "step")
     values, none = figure.data
-    assert list(values.y) == [4, 6]
-    assert np.isnan(values.z[1][1])
+    assert list(values.y) == [4, 5, 6]
+    assert np.isnan(values.z[1]).all()
+    assert np.isnan(values.z[2][1])
     assert none.z[0][1] == 1
-    assert np.isnan(none.z[1]).all()
+    assert np.isnan(none.z[1:]).all()
 
 
 def test_a_map_of_nothing_and_a_huge_one_are_drawn() -> None:
