@@ -18,6 +18,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.ui import methodview
+from kvlens.ui.methodview import parts
 from kvlens.ui.methodview.journal import listing, long
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
@@ -141,6 +142,22 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
     assert app.subheader[0].value == "Elsewhere"
     assert "threshold: a share" in words(app)
     assert "keeps it." in words(app)
+
+
+def maps(reader: TraceReader) -> None:
+    """A view of a method of its own."""
+    for metric in ("zoom_rate", "similarity", "corrected"):
+        parts.head_map(reader, metric, f"Map of {metric}")
+
+
+def test_a_method_with_a_view_of_its_own_may_use_the_map(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methodview.VIEWS, "elsewhere", "test_method_page:maps")
+    app = visit(folder, "method", run=TALKER, layer=1, head=3)
+    text = words(app)
+    assert "What moved" not in text
+    assert len(charts(app)) == 2
+    assert "Selected: L1 Q3 (KV1)" in text
+    assert "Corrected was not recorded in this run." in text
 
 
 def test_every_method_has_a_view_and_an_absent_one_falls_through(monkeypatch: pytest.MonkeyPatch) -> None:
