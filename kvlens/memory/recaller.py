@@ -77,13 +77,13 @@ class Recaller:
         cause = selection.later_cause if later else selection.cause
         wishes = self._wishes(selection, heads)
         least = None
-        if selection.equal_reuse:
+        if truncated := selection.equal_reuse or not selection.reuse:
             reusable = {head: self.zones[layer][head].reusable(wishes[head]) for head in heads}
-            least = min(reusable.values())
+            least = min(reusable.values()) if selection.reuse else 0
         for head in heads:
             plan = self.zones[layer][head].plan(wishes[head], least)
             self._count(layer, head, plan)
-            if selection.equal_reuse:
+            if truncated:
                 missing = plan.fetched - (reusable[head] - plan.reused)
                 self.counts["ideal_bytes"][layer, head] = missing * self.shape.head_token_bytes
             self._give_up(layer, head, plan, cause)

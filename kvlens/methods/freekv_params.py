@@ -1,0 +1,79 @@
+"""FreeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided (docs/fidelity.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvlens.methods.base import param
+
+POOLINGS = ("MeanS", "MaxS", "MeanQK", "MaxQK", "MeanQ", "MaxQ")
+
+
+@dataclass(frozen=True)
+class FreeKVParameters:
+    """Lengths are in tokens. Defaults are the paper's for long inputs (appendix A) where it gives one."""
+
+    tokens: int = param(
+        0, "tokens per KV head that attention may read: sinks, window and selected pages (2048 in the paper); 0: as many selected "
+        "pages as the byte budget holds", symbol="B",
+    )  # fmt: skip
+    sinks: int = param(128, "first tokens always attended (app. A: 128, or 512 for long generation)", symbol="S")
+    window: int = param(128, "newest tokens always attended (app. A: 128, or 512 for long generation)", symbol="W")
+    page: int = param(32, "tokens per page (app. A)", symbol="p")
+    tau: float = param(
+        0.8, "a KV head whose pooled query similarity is below this is corrected (sec. 3.3; 0.8 for long inputs, 0.9 for long "
+        "generation); 0: never; 1: at every step, so that nothing is speculated", symbol="τ",
+    )  # fmt: skip
+    pooling: str = param(
+        "MeanS", "how a group agrees on its pages (app. B.2): mean or max over query vectors (Q), page scores (QK) or their softmax "
+        "(S)", choices=POOLINGS,
+    )  # fmt: skip
+    correction_pooling: str = param(
+        "mean", "query similarity of a KV head over its group: mean (sec. 3.3), max (app. B.3, as printed), or min: corrected as soon "
+        "as one query head is below tau (ours)", choices=("mean", "max", "min"),
+    )  # fmt: skip
+    dense_layers: int = param(1, "first layers that keep every token (app. A)")
+
+    score_scale: str = param(
+        "none", "what page scores are divided by before the softmax: nothing (the authors' code), or sqrt of the head size",
+        choices=("none", "sqrt_d"), ours=True,
+    )  # fmt: skip
+    window_rule: str = param(
+        "average", "the oldest page leaves so that the window holds W tokens on average (W + p/2 at most; the authors' accuracy code), "
+        "at least W, or at most W", choices=("average", "at_least", "at_most"), ours=True,
+    )  # fmt: skip
+    recall: str = param(
+        "misses", "misses: only pages that are not on the device are moved (the authors' code); all: every selected page, every step "
+        "(no reuse, the worst case)", choices=("misses", "all"), ours=True,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "sinks", "window", "dense_layers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0.")
+        if self.page < 1:
+            raise ValueError("page must be at least 1 token.")
+        if not 0 <= self.tau <= 1:
+            raise ValueError("tau must lie between 0 (no correction) and 1 (no speculation).")
+        if self.ring < self.page:
+            raise ValueError(
+                f"window={self.window} is too small for pages of {self.page}: the page being written must fit into the window."
+            )
+        if 0 < self.tokens < self.sinks + self.window + self.page:
+            least = self.sinks + self.window + self.page
+            raise ValueError(f"tokens must be 0 or at least {least}: sinks, window and one page.")
+
+    @property
+    def ring(self) -> int:
+        """Most tokens in the window, the step's own included."""
+        return self.window + {"average": self.page // 2, "at_least": self.page - 1, "at_most": 0}[self.window_rule]
+
+
+#: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (211 per layer and KV head) about 110 go to page summaries and their
+#: tables, and sinks, window and the page on its way out must fit beside them.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"tokens": 2048},
+    "paper-long-generation": {"tokens": 2048, "sinks": 512, "window": 512, "tau": 0.9},
+    "demo": {"sinks": 4, "window": 24, "page": 24, "dense_layers": 0},
+}
