@@ -1,6 +1,7 @@
-"""From what a step looked like to what is logged of it: masses, entropies, coverage. Pure functions of a snapshot.
+"""From what steps looked like to what is logged of them: masses, entropies, coverage. Pure functions of snapshots.
 
-Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, S span ids, D head size.
+Steps are measured several at a time: each tensor operation then costs its overhead once, not once per step.
+Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, S span ids, D head size.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import FREE, ROLE
@@ -72,97 +74,150 @@ class Snapshot:
 
 @dataclass
 class Measured:
-    """head: columns [L, Hq]; kv: columns [L, H_kv]; span_mass [L, Hq, S]; worst: largest |sum of masses - 1|."""
+    """One step. head: columns [L, Hq]; kv: columns [L, H_kv]; top_span, top_mass [L, Hq, K]: the spans with most mass, -1 = none;
+    tail_mass [L, Hq]: mass on the others; worst: largest |sum of masses - 1|."""
 
     head: dict[str, np.ndarray]
     kv: dict[str, np.ndarray]
-    span_mass: torch.Tensor
+    top_span: np.ndarray
+    top_mass: np.ndarray
+    tail_mass: np.ndarray
+    scores: Scores | None
     worst: float
 
 
-def measure(shot: Snapshot) -> Measured:
-    """All columns of a step."""
-    parts = [_masses(group, shot.spans) for group in shot.groups]
-    mass, entropy, tokens, coarse = (torch.cat(column) for column in zip(*parts, strict=True))
-    roles = mass.sum(-1)
+def alike(shot: Snapshot) -> tuple[object, ...]:
+    """Consecutive snapshots with an equal key can be measured together."""
+    groups = tuple((group.weights.shape[0], group.bias is None) for group in shot.groups)
+    return (
+        groups, shot.previous_q is None, shot.zooms is None, shot.shadow is None, tuple(shot.head_columns), tuple(shot.kv_columns),
+        tuple(ranked is None for ranked in shot.ranked),
+    )  # fmt: skip
+
+
+def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
+    """All columns of some steps that are `alike`; the `top_k` spans by mass, the `ranked` best candidates by score."""
+    first, steps = shots[0], len(shots)
+    groups = [_together([shot.groups[i] for shot in shots]) for i in range(len(first.groups))]
+    parts = [_masses(group, first.spans, steps) for group in groups]
+    roles, mass, entropy, tokens, coarse = (torch.cat(column, 1) for column in zip(*parts, strict=True))
     columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
     columns["entropy"] = entropy
-    if shot.previous_q is not None:
-        columns["qcos"] = torch.cosine_similarity(shot.q, shot.previous_q, dim=-1)
-    if shot.zooms is not None:
-        columns |= _zoom_columns(shot.zooms)
-    if shot.shadow is not None:
-        columns["coverage"] = _coverage(shot)
-    worst = float((roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().max())
-    columns |= shot.head_columns
+    if first.previous_q is not None:
+        now, before = torch.stack([shot.q for shot in shots]), torch.stack([s.previous_q for s in shots if s.previous_q is not None])
+        columns["qcos"] = torch.cosine_similarity(now, before, dim=-1)
+    if first.zooms is not None:
+        columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
+    if first.shadow is not None:
+        columns["coverage"] = _coverage(shots, groups)
+    columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
+    kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
+    kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
+    worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
-    kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse, **shot.kv_columns}
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
-    return Measured(head, kv, mass.sum(-2), worst)
+    top = mass.topk(min(top_k, first.spans), -1)
+    top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
+    tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0).numpy(force=True)
+    top_mass, scores = top.values.numpy(force=True), _scores(shots, ranked)
+    return [
+        Measured(
+            {name: column[t] for name, column in head.items()}, {name: column[t] for name, column in kv.items()}, top_span[t],
+            top_mass[t], tail[t], scores[t], worst[t],
+        )
+        for t in range(steps)
+    ]  # fmt: skip
 
 
-def _masses(group: Attended, spans: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mass by role and span [l, Hq, R, S], entropy in nats [l, Hq], attended tokens and coarse entries [l, H_kv]."""
+def _together(members: list[Attended]) -> Attended:
+    """The same layers of T steps as T * l layers; where fewer slots were live, free slots without weight are added."""
+    if len(members) == 1:
+        return members[0]
+    slots = max(member.weights.shape[-1] for member in members)
+
+    def join(tensors: list[torch.Tensor], filling: float) -> torch.Tensor:
+        return torch.cat([F.pad(tensor, (0, slots - tensor.shape[-1]), value=filling) for tensor in tensors])
+
+    bias = None if members[0].bias is None else join([member.bias for member in members if member.bias is not None], -math.inf)
+    return Attended(
+        join([member.weights for member in members], 0.0), bias, join([member.role for member in members], FREE),
+        join([member.span for member in members], 0), join([member.position for member in members], -1),
+    )  # fmt: skip
+
+
+def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
+    """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse entries
+    [T, l, H_kv]."""
     p = group.weights
     role = group.role.long()
-    bins = (role * spans + group.span)[:, :, None].expand_as(p)
-    mass = p.new_zeros(*p.shape[:3], (FREE + 1) * spans).scatter_add_(-1, bins, p)
+    by_role = p.new_zeros(*p.shape[:3], FREE + 1).scatter_add_(-1, role[:, :, None].expand_as(p), p)
+    by_span = p.new_zeros(*p.shape[:3], spans).scatter_add_(-1, group.span.long()[:, :, None].expand_as(p), p)
     entropy = torch.special.entr(p).sum(-1)
     seen = role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
     coarse = (seen & (role == ROLE["coarse"])).sum(-1)
-    return mass.unflatten(-1, (FREE + 1, spans)).flatten(1, 2), entropy.flatten(1, 2), seen.sum(-1) - coarse, coarse
+    by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
+    return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, seen.sum(-1) - coarse, coarse))
 
 
-def _zoom_columns(zooms: Zooms) -> dict[str, torch.Tensor]:
-    zoomable = zooms.zoomable[:, None, None]
-    zoomed = (zooms.fine & zooms.hot & zoomable).sum(-1).flatten(1, 2).float()
-    possible = zooms.zoomable.sum(-1, keepdim=True).float()
+def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:
+    fine, hot, zoomable = (torch.stack([getattr(zoom, name) for zoom in zooms]) for name in ("fine", "hot", "zoomable"))
+    zoomed = (fine & hot & zoomable[:, :, None, None]).sum(-1).flatten(2, 3).float()
+    possible = zoomable.sum(-1, keepdim=True).float()
     zoomed = torch.where(possible > 0, zoomed, torch.nan)
     return {"n_zoomed": zoomed, "zoom_rate": torch.where(possible > 0, zoomed / possible.clamp(min=1), torch.nan)}
 
 
-def _coverage(shot: Snapshot) -> torch.Tensor:
-    """Share of full attention's mass [L, Hq] on positions whose tokens the query head attended exactly."""
-    assert shot.shadow is not None
-    full = attention_weights(shot.q, shot.shadow, None, shot.scaling)
-    n, covered, first = shot.shadow.shape[2], [], 0
-    for group in shot.groups:
-        role = group.role
-        exact = role != ROLE["coarse"]
-        for code in (ROLE["reconstructed"], FREE):
-            exact &= role != code
+def _coverage(shots: list[Snapshot], groups: list[Attended]) -> torch.Tensor:
+    """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly."""
+    longest = shots[-1].shadow
+    assert longest is not None
+    n, steps = longest.shape[2], len(shots)
+    seen = torch.tensor([shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device)
+    unwritten = torch.arange(n, device=longest.device) >= seen[:, None]
+    bias = longest.new_zeros(steps, n, dtype=torch.float32).masked_fill(unwritten, -math.inf)[:, None, None, None]
+    full = attention_weights(torch.stack([shot.q for shot in shots]), longest, bias, shots[0].scaling)
+    padded = F.pad(full, (0, 1))  # slots that are not attended exactly look up this position of weight 0
+    covered, first = [], 0
+    for group in groups:
+        exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
         attended = exact[:, :, None].expand_as(group.weights)
         if group.bias is not None:
             attended = attended & (group.bias > -math.inf)
-        layers = group.weights.shape[0]
-        part = full[first : first + layers]
-        # Slots that are not attended exactly look up an extra position of weight 0.
-        where = torch.where(attended, group.position.long()[:, :, None], n)
-        padded = torch.cat([part, part.new_zeros(*part.shape[:3], 1)], -1)
-        covered.append(padded.gather(-1, where).sum(-1).flatten(1, 2))
+        where = torch.where(attended, group.position.long()[:, :, None], n).unflatten(0, (steps, -1))
+        layers = where.shape[1]
+        covered.append(padded[:, first : first + layers].gather(-1, where).sum(-1).flatten(2, 3))
         first += layers
-    return torch.cat(covered)
+    return torch.cat(covered, 1)
 
 
-def scores(shot: Snapshot, top: int) -> Scores | None:
+def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     """The `top` best candidates of every (layer, KV head); None where no layer ranked anything."""
-    some = next((ranked for ranked in shot.ranked if ranked is not None), None)
-    if some is None:
-        return None
-    heads, width = some.score.shape[0], min(top, some.score.shape[1])
-    nothing = Ranked(torch.full_like(some.score, math.nan), some.want.new_full((heads, 1), -1))
-    spans, values, chosen, candidates = [], [], [], []
-    for ranked in shot.ranked:
-        score, want = (ranked or nothing).score.float(), (ranked or nothing).want
-        known = score.isfinite()
-        best = score.masked_fill(~known, -math.inf).topk(width, -1)
-        listed = known.gather(-1, best.indices)
-        wanted = (want[:, None] == best.indices[:, :, None]).any(-1)
-        spans.append(torch.where(listed, best.indices, -1))
-        values.append(best.values.masked_fill(~listed, math.nan))
-        chosen.append(wanted & listed)
-        candidates.append(known.sum(-1))
-    return Scores(
-        torch.stack(spans).numpy(force=True).astype(np.int32), torch.stack(values).numpy(force=True),
-        torch.stack(chosen).numpy(force=True), torch.stack(candidates).numpy(force=True).astype(np.int32),
+    layers = [i for i, ranked in enumerate(shots[0].ranked) if ranked is not None]
+    if not layers:
+        return [None] * len(shots)
+    all_ranked = [ranked for shot in shots for ranked in shot.ranked if ranked is not None]
+    wishes = max(ranked.want.shape[1] for ranked in all_ranked)
+    score = torch.stack([ranked.score.float() for ranked in all_ranked])
+    want = torch.stack([F.pad(ranked.want, (0, wishes - ranked.want.shape[1]), value=-1) for ranked in all_ranked])
+    known = score.isfinite()
+    best = score.masked_fill(~known, -math.inf).topk(min(top, score.shape[-1]), -1)
+    listed = known.gather(-1, best.indices)
+    wanted = _members(want, known)
+    columns = (
+        (torch.where(listed, best.indices, -1).int(), -1), (best.values.masked_fill(~listed, math.nan), math.nan),
+        (wanted.gather(-1, best.indices) & listed, False), (known.sum(-1).int(), 0),
     )  # fmt: skip
+    whole = []
+    for column, filling in columns:
+        parts = column.unflatten(0, (len(shots), -1))
+        out = parts.new_full((len(shots), len(shots[0].ranked), *parts.shape[2:]), filling)
+        out[:, layers] = parts
+        whole.append(out.numpy(force=True))
+    return [Scores(*(column[t] for column in whole)) for t in range(len(shots))]
+
+
+def _members(want: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Which spans are wished for: want [N, H_kv, W] ids, -1 = none -> bool [N, H_kv, S]."""
+    padded = torch.zeros(*like.shape[:-1], like.shape[-1] + 1, dtype=torch.bool, device=like.device)
+    padded.scatter_(-1, torch.where(want >= 0, want, like.shape[-1]), True)
+    return padded[..., :-1]

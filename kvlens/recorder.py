@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.measure import Attended, Ranked, Snapshot, Zooms, measure, scores
+from kvlens.measure import Attended, Ranked, Snapshot, Zooms, alike, measure
 from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
 from kvlens.methods.base import Method
@@ -25,8 +25,12 @@ from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, StepR
 MASS_TOLERANCE = 1e-3
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
-IN_FLIGHT = 16
-"""steps that may wait to be measured before the engine's thread has to wait"""
+TOGETHER = 8
+"""steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
+TOGETHER_NUMBERS = 4_000_000
+"""weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
+IN_FLIGHT = 3
+"""batches that may wait to be measured before the engine's thread has to wait"""
 
 
 @dataclass
@@ -70,7 +74,8 @@ class Recorder:
         self._error: BaseException | None = None
         self._newest: tuple[Snapshot, StepRecord] | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
-        self._queue: queue.Queue[tuple[Snapshot, StepRecord] | None] = queue.Queue(IN_FLIGHT)
+        self._batch: list[tuple[Snapshot, StepRecord]] = []
+        self._queue: queue.Queue[list[tuple[Snapshot, StepRecord]] | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 
@@ -104,32 +109,48 @@ class Recorder:
         if self._error is not None:
             raise self._error
         shot, memory = self._snapshot(position), self.memory
+        self._complete_newest()  # its copies in the background have landed before this step's attention
         account = memory.account
         self._tally.step(account.limit, account.peak)
         none = np.empty(0)
         record = StepRecord(
             facts.step, facts.t_us, facts.dur_us, memory.waited_ns // 1000, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
-            none, none, memory.ledger.drain(), memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
+            none, none, [], memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
             self._journal(),
         )  # fmt: skip
-        self._tally.rows(record.transfers)
         self._seen = []
-        record.record_us = (time.perf_counter_ns() - began) // 1000
-        if self._newest is not None:
-            self._queue.put(self._newest)
         self._newest = shot, record
+        record.record_us = (time.perf_counter_ns() - began) // 1000
+
+    def _complete_newest(self) -> None:
+        """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's sizes alone."""
+        if self._newest is None:
+            return
+        shot, record = self._newest
+        record.transfers = self.memory.ledger.drain(record.step)
+        self._tally.rows(record.transfers)
+        self._batch.append((shot, record))
+        self._newest = None
+        if len(self._batch) >= self._together(shot):
+            self._queue.put(self._batch)
+            self._batch = []
+
+    def _together(self, shot: Snapshot) -> int:
+        shape = self.memory.shape
+        widest = max(shot.spans, *(pool.zones.slots for pool in self.memory.hot.pools))
+        if self._shadow is not None:
+            widest = max(widest, self._shadow.shape[2])
+        return max(1, min(TOGETHER, TOGETHER_NUMBERS // (shape.layers * shape.q_heads * widest)))
 
     def finish(self) -> None:
         """Wait for copies under way, measure what is in flight and end the thread. Raises what the sink raised."""
         if self._newest is not None:
-            (_, record), memory = self._newest, self.memory
-            memory.settle()
-            late = memory.ledger.drain()
-            record.transfers += late
-            self._tally.rows(late)
-            self._queue.put(self._newest)
-            self._newest = None
+            self.memory.settle()
+        self._complete_newest()
+        if self._batch:
+            self._queue.put(self._batch)
+            self._batch = []
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -243,21 +264,19 @@ class Recorder:
                 if self._error is not None:
                     continue
                 try:
-                    self._complete(*job)
+                    self._measure(job)
                 except BaseException as error:
                     self._error = error
 
-    def _complete(self, shot: Snapshot, record: StepRecord) -> None:
-        measured = measure(shot)
-        top = measured.span_mass.topk(min(self.top_k, shot.spans), -1)
-        record.head = measured.head
-        record.kv |= measured.kv
-        record.scores = scores(shot, RANKED_SPANS)
-        record.top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
-        record.top_mass = top.values.numpy(force=True)
-        record.tail_mass = (measured.span_mass.sum(-1) - top.values.sum(-1)).clamp(min=0).numpy(force=True)
-        self._tally.measured(measured.worst, measured.head["entropy"].size)
-        self.sink.step(record)
+    def _measure(self, batch: list[tuple[Snapshot, StepRecord]]) -> None:
+        for _, run in groupby(batch, key=lambda pair: alike(pair[0])):
+            pairs = list(run)
+            for (_, record), measured in zip(pairs, measure([shot for shot, _ in pairs], self.top_k, RANKED_SPANS), strict=True):
+                record.head, record.kv = measured.head, record.kv | measured.kv
+                record.top_span, record.top_mass, record.tail_mass = measured.top_span, measured.top_mass, measured.tail_mass
+                record.scores = measured.scores
+                self._tally.measured(measured.worst, measured.head["entropy"].size)
+                self.sink.step(record)
 
 
 class _Tally:

@@ -50,10 +50,10 @@ class Ledger:
         self.opened.append(entry)
         return entry
 
-    def drain(self) -> list[TransferRow]:
-        """Rows of all finished copies; those under way stay until the next call."""
-        done = [e for e in self._open if e.end_ns]
-        self._open = [e for e in self._open if not e.end_ns]
+    def drain(self, step: int | None = None) -> list[TransferRow]:
+        """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next call."""
+        done = [e for e in self._open if e.end_ns and step in (None, e.step)]
+        self._open = [e for e in self._open if not (e.end_ns and step in (None, e.step))]
         return [
             TransferRow(
                 e.step, e.layer, e.kv_head, e.span, e.direction, e.cause, e.bytes,
