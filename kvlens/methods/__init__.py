@@ -15,6 +15,7 @@ BUILT_IN = {
     "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
     "sekv": "kvlens.methods.sekv:SeKV",
     "freekv": "kvlens.methods.freekv:FreeKV",
+    "compresskv": "kvlens.methods.compresskv:CompressKV",
 }
 
 
