@@ -1,0 +1,63 @@
+"""The Benchmarks page on results that exist, that do not, and that are damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from uiruns import Runs, Visit
+
+MACHINE = {"processor": "P", "cores": 2}
+ABOUT = {
+    "machine": MACHINE, "date": "2026-01-01", "torch": "2", "trials": 4, "planned": 6,
+    "request": {"model": "demo", "tasks": ["needle"], "length": 256},
+}  # fmt: skip
+LINE = {
+    "method": "full", "budget": "", "task": "needle", "rule": "none", "n": 4, "infeasible": 0, "smallest_feasible": None, "exact": 1.0,
+    "low": 0.51, "high": 1.0, "score": 1.0, "coverage": 1.0, "attended_tokens": 256.0, "attended_share": 1.0, "resident_share": 1.03,
+    "h2d_bytes_per_step": 0.0, "d2h_bytes_per_step": 0.0,
+}  # fmt: skip
+REFUSED = {"method": "sekv", "budget": "5%", "task": "needle", "rule": "resident bytes", "n": 0, "infeasible": 4, "smallest_feasible": 0.1}
+CLAIM = {"method": "freekv", "source": "FreeKV Table 9", "says": "s", "measured": "m", "holds": False, "reason": "r", "figures": {}}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "quality.json").write_text(json.dumps({"about": ABOUT, "lines": [LINE, REFUSED]}))
+    (results / "claims.json").write_text(
+        json.dumps({"methods": {"freekv": {"about": {**ABOUT, "model": "demo", "prompts": 3}, "claims": [CLAIM]}}})
+    )
+    app = visit(runs.folder, "benchmarks")
+    said = " ".join(box.value for box in app.caption)
+    assert "4 of 6 trials" in said
+    assert "2026\\-01\\-01, P, 2 cores" in said
+    assert "0 hold, 1 do not hold" in said
+    assert list(app.dataframe[0].value["method"]) == ["FullKV", "SeKV"]
+    assert app.dataframe[1].value["here"][0] == "does not hold"
+    assert not app.error
+
+
+def test_says_what_to_do_when_nothing_was_measured(visit: Visit, runs: Runs, results: Path) -> None:
+    app = visit(runs.folder, "benchmarks")
+    assert ["kvlens bench quality" in box.value for box in app.info] == [True, False]
+    assert "kvlens bench claims" in app.info[1].value
+
+
+@pytest.mark.parametrize("name", ["quality.json", "claims.json"])
+@pytest.mark.parametrize("text", ["not json", "[1]", '{"about": {}, "lines": []}', '{"methods": {"freekv": {"claims": [{}]}}}'])
+def test_a_damaged_result_is_one_sentence(visit: Visit, runs: Runs, results: Path, name: str, text: str) -> None:
+    (results / name).write_text(text)
+    app = visit(runs.folder, "benchmarks")
+    assert len(app.error) == 1
+    assert "measure it again" in app.error[0].value
+
+
+def test_the_results_that_come_with_kvlens_can_be_shown(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "benchmarks")
+    assert not app.error
