@@ -1,8 +1,8 @@
-"""SeKV's parts on the demo model: exact match, zoom rate and coverage with and without each, at two budgets.
+"""SeKV's parts on the demo model: the rows of the paper's Tables 5 and 7, and what we decided ourselves, each switched alone.
 
-    python -m benchmarks.sekv_ablation [--prompts 30] [--tasks needle,multikey] [--out benchmarks/results/sekv_demo.json]
+    python -m benchmarks.sekv_ablation [--prompts 15] [--tasks needle,multikey] [--minutes 25] [--out benchmarks/results/sekv_demo.json]
 
-Single runs are kept in runs/sekv_ablation.jsonl, so an interrupted benchmark continues. Prompts come from seeds that no training uses.
+Single runs are kept in runs/sekv_tables.jsonl, so an interrupted benchmark continues. Prompts come from seeds that no training uses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import platform
 import time
@@ -24,33 +23,64 @@ import torch
 import transformers
 
 from kvlens import methods, models
+from kvlens.bench.intervals import wilson
+from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts
 from kvlens.budget import Budget, BudgetInfeasible
-from kvlens.demo.tasks import make_prompt, score
+from kvlens.demo.tasks import score
 from kvlens.engine import Engine, Options
+from kvlens.kernels.lowrank_bytes import raw_bytes
 from kvlens.methods.sekv_router import load_router
-from kvlens.prompts import PromptText, tokenize
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 ROUTER = Path(models.__file__).parent / "demo" / "sekv_router.safetensors"
 FIRST_SEED = 7_000_000
-DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
-CELLS = ((1024, "20%"), (1024, "50%"), (2048, "10%"), (2048, "20%"))
-"""1024 tokens at 10 % are infeasible with the demo preset: summaries, window and one expanded span need about 16 %."""
-NEW_TOKENS = {"needle": 12, "multikey": 12, "chain": 80, "note": 48, "list": 110}
+CELLS = ((1024, "50%"), (2048, "20%"))
+"""every arm; at these budgets answers can differ"""
+SMALL_CELLS = ((1024, "20%"), (2048, "10%"))
+"""the arms of SMALL_ARMS only; 1024 tokens at 10 % are infeasible with the demo preset"""
+SMALL_ARMS = ("SeKV", "untrained router", "no reconstruction")
+UNLIMITED = ("full", "no budget")
+CHUNK = 40
+"""tokens of a fixed chunk: about as many spans as the entropy rule cuts"""
 
 
-def arms() -> dict[str, dict[str, Any] | None]:
-    """What is switched in each arm; None is the full cache. Expansion without reconstruction is the arm 'no zoom' (a test shows it)."""
+@dataclass(frozen=True)
+class Arm:
+    """What is switched, and the row of the paper's tables it stands for."""
+
+    row: str
+    switches: dict[str, Any] | None
+    """parameters over the demo preset; None: the full cache"""
+
+
+def arms() -> dict[str, Arm]:
+    """By name. Table 5's 'w/o surprisal-weighted summaries' and 'mean pooling summary' are one arm: the paper does not say how they
+    differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles of the preset's 24."""
     tau = float(load_router(ROUTER, *_shape()).threshold.sigmoid().mean())
-    return {
-        "full": None,
-        "trained": {},
-        "pca": {"router": "pca"},
-        "no zoom": {"zoom": "off"},
-        "no budget": {},
-        "exact spans": {"form": "raw"},
-        "no anchors": {"anchors": False},
-        "one threshold": {"tau": tau},
+    found = {
+        "full": Arm("FullKV", None),
+        "SeKV": Arm("Table 5: SeKV; Table 7: R_max 16, alpha 1, w 24", {}),
+        "fixed chunks": Arm("Table 5: w/o entropy-guided segmentation", {"segmentation": "chunks", "l_max": CHUNK}),
+        "no anchors": Arm("Table 5: w/o anchor tokens", {"anchors": False}),
+        "uniform means": Arm("Table 5: w/o surprisal-weighted summaries; mean pooling summary", {"weights": "uniform"}),
+        "untrained router": Arm("Table 5: w/o trained zoom-in", {"router": "pca"}),
+        "no reconstruction": Arm("Table 5: w/o SVD reconstruction", {"zoom": "off"}),
+        "one threshold": Arm("Table 5: fixed global threshold", {"tau": tau}),
+    }
+    found |= {f"R_max {rank}": Arm("Table 7: max rank", {"max_rank": rank}) for rank in (4, 8)}
+    found["untrained, R_max 32"] = Arm("Table 7: max rank (the trained gates end at 16)", {"router": "pca", "max_rank": 32})
+    found["alpha 2"] = Arm("Table 7: surprisal threshold (the preset's cap on anchors binds)", {"alpha": 2.0})
+    found |= {
+        f"alpha {alpha:g}, uncapped": Arm("Table 7: surprisal threshold, no cap on anchors", {"alpha": alpha, "anchor_share": 1.0})
+        for alpha in (0.5, 1.0, 1.5, 2.0)
+    }
+    found |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
+    return found | {
+        "pre-RoPE": Arm("ours: key space", {"pre_rope": True}),
+        "untrained, pre-RoPE": Arm("ours: key space", {"router": "pca", "pre_rope": True}),
+        "factors only": Arm("ours: form in host memory", {"form": "factors"}),
+        "exact spans": Arm("ours: form in host memory", {"form": "raw"}),
+        "no budget": Arm("ours: SeKV without a limit", {}),
     }
 
 
@@ -62,7 +92,9 @@ def _shape() -> tuple[int, int, int]:
 class Figures:
     """A sink that keeps the means of what it sees."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_dim: int, itemsize: int) -> None:
+        self.size = (head_dim, itemsize)
+        self.spans: dict[str, float | None] = {}
         self.zoom: list[float] = []
         self.coverage: list[float] = []
         self.recalled: list[float] = []
@@ -71,7 +103,20 @@ class Figures:
         """Nothing to keep."""
 
     def prefill(self, record: PrefillRecord) -> None:
-        """Nothing to keep."""
+        """Spans in host memory, means over spans and KV heads. Ranks: what the gates keep, also where the span lies raw; errors: of
+        what lies as factors."""
+        tokens = {span.span: span.tok_end - span.tok_start for span in record.spans}
+        noted = {name: [row.values for row in record.journal if row.name == name] for name in {row.name for row in record.journal}}
+        errors = {name: [e for row in record.span_heads if (e := getattr(row, name)) is not None] for name in ("err_k", "err_v")}
+        self.spans = {
+            "spans": float(len({row.span for row in record.span_heads})),
+            "span_bytes": float(sum(row.cold_bytes for row in record.span_heads)),
+            "raw_bytes": float(sum(raw_bytes(tokens[row.span], *self.size) for row in record.span_heads)),
+            "raw_share": float(np.mean([row.form == "raw" for row in record.span_heads])) if record.span_heads else None,
+        }
+        for name in ("rank_k", "rank_v", "rank_k_post_rope", "err_k_pre_rope", "err_k_post_rope"):
+            self.spans[name] = float(np.concatenate(noted[name]).mean()) if name in noted else None
+        self.spans |= {name: float(np.mean(values)) if values else None for name, values in errors.items()}
 
     def step(self, record: StepRecord) -> None:
         for name, values in (("zoom_rate", self.zoom), ("coverage", self.coverage)):
@@ -90,6 +135,7 @@ class Case:
     task: str
     length: int
     budget: str
+    """share of full KV, or 'none'"""
     index: int
     arm: str
 
@@ -99,41 +145,37 @@ class Case:
 
 
 def cases(tasks: list[str], prompts: int, names: list[str]) -> Iterator[Case]:
-    """Prompt by prompt, so that an interrupted benchmark has whole prompts."""
+    """Prompt by prompt, so that an interrupted benchmark has whole prompts and each is read once."""
     for index in range(prompts):
         for task in tasks:
-            for length, budget in CELLS:
-                for arm in names:
-                    if arm not in ("full", "no budget") or budget == "20%":
-                        yield Case(task, length, budget, index, arm)
+            for cell, small in zip(CELLS, SMALL_CELLS, strict=True):
+                yield from (Case(task, cell[0], "none", index, name) for name in names if name in UNLIMITED)
+                yield from (Case(task, *cell, index, name) for name in names if name not in UNLIMITED)
+                yield from (Case(task, *small, index, name) for name in names if name in SMALL_ARMS)
 
 
-def run(engine: Engine, case: Case, overrides: dict[str, Any] | None) -> dict[str, Any]:
+def run(engine: Engine, prompts: Prompts, case: Case, switches: dict[str, Any] | None) -> dict[str, Any]:
     """Generate one answer; what is written down of it."""
-    loaded = engine.loaded
-    source = make_prompt(
-        case.task, case.length, DEPTHS[case.index % len(DEPTHS)], FIRST_SEED + case.index,
-        lambda text: loaded.tokenizer.encode(text, add_special_tokens=False),
-    )  # fmt: skip
-    new = NEW_TOKENS[case.task]
-    prompt = tokenize(PromptText(source.text), loaded.tokenizer, loaded.max_positions, new)
-    method = methods.get("full" if overrides is None else "sekv")
-    params = methods.make_parameters(method, None if overrides is None else "demo", overrides or {})
-    sink = Figures()
-    budget = None if case.arm in ("full", "no budget") else Budget.parse(case.budget)
+    source, prompt, read = prompts(case.task, case.length, case.index)
+    shape, new = engine.loaded.shape, NEW_TOKENS[case.task]
+    method = methods.get("full" if switches is None else "sekv")
+    params = methods.make_parameters(method, None if switches is None else "demo", switches or {})
+    sink = Figures(shape.head_dim, shape.itemsize)
+    budget = None if case.budget == "none" else Budget.parse(case.budget)
     row: dict[str, Any] = {"key": case.key, **vars(case)}
     try:
-        result = engine.run(prompt, method, params, budget, Options(max_new=new, coverage=True), sink)
+        result = engine.run(prompt, method, params, budget, Options(max_new=new, coverage=True), sink, read=read)
     except BudgetInfeasible as error:
         return row | {"infeasible": round(error.smallest / error.full, 4)}
-    full = loaded.shape.full_kv_bytes(len(prompt.ids) + new)
+    full = shape.full_kv_bytes(len(prompt.ids) + new)
     return row | {
-        "exact": score(case.task, source.answer, result.text),
+        "exact": float(score(case.task, source.answer, result.text)),
         "characters": characters(source.answer, result.text),
         "zoom_rate": float(np.mean(sink.zoom)) if sink.zoom else None,
         "coverage": float(np.mean(sink.coverage)) if sink.coverage else None,
         "h2d_bytes_per_step": float(np.mean(sink.recalled)),
         "peak_share": result.peak_bytes / full,
+        **sink.spans,
     }
 
 
@@ -143,27 +185,20 @@ def characters(answer: str, output: str) -> float:
     return sum(a == b for a, b in zip(wanted, output.strip(), strict=False)) / len(wanted)
 
 
-def wilson(mean: float, n: int, z: float = 1.96) -> tuple[float, float]:
-    """95 % interval of a share."""
-    centre, half = mean + z * z / (2 * n), z * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half) / (1 + z * z / n), min(1.0, (centre + half) / (1 + z * z / n))
-
-
 def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per task, length, budget and arm."""
+    """One line per task, length, budget and arm: n, exact match with its Wilson interval, means of the rest."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["task"], row["length"], row["budget"], row["arm"]), []).append(row)
-    out = []
-    order = list(arms())
-    for (task, length, budget, arm), members in sorted(groups.items(), key=lambda g: (*g[0][:3], order.index(g[0][3]))):
+        groups.setdefault((row["length"], row["budget"], row["arm"], row["task"]), []).append(row)
+    out, order = [], list(arms())
+    for (length, budget, arm, task), members in sorted(groups.items(), key=lambda g: (*g[0][:2], order.index(g[0][2]), g[0][3])):
         done = [row for row in members if "exact" in row]
         line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(done)}
         line["infeasible"] = len(members) - len(done)
         if done:
             line["exact"] = float(np.mean([row["exact"] for row in done]))
             line["low"], line["high"] = wilson(line["exact"], len(done))
-            for name in ("characters", "zoom_rate", "coverage", "h2d_bytes_per_step", "peak_share"):
+            for name in [name for name in done[0] if name not in ("key", "exact", *Case.__dataclass_fields__)]:
                 values = [row[name] for row in done if row[name] is not None]
                 line[name] = float(np.mean(values)) if values else None
         out.append(line)
@@ -171,20 +206,41 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown."""
-    columns = ("task", "tokens", "budget", "arm", "n", "exact match (95 %)", "characters", "zoom rate", "coverage", "moved per step")
-    head = f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|"
-    text = [head]
-    for line in lines:
-        name = f"| {line['task']} | {line['length']} | {line['budget']} | {line['arm']} | {line['n']} |"
-        if not line["n"]:
-            text.append(f"{name} infeasible | | | | |")
-            continue
-        show = {k: "" if line[k] is None else f"{line[k]:.3f}" for k in ("zoom_rate", "coverage")}
-        moved = f"{line['h2d_bytes_per_step'] / 1024:.0f} KiB"
-        exact = f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f})"
-        text.append(f"{name} {exact} | {line['characters']:.2f} | {show['zoom_rate']} | {show['coverage']} | {moved} |")
+    """Markdown: both tasks in one row, exact match apart, the other figures as means over both."""
+    tasks = sorted({line["task"] for line in lines})
+    columns = ("tokens", "budget", "arm", *(f"{task}: exact (95 %), n" for task in tasks), "characters", "zoom rate", "coverage",
+               "spans", "rank K / V", "error K / V", "stored / raw", "lie raw", "moved per step")  # fmt: skip
+    text = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for place in dict.fromkeys((line["length"], line["budget"], line["arm"]) for line in lines):
+        of = {line["task"]: line for line in lines if (line["length"], line["budget"], line["arm"]) == place}
+        done = [line for line in of.values() if line["n"]]
+
+        def mean(name: str, form: str, done: list[dict[str, Any]] = done) -> str:
+            values = [line[name] for line in done if line.get(name) is not None]
+            return format(float(np.mean(values)), form) if values else ""
+
+        stored, raw = mean("span_bytes", ".0f"), mean("raw_bytes", ".0f")
+        held = bool(raw) and float(raw) > 0
+        pairs = [" / ".join(filter(None, (mean(f"{name}_{x}", form) for x in "kv"))) for name, form in (("rank", ".1f"), ("err", ".2f"))]
+        cells = [str(place[0]), str(place[1]), place[2], *(_exact(of.get(task)) for task in tasks)]
+        cells += [
+            mean("characters", ".2f"),
+            mean("zoom_rate", ".3f"),
+            mean("coverage", ".2f"),
+            mean("spans", ".0f") if held else "",
+            *pairs,
+        ]
+        cells += [f"{float(stored) / float(raw):.2f}" if held else "", mean("raw_share", ".2f")]
+        cells += [f"{float(mean('h2d_bytes_per_step', '.1f') or 0) / 1024:.0f} KiB"]
+        text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
+
+
+def _exact(line: dict[str, Any] | None) -> str:
+    if line is None:
+        return ""
+    refused = f" (+{line['infeasible']} infeasible)" if line["infeasible"] and line["n"] else ""
+    return f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{refused}" if line["n"] else "infeasible"
 
 
 def about() -> dict[str, Any]:
@@ -201,29 +257,31 @@ def about() -> dict[str, Any]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--prompts", type=int, default=15)
     parser.add_argument("--tasks", default="needle,multikey")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this long; what is done counts")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sekv_demo.json"))
-    parser.add_argument("--runs", type=Path, default=Path("runs/sekv_ablation.jsonl"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/sekv_tables.jsonl"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.runs.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in arguments.runs.read_text().splitlines()] if arguments.runs.exists() else []
-    seen, switches = {row["key"] for row in rows}, arms()
+    seen, found = {row["key"] for row in rows}, arms()
     engine = Engine(models.load("demo"))
+    prompts = Prompts(engine, FIRST_SEED)
     begun = time.monotonic()
-    for case in cases(arguments.tasks.split(","), arguments.prompts, list(switches)):
+    for case in cases(arguments.tasks.split(","), arguments.prompts, list(found)):
         if case.key in seen:
             continue
         if time.monotonic() - begun > 60 * arguments.minutes:
             break
-        rows.append(run(engine, case, switches[case.arm]))
+        rows.append(run(engine, prompts, case, found[case.arm].switches))
         with arguments.runs.open("a") as file:
             file.write(json.dumps(rows[-1]) + "\n")
     lines = summarise(rows)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"about": about(), "arms": switches, "lines": lines}, indent=1) + "\n")
+    listed = {name: {"row": arm.row, "switches": arm.switches} for name, arm in found.items()}
+    arguments.out.write_text(json.dumps({"about": about(), "arms": listed, "lines": lines}, indent=1) + "\n")
     print(table(lines))
 
 

@@ -21,6 +21,7 @@ from kvlens.models import LoadedModel
 from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
 from kvlens.recorder import Recorder, StepFacts
+from kvlens.rotary import rotary_of
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.session import Session
 
@@ -99,7 +100,7 @@ class Engine:
         limit = None if budget is None else budget.bytes(loaded.shape, tokens)
         return RunContext(
             loaded.shape, len(prompt.ids) - 1, steps, limit, loaded.shape.full_kv_bytes(tokens), options.seed, loaded.name,
-            model.dtype, model.device, prompt.pieces,
+            model.dtype, model.device, prompt.pieces, rotary_of(model),
         )  # fmt: skip
 
     @torch.inference_mode()

@@ -32,6 +32,13 @@ def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = 
     return field(default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices), "ours": ours})
 
 
+class Rotate(Protocol):
+    """A model's rotary embedding on keys, as kvlens.rotary.Rotary does it."""
+
+    def __call__(self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False) -> torch.Tensor:
+        """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m, D]. float32."""
+
+
 @dataclass(frozen=True)
 class RunContext:
     """What a method may know of the run before it begins."""
@@ -50,6 +57,8 @@ class RunContext:
     device: torch.device
     tokens: tuple[str, ...] = ()
     """text of each prompt token, for methods that split at punctuation"""
+    rotate: Rotate | None = None
+    """the model's rotary embedding; None: it has none that could be taken back"""
 
 
 @dataclass

@@ -9,7 +9,8 @@ from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout
 from kvlens.methods import sekv_layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
-from kvlens.methods.sekv_params import PRESETS, SeKVParameters
+from kvlens.methods.sekv_files import trained_router
+from kvlens.methods.sekv_params import JOURNAL, PRESETS, SeKVParameters
 from kvlens.methods.sekv_spans import COMPRESSED, segment
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.memory import Placement, Selection
-    from kvlens.methods.sekv_router import Router
 
 ROLES = {"sink": "sink", "anchor": "anchor", "short": "resident"}
 """Role of the kept tokens of each kind of span."""
@@ -45,12 +45,18 @@ class SeKV(Method):
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
     observed_queries = 128
+    journal_names = JOURNAL
     params: SeKVParameters
 
     def __init__(self, params: SeKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
         sekv_layout.check_dim(params, context.shape.head_dim)
-        self._trained = _load(params, context) if params.router == "trained" else None
+        if params.pre_rope and context.rotate is None:
+            raise ValueError(
+                f"pre_rope needs rotary positions that depend on nothing but the position, and '{context.model_name}' has none: "
+                "leave pre_rope off."
+            )
+        self._trained = trained_router(params, context) if params.router == "trained" else None
         self._rows = 0
         self._nats: list[float] = []
 
@@ -125,7 +131,8 @@ class SeKV(Method):
         import torch
 
         from kvlens.memory import Placement
-        from kvlens.methods import sekv_codec, sekv_router
+        from kvlens.methods import sekv_router
+        from kvlens.methods.sekv_codec import Pending, SpanCodec
 
         device, params = keys.device, self.params
         compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
@@ -133,12 +140,12 @@ class SeKV(Method):
         mean_keys, mean_values = (self._means(x, [spans[i] for i in compressed], start) for x in (keys, values))
         summary = sekv_router.summaries(self._heads(self._weight), mean_keys.float())
         shared = summary.unflatten(1, (keys.shape[1], -1)).mean(2)
-        for_gates: dict[int, torch.Tensor] = {}
+        packing: dict[int, Pending] = {}
         for place, i in enumerate(compressed):
             row = self._rows + place
             self._summary[:, :, row] = summary[:, :, place].to(self._summary.dtype)
             self._span[row], self._length[row] = first_id + i, len(spans[i])
-            for_gates[first_id + i] = shared[:, :, place]
+            packing[first_id + i] = Pending(spans[i].tok_start, shared[:, :, place])
         self._rows += len(compressed)
         return Placement(
             spans,
@@ -149,8 +156,18 @@ class SeKV(Method):
             mean_keys,
             mean_values,
             compressed,
-            sekv_codec.SpanCodec(params, None if self._trained is None else self._trained.gates, for_gates),
+            SpanCodec(params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell),
         )
+
+    def _tell(self, ids: list[int], figures: dict[str, torch.Tensor]) -> None:
+        """The codec has packed the spans `ids` of one placement: figures [S, L, H_kv] by name."""
+        import torch
+
+        self.note("spans", torch.tensor(ids, dtype=torch.float32))
+        for name, values in figures.items():
+            for layer in range(values.shape[1]):
+                for head in range(values.shape[2]):
+                    self.note(name, values[:, layer, head], layer, head)
 
     def _means(self, x: torch.Tensor, spans: list[Span], start: int) -> torch.Tensor:
         """x [L, H_kv, m, D] of the tokens from `start` on -> weighted means [L, H_kv, len(spans), D] (eq. 2)."""
@@ -227,26 +244,3 @@ class SeKV(Method):
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         index = (self._summary, self._span, self._length)
         return {"routing": index if self._trained is not None else (*index, self._weight, self._threshold)}
-
-
-def _load(params: SeKVParameters, context: RunContext) -> Router:
-    """The trained router the parameters ask for. Raises ValueError with what to do when there is none that fits."""
-    from pathlib import Path
-
-    from kvlens.methods.sekv_router import load_router
-
-    shipped = Path(__file__).parents[1] / "demo" / "sekv_router.safetensors"
-    if not params.router_file and context.model_name != "demo":
-        raise ValueError(
-            f"no trained SeKV router for '{context.model_name}': train one (kvlens train sekv) and name it in router_file, "
-            "or use router=pca, which needs no training."
-        )
-    path = Path(params.router_file).expanduser() if params.router_file else shipped
-    if not path.is_file():
-        raise ValueError(f"the SeKV router '{params.router_file or path.name}' does not exist; router=pca needs none.")
-    router = load_router(path, context.shape.layers, context.shape.q_heads, context.shape.head_dim)
-    if router.weight.shape[2] != params.dim:
-        raise ValueError(f"{path.name} routes in {router.weight.shape[2]} dimensions, the parameter dim is {params.dim}.")
-    if router.gates is not None and router.gates.max_rank < params.max_rank:
-        raise ValueError(f"{path.name} has gates for {router.gates.max_rank} ranks, the parameter max_rank is {params.max_rank}.")
-    return router

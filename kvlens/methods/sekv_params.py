@@ -59,6 +59,12 @@ class SeKVParameters:
         "smaller", "how spans lie in host memory: factors, raw, or the smaller one of the two per span",
         choices=("smaller", "factors", "raw"), ours=True,
     )  # fmt: skip
+    pre_rope: bool = param(
+        False,
+        "on: keys are decomposed before their rotary embedding and turned to their positions again when they come back; coarse means "
+        "and spans stored raw stay as attention uses them. Needs a model with a fixed rotary embedding",
+        ours=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("l_min", "window", "dim", "max_rank", "block"):
@@ -84,3 +90,14 @@ PRESETS: dict[str, dict[str, Any]] = {
         "window": 24, "block": 8, "l_min": 8, "l_max": 64, "dim": 8, "max_rank": 16, "anchor_share": 0.05, "router": "trained",
     },
 }  # fmt: skip
+
+JOURNAL: dict[str, str] = {
+    "spans": "ids of the spans that went to host memory together; every other vector is per span in this order",
+    "rank_k": "components of the span's keys that the gates keep, per span; also where the span lies raw because factors are larger",
+    "rank_v": "components of the span's values that the gates keep, per span",
+    "rank_k_post_rope": "pre_rope only: components that the gates would keep of the same keys after their rotary embedding, per span",
+    "err_k_pre_rope": "pre_rope only: relative Frobenius error of the best rank_k components of the keys before their rotary "
+    "embedding, per span; the same after turning them to their positions, since a turn keeps the norm",
+    "err_k_post_rope": "pre_rope only: the same for as many components of the keys after their rotary embedding, per span",
+}
+"""What SeKV notes, once per placement (end of prefill, a block leaving the window); all but `spans` per (layer, KV head)."""

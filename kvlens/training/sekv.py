@@ -183,8 +183,10 @@ def train_sekv(
     """Train a router for `model` on `documents` (texts or token ids) into the folder `out`; returns the router's safetensors file.
 
     The same call again continues from `out`/checkpoint.pt. `out`/log.jsonl has one line per step. `about` describes model and data
-    in the provenance. Raises ValueError when no document is long enough to have a span outside the window.
+    in the provenance. Raises ValueError when no document is long enough to have a span outside the window, or for pre_rope.
     """
+    if params.pre_rope:
+        raise ValueError("the router is trained on keys after their rotary embedding: leave pre_rope off, and set it when running.")
     settings = settings or SeKVTraining()
     check_dim(params, shape_of(model.config, model.dtype.itemsize).head_dim)
     out.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,8 @@ class Settings:
     form: str
     anchor_cap: int
     recall: int
+    pre_rope: bool = False
+    theta: float = 10000.0
 
 
 @dataclass
@@ -91,9 +93,19 @@ def low_rank(x: Array, s: Settings) -> tuple[Array, int]:
     return u[:, :rank] * sigma[:rank] @ vt[:rank], rank
 
 
-def stored(keys: Array, values: Array, s: Settings) -> tuple[Array, Array]:
-    """Keys and values of a span as they come back from host memory."""
-    (k_hat, r_k), (v_hat, r_v) = low_rank(keys, s), low_rank(values, s)
+def turn(x: Array, start: int, theta: float, back: bool = False) -> Array:
+    """Rotary embedding of keys [m, D] at positions start.., in halves; back: by the opposite angle."""
+    m, d = x.shape
+    angle = np.arange(start, start + m)[:, None] / theta ** (np.arange(0, d, 2) / d) * (-1 if back else 1)
+    a, b = x[:, : d // 2], x[:, d // 2 :]
+    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=1)
+
+
+def stored(keys: Array, values: Array, s: Settings, start: int = 0) -> tuple[Array, Array]:
+    """Keys and values of a span that begins at `start` as they come back from host memory."""
+    flat = turn(keys, start, s.theta, back=True) if s.pre_rope else keys
+    (k_hat, r_k), (v_hat, r_v) = low_rank(flat, s), low_rank(values, s)
+    k_hat = turn(k_hat, start, s.theta) if s.pre_rope else k_hat
     n, d = keys.shape
     if s.form == "raw" or (s.form == "smaller" and (r_k + r_v) * (n + d + 1) >= 2 * n * d):
         return keys, values
@@ -152,7 +164,7 @@ def decode_step(K: Array, V: Array, Q: Array, nats: Array, k: Array, v: Array, q
         owner: list[tuple[str, int]] = [("exact", 0)] * len(rows)
         for i, (a, b) in enumerate(spans):
             if z[h, i] and i in hot[g]:
-                span_k, span_v = stored(K[g, a:b], V[g, a:b], s)
+                span_k, span_v = stored(K[g, a:b], V[g, a:b], s, a)
                 logits += list(span_k @ q[h] * scale)
                 rows += list(span_v)
                 owner += [("fine", i)] * (b - a)

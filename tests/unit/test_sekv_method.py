@@ -14,7 +14,7 @@ import torch
 from kvlens.budget import BudgetInfeasible
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import ROLE
-from kvlens.methods.base import RunContext, StepEnd
+from kvlens.methods.base import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import SeKV
 from kvlens.methods.sekv_params import SeKVParameters
 from kvlens.methods.sekv_router import Router, save_router
@@ -28,10 +28,13 @@ PARAMS = SeKVParameters(window=10, block=8, l_min=4, l_max=12, dim=4, max_rank=3
 class Trial:
     """A session driven by hand, one random token at a time, with its own record of all keys and values."""
 
-    def __init__(self, params: SeKVParameters, n: int, shape: KVShape = SHAPE, budget: int | None = None, max_new: int = 4, seed: int = 0):
+    def __init__(self, params: SeKVParameters, n: int, shape: KVShape = SHAPE, budget: int | None = None, max_new: int = 4, seed: int = 0,
+                 rotate: Rotate | None = None):  # fmt: skip
         rng = np.random.default_rng(seed)
         self.rng, self.shape, self.n = rng, shape, n
-        context = RunContext(shape, n, max_new, budget, shape.full_kv_bytes(n + max_new), seed, "tiny", torch.float32, torch.device("cpu"))
+        context = RunContext(
+            shape, n, max_new, budget, shape.full_kv_bytes(n + max_new), seed, "tiny", torch.float32, torch.device("cpu"), rotate=rotate
+        )
         self.session = Session(SeKV, params, context)
         # Keys with a few strong directions per region of the prompt, so that heads do prefer some spans to others.
         regions = rng.standard_normal((shape.layers, shape.kv_heads, n // 9 + 1, shape.head_dim)) * 2

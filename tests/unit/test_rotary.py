@@ -1,0 +1,144 @@
+"""A model's rotary embedding taken back and applied again, against what the model itself does to its keys."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from support import BASE, loaded, random_prompt
+
+from kvlens.engine import Engine, Options
+from kvlens.rotary import rotary_of
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512,
+          "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "phi": ("Phi", {}),
+    "phi3-partial": ("Phi3", {"sliding_window": None, "partial_rotary_factor": 0.5}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "cohere-pairs": ("Cohere", {}),
+    "granite": ("Granite", {}),
+    "olmo2": ("Olmo2", {}),
+    "glm4-pairs-partial": ("Glm4", {"head_dim": 16}),
+    "stablelm-partial": ("StableLm", {}),
+    "nemotron-partial": ("Nemotron", {}),
+    "gpt_neox-partial": ("GPTNeoX", {}),
+    "smollm3-some-layers": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "starcoder2": ("Starcoder2", {}),
+}
+N = 70
+
+
+def build(family: str) -> Any:
+    name, changes = FAMILIES[family]
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**{**BASE, **changes})).eval()
+
+
+class Watched:
+    """The keys that go into and come out of the model's own rotary embedding, layer by layer."""
+
+    def __init__(self, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.before: list[torch.Tensor] = []
+        self.after: list[torch.Tensor] = []
+        module = sys.modules[type(model.base_model).__module__]
+        own = module.apply_rotary_pos_emb
+
+        def watch(q: torch.Tensor, k: torch.Tensor, *rest: Any, **named: Any) -> Any:
+            turned = own(q, k, *rest, **named)
+            self.before.append(k[0])
+            self.after.append(turned[1][0])
+            return turned
+
+        monkeypatch.setattr(module, "apply_rotary_pos_emb", watch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_it_does_and_undoes_what_the_model_does(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(family)
+    rotate = rotary_of(model)
+    assert rotate is not None
+    watched = Watched(model, monkeypatch)
+    model(input_ids=torch.tensor([random_prompt(N).ids]))
+    positions = torch.arange(N)
+    with_positions = [layer for layer, used in enumerate(rotate.used) if used]
+    assert len(watched.before) == len(with_positions)
+    for layer, before, after in zip(with_positions, watched.before, watched.after, strict=True):
+        assert not torch.allclose(before[:, 1:], after[:, 1:], atol=1e-2)
+        torch.testing.assert_close(rotate(before, positions, layer), after, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(rotate(after, positions, layer, back=True), before, atol=1e-5, rtol=1e-5)
+        part = slice(20, 41)  # any stretch of positions, as a span is
+        torch.testing.assert_close(rotate(before[:, part], positions[part], layer), after[:, part], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_back_and_forth_is_the_identity_for_all_layers_at_once(family: str) -> None:
+    model = loaded(build(family))
+    rotate = rotary_of(model.model)
+    shape = model.shape
+    keys = torch.randn(shape.layers, shape.kv_heads, N, shape.head_dim)
+    positions = torch.arange(3000, 3000 + N)
+    there = rotate(keys, positions)
+    torch.testing.assert_close(rotate(there, positions, back=True), keys, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rotate(rotate(keys, positions, back=True), positions), keys, atol=1e-5, rtol=1e-5)
+    for layer in range(shape.layers):
+        assert torch.equal(there[layer], rotate(keys[layer], positions, layer))
+
+
+@torch.inference_mode()
+def test_layers_without_positions_are_left_alone() -> None:
+    rotate = rotary_of(build("smollm3-some-layers"))
+    assert rotate.used == (True, False, True)
+    keys = torch.randn(2, 5, 8)
+    assert torch.equal(rotate(keys, torch.arange(5), 1), keys)
+    assert not torch.equal(rotate(keys, torch.arange(5), 0), keys)
+
+
+def test_a_turn_is_the_textbook_formula() -> None:
+    """Llama's halves in float64: (x_i, x_{i + D/2}) by the angle position / theta^(2 i / D)."""
+    rotate = rotary_of(build("llama"))
+    x = np.random.default_rng(0).standard_normal((6, 8))
+    positions = np.array([0, 1, 5, 100, 700, 3999])
+    angle = positions[:, None] * 10000.0 ** (-2 * np.arange(4) / 8)
+    c, s = np.cos(angle), np.sin(angle)
+    expected = np.concatenate([x[:, :4] * c - x[:, 4:] * s, x[:, 4:] * c + x[:, :4] * s], 1)
+    out = rotate(torch.tensor(x, dtype=torch.float32), torch.tensor(positions), 0)
+    np.testing.assert_allclose(out.numpy(), expected, atol=5e-4)  # float32 angles at position 3999 are good to 4000 * 2^-24
+
+
+def test_half_precision_keys_come_back_in_float32() -> None:
+    rotate = rotary_of(build("llama"))
+    keys = torch.randn(2, 5, 8).bfloat16()
+    out = rotate(keys, torch.arange(5), 0, back=True)
+    assert out.dtype == torch.float32
+    assert torch.equal(rotate(out, torch.arange(5), 0).bfloat16(), keys)
+
+
+@pytest.mark.parametrize("kind", ["GPT2", "dynamic"])
+def test_there_is_none_where_a_turn_cannot_be_taken_back(kind: str) -> None:
+    if kind == "GPT2":
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64))
+    else:
+        dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**BASE, "rope_parameters": dynamic}))
+    assert rotary_of(model) is None
+
+
+def test_a_run_knows_its_models_rotary(tiny: Any) -> None:
+    context = Engine(tiny).context(random_prompt(20), None, Options(max_new=2))
+    assert context.rotate is not None
+    assert context.rotate.used == (True,) * 3
