@@ -1,0 +1,78 @@
+"""`kvlens calibrate`: what some methods need to know of a model before they can run, measured and kept with its provenance."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvlens.cli_train import show
+
+if TYPE_CHECKING:
+    from kvlens.models import LoadedModel
+    from kvlens.prompts import PromptText
+
+calibrate_app = typer.Typer(help="Measure what a method needs to know of a model.", no_args_is_help=True)
+
+Texts = Annotated[list[Path] | None, typer.Argument(help="UTF-8 prompts to calibrate on; none: generated ones.")]
+Model = Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+
+
+@calibrate_app.command("chess")
+def chess(
+    texts: Texts = None,
+    model: Model = "demo",
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("chess_thresholds.json"),
+    prompts: Annotated[int, typer.Option(help="How many prompts are generated when no texts are given.", min=1)] = 128,
+    max_new: Annotated[int, typer.Option(help="Tokens of each answer at most.", min=1)] = 256,
+    percentile: Annotated[float, typer.Option(help="Of the pages' entropy and varentropy, above which they are high.")] = 99.0,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
+    """When a model is uncertain: CHESS's thresholds on entropy and varentropy per page, from its answers with all of its cache."""
+    from kvlens.calibrate import chess as calibration
+
+    loaded = _load(model, device, dtype)
+    sources = _read(texts) or calibration.generated(loaded, prompts, max_new)
+    typer.echo(str(calibration.calibrate(loaded, sources, out, max_new, percentile, show)))
+
+
+@calibrate_app.command("compresskv")
+def compresskv(
+    texts: Texts = None,
+    model: Model = "demo",
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("compresskv_heads.json"),
+    trials: Annotated[int, typer.Option(help="Prompts to measure on.", min=1)] = 40,
+    length: Annotated[int, typer.Option(help="Tokens of a generated prompt.", min=64)] = 1024,
+    device: Device = "cpu",
+    dtype: Dtype = "float32",
+) -> None:
+    """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer budgets."""
+    calibration = importlib.import_module("kvlens.calibrate.compresskv")
+    written = calibration.calibrate(_load(model, device, dtype), _read(texts), out, trials=trials, length=length)
+    typer.echo(str(written))
+
+
+def _load(model: str, device: str, dtype: str) -> LoadedModel:
+    import torch
+
+    from kvlens.models import load
+    from kvlens.runs import SMALL
+
+    loaded = load(model, device, dtype)
+    if loaded.info["parameters"] < SMALL:
+        torch.set_num_threads(1)
+    return loaded
+
+
+def _read(texts: list[Path] | None) -> list[PromptText]:
+    from kvlens.prompts import decode
+
+    for path in texts or []:
+        if not path.is_file():
+            raise ValueError(f"there is no text file '{path}'.")
+    return [decode(path.read_bytes(), path.name) for path in texts or []]
