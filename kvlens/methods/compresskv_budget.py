@@ -22,7 +22,7 @@ def allocate(errors: Sequence[float], total: int, floor: int, most: int) -> list
     share = [error / scale for error in errors] if scale > 0 else [1 / layers] * layers
     spare = total - layers * floor
     tokens = [min(floor + round(part * spare), most) for part in share]
-    order = sorted(range(layers), key=lambda layer: -share[layer])
+    order = sorted(range(layers), key=lambda layer: -errors[layer])
     while (left := total - sum(tokens)) != 0:
         if left > 0:
             able = [layer for layer in order if tokens[layer] < most]
