@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,8 +51,9 @@ def compresskv(
     dtype: Dtype = "float32",
 ) -> None:
     """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer budgets."""
-    calibration = importlib.import_module("kvlens.calibrate.compresskv")
-    written = calibration.calibrate(_load(model, device, dtype), _read(texts), out, trials=trials, length=length)
+    from kvlens.calibrate.compresskv import calibrate
+
+    written = calibrate(_load(model, device, dtype), _read(texts) or None, out, trials=trials, length=length, report=show)
     typer.echo(str(written))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.layout import Layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
 from kvlens.methods.chess_params import PRESETS, ChessParameters, Sizes, pages_within
+from kvlens.methods.chess_trigger import page_uncertainty, thresholds
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
@@ -57,7 +58,7 @@ class Chess(Method):
 
     def __init__(self, params: ChessParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._thresholds = _thresholds(params, context) if params.trigger == "dynamic" else None
+        self._thresholds = thresholds(params, context) if params.trigger == "dynamic" else None
         if params.keys == "unrotated" and context.rotate is None:
             raise ValueError(f"chess: the keys of '{context.model_name}' cannot be turned back; use keys=rotated.")
         self._sizes = Sizes.of(params, context.prompt_tokens, context.max_new)
@@ -225,42 +226,3 @@ class Chess(Method):
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"hierarchy": (self._tree.vectors,), "selection": (self._mask, self._want)}
-
-
-def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tuple[float, float]:
-    """(entropy, varentropy of one distribution) of a page's tokens -> the page's mean entropy (nats) and varentropy (nats squared):
-    'page': population variance of the entropies, 'token': mean of the distributions' own."""
-    mean = sum(entropy for entropy, _ in values) / len(values)
-    spread = sum((entropy - mean) ** 2 if varentropy == "page" else own for entropy, own in values)
-    return mean, spread / len(values)
-
-
-def _thresholds(params: ChessParameters, context: RunContext) -> tuple[float, float]:
-    """Entropy and varentropy above which a page is uncertain. Raises ValueError with what to do when they are not known."""
-    from pathlib import Path
-
-    from kvlens.calibrate.provenance import read
-
-    given = params.threshold_entropy, params.threshold_varentropy
-    if params.thresholds_given:
-        return given
-    if not params.calibration and context.model_name != "demo":
-        raise ValueError(
-            f"chess: nothing says when '{context.model_name}' is uncertain: run `kvlens calibrate chess --model M --out FILE` and set "
-            "calibration=FILE, or use trigger=fixed, which needs no thresholds."
-        )
-    shipped = Path(__file__).parents[1] / "demo" / "chess_thresholds.json"
-    path = Path(params.calibration).expanduser() if params.calibration else shipped
-    found = read(path, "chess", context.shape.layers, context.shape.q_heads)
-    try:
-        sizes = found["pages"]
-        if str(params.page) not in sizes:
-            raise ValueError(
-                f"'{path.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: set page to one of them, "
-                "threshold_entropy and threshold_varentropy, or trigger=fixed."
-            )
-        entry = sizes[str(params.page)]
-        measured = float(entry["entropy_nats"]), float(entry[f"varentropy_{params.varentropy}_nats2"])
-    except (KeyError, TypeError):
-        raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate chess`.") from None
-    return given[0] if given[0] >= 0 else measured[0], given[1] if given[1] >= 0 else measured[1]
