@@ -110,7 +110,7 @@ class FreeKV(Method):
         score = freekv_score.page_scores(q, self._summaries[at], candidate, params.pooling, scale)
         selected = freekv_score.select(score, plan.recall)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
-        logged[:, plan.first_id :] = score.masked_fill(~candidate, float("nan"))
+        logged[:, plan.first_id :] = freekv_score.published(score, params.pooling).masked_fill(~candidate, float("nan"))
         reuse, now, head_columns, kv_columns = params.recall == "misses", None, {}, {}
         read, cause = selected, "recall"
         if self._speculates:

@@ -70,10 +70,11 @@ class FreeKVParameters:
         return self.window + {"average": self.page // 2, "at_least": self.page - 1, "at_most": 0}[self.window_rule]
 
 
-#: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (211 per layer and KV head) about 110 go to page summaries and their
-#: tables, and sinks, window and the page on its way out must fit beside them.
+#: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to sinks and window,
+#: 16 to a page on its way out, 8 to tables, staging and queries, and one page is left to select. Larger pages need fewer summaries, but
+#: answered less (docs/fidelity.md).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"tokens": 2048},
     "paper-long-generation": {"tokens": 2048, "sinks": 512, "window": 512, "tau": 0.9},
-    "demo": {"sinks": 4, "window": 24, "page": 24, "dense_layers": 0},
+    "demo": {"sinks": 4, "window": 16, "page": 16, "dense_layers": 0},
 }

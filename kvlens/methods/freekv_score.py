@@ -5,6 +5,8 @@ Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P rows of the
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -24,22 +26,25 @@ def bound(q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
 def page_scores(q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: str, scale: float) -> torch.Tensor:
     """What pages are ranked by: q [Hq, D], summary [H_kv, P, 2, D], candidate bool [P] -> [H_kv, P], -inf where no candidate.
 
-    pooling: one of freekv_params.POOLINGS (app. B.2). `scale` multiplies the bounds.
+    pooling: one of freekv_params.POOLINGS (app. B.2); of MeanS and MaxS the logarithm, since unscaled scores make softmax of float32
+    underflow, and pages would be ranked by nothing. `scale` multiplies the bounds.
     """
-    summary = summary.float()
-    grouped = q.float().unflatten(0, (summary.shape[0], -1))
-    how = "Max" if pooling.startswith("Max") else "Mean"
-    what = pooling.removeprefix(how)
-
-    def pool(x: torch.Tensor) -> torch.Tensor:
-        return x.amax(1) if how == "Max" else x.mean(1)
-
-    if what == "Q":
-        grouped = pool(grouped)[:, None]
+    summary, grouped = summary.float(), q.float().unflatten(0, (summary.shape[0], -1))
+    mean = pooling.startswith("Mean")
+    if pooling.endswith("Q"):
+        grouped = grouped.mean(1, keepdim=True) if mean else grouped.amax(1, keepdim=True)
     scores = (bound(grouped, summary) * scale).masked_fill(~candidate, float("-inf"))
-    if what == "S":
-        scores = scores.softmax(-1).nan_to_num(0.0)
-    return pool(scores).masked_fill(~candidate, float("-inf"))
+    if pooling.endswith("S"):
+        scores = scores.log_softmax(-1).masked_fill(~candidate, float("-inf"))
+        pooled = scores.logsumexp(1) - math.log(scores.shape[1]) if mean else scores.amax(1)
+    else:
+        pooled = scores.mean(1) if mean else scores.amax(1)
+    return pooled.masked_fill(~candidate, float("-inf"))
+
+
+def published(scores: torch.Tensor, pooling: str) -> torch.Tensor:
+    """Scores of `page_scores` on the paper's scale: shares for MeanS and MaxS, the others as they are."""
+    return scores.exp() if pooling.endswith("S") else scores
 
 
 def select(scores: torch.Tensor, count: int) -> torch.Tensor:
