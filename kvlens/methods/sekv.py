@@ -91,6 +91,8 @@ class SeKV(Method):
             self._fit_threshold(prompt.last_queries, torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED]))
         if params.tau >= 0:
             self._threshold.fill_(float(sekv_router.logit(torch.tensor(params.tau))))
+        for layer, logits in enumerate(self._threshold):
+            self.note("logit_tau", logits.clone().masked_fill(logits.isinf(), float("nan")), layer)
         return plan.layout(params, context.shape, recall), placement
 
     def _cut(self, budget: int | None) -> tuple[list[Span], sekv_layout.Plan]:

@@ -92,6 +92,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 JOURNAL: dict[str, str] = {
+    "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of prefill; none: a head that "
+    "expands nothing",
     "spans": "ids of the spans that went to host memory together; every other vector is per span in this order",
     "rank_k": "components of the span's keys that the gates keep, per span; also where the span lies raw because factors are larger",
     "rank_v": "components of the span's values that the gates keep, per span",
@@ -100,4 +102,4 @@ JOURNAL: dict[str, str] = {
     "embedding, per span; the same after turning them to their positions, since a turn keeps the norm",
     "err_k_post_rope": "pre_rope only: the same for as many components of the keys after their rotary embedding, per span",
 }
-"""What SeKV notes, once per placement (end of prefill, a block leaving the window); all but `spans` per (layer, KV head)."""
+"""What SeKV notes, once per placement (end of prefill, a block leaving the window), per (layer, KV head); `spans` once for all."""

@@ -1,0 +1,84 @@
+"""SeKV's figures: what is drawn is what was given; gaps stay gaps; axes have units."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvlens.figures import sekv as figures
+
+
+def table(**columns: list[float]) -> pd.DataFrame:
+    frame = pd.DataFrame({"span": [2, 3], "tok_start": [4, 30], "tokens": [20, 40], "factor_bytes": [100, 0], "raw_form_bytes": [0, 400],
+                          "exact_bytes": [200, 400]})  # fmt: skip
+    for name, values in columns.items():
+        frame[name] = values
+        frame[f"{name}_min"], frame[f"{name}_max"] = np.array(values) - 1, np.array(values) + 2
+    return frame
+
+
+def labelled(figure: object) -> bool:
+    layout = figure.layout
+    return all(axis.title.text for axis in (layout.xaxis, layout.yaxis))
+
+
+def test_the_zoom_map_has_a_row_per_query_head_and_grey_where_nothing_was_recorded() -> None:
+    cube = np.arange(24, dtype=float).reshape(3, 2, 4) / 24
+    cube[1, 0, 2] = np.nan
+    figure = figures.zoom_over_steps(cube, 2, (1, 3), 2)
+    shown = figure.data[0]
+    assert shown.z.shape == (8, 3)
+    assert shown.z[7, 2] == cube[2, 1, 3]
+    assert shown.text[7][2] == "step 2, L1 Q3 (KV1): 0.958"
+    assert shown.text[2][1] == "step 1, L0 Q2 (KV1): not recorded"
+    assert np.isfinite(figure.data[1].z).sum() == 1
+    assert shown.zmax == pytest.approx(23 / 24)
+    assert labelled(figure)
+
+
+def test_a_map_without_zoom_is_empty_and_not_an_error() -> None:
+    assert figures.zoom_over_steps(np.full((2, 1, 2), np.nan), 1, (0, 0), 0).data[0].zmax == 1
+
+
+def test_ranks_are_counted_per_whole_number_and_missing_ones_left_out() -> None:
+    figure = figures.rank_histogram(np.array([1, 1, 3, np.nan]), np.array([2.0, 2, 2, 2]), 8)
+    assert list(figure.data[0].x) == [1, 3]
+    assert list(figure.data[0].y) == [2, 1]
+    assert list(figure.data[1].y) == [4]
+    assert figure.data[0].hovertext[0] == "rank 1: 2 keys (67%)"
+    assert "R_max = 8" in [note.text for note in figure.layout.annotations]
+    assert labelled(figure)
+
+
+def test_a_span_without_error_leaves_a_gap() -> None:
+    figure = figures.per_span(table(err_k=[0.1, np.nan]), {"keys": "err_k"}, "Error", "relative Frobenius error")
+    assert np.isnan(figure.data[0].y[1])
+    assert list(figure.data[0].error_y.array[:1]) == pytest.approx([2.0])
+    assert list(figure.data[0].error_y.arrayminus[:1]) == pytest.approx([1.0])
+    assert figure.layout.yaxis.title.text == "relative Frobenius error"
+    assert labelled(figure)
+
+
+def test_bytes_lie_over_the_tokens_they_belong_to() -> None:
+    figure = figures.span_bytes(table())
+    factors, raw, exact = figure.data
+    assert list(factors.x) == [4, 30]
+    assert list(factors.width) == [20, 40]
+    assert list(factors.y) == [100, 0]
+    assert list(raw.y) == [0, 400]
+    assert list(exact.x) == [4, 24, None, 30, 70, None]
+    assert list(exact.y) == [200, 200, None, 400, 400, None]
+    assert labelled(figure)
+
+
+def test_the_ranking_tells_wanted_spans_from_the_others() -> None:
+    frame = pd.DataFrame(
+        {"span": [7, 3], "score": [2.5, -1.0], "chosen": [True, False], "rank": [1, 2], "place": ["tokens 1–9", "tokens 10–30"]}
+    )
+    figure = figures.ranking(frame, {"Q0": 1.0}, "L0 KV0 at step 4")
+    assert list(figure.data[0].y) == [2.5]
+    assert list(figure.data[1].y) == [-1.0]
+    assert figure.data[1].hovertext[0] == "2. span 3, tokens 10–30: score -1"
+    assert figure.layout.shapes[0].y0 == 1.0
+    assert labelled(figure)
