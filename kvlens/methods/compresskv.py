@@ -37,6 +37,7 @@ class CompressKV(Method):
     observed_queries = OBSERVED
     journal_names = {  # noqa: RUF012
         "srh_score": "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by query head; per layer",
+        "srh_chance": "semantic retrieval score of a head that would attend all tokens alike, mean over trials; one number",
         "trh_score": "traditional retrieval score (top-1 rule, share of the answer copied, mean over trials) by query head; per layer",
         "selector": "1 for the query heads whose attention chose the tokens, else 0; per layer",
         "layer_error": "calibrated share of the compression error (eq. 4, shares add up to 1) by layer",
@@ -145,6 +146,8 @@ class CompressKV(Method):
         if self._calibration is None:
             return
         self.note("layer_error", torch.tensor(self._calibration.errors))
+        if self._calibration.chance is not None:
+            self.note("srh_chance", torch.tensor([self._calibration.chance]))
         for name, kind in (("srh_score", "srh"), ("trh_score", "trh")):
             for layer, row in enumerate(self._calibration.scores[kind]):
                 self.note(name, torch.tensor(row), layer)

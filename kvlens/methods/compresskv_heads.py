@@ -21,6 +21,8 @@ class Calibration:
     """kind of head (HEADS without 'all') -> [L][Hq]"""
     errors: list[float]
     """[L], shares that add up to 1 (eq. 4)"""
+    chance: float | None
+    """semantic retrieval score of a head that attends all tokens alike; None: the file does not say"""
 
 
 def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calibration | None:
@@ -37,6 +39,7 @@ def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calib
     try:
         scores = {kind: [[float(x) for x in row] for row in found["scores"][kind]] for kind in HEADS if kind != "all"}
         errors = [float(x) for x in found["layer_error"]]
+        chance = float(found["srh_chance"]) if "srh_chance" in found else None
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate compresskv`.") from None
     complete = len(errors) == shape.layers and min(errors) >= 0
@@ -44,7 +47,7 @@ def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calib
         complete = complete and len(rows) == shape.layers and all(len(row) == shape.q_heads and min(row) >= 0 for row in rows)
     if not complete:
         raise ValueError(f"'{path.name}' does not have a score for every query head and an error for every layer, all at least 0.")
-    return Calibration(scores, errors)
+    return Calibration(scores, errors, chance)
 
 
 def chosen(scores: Sequence[float] | None, q_heads: int, count: int, unscored: str) -> list[int]:
