@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read when Triton is first imported, by whomever (transformers' Llama does): without a GPU its kernels are interpreted.
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl") else "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from typing import Any

@@ -1,0 +1,187 @@
+"""k1: attention of one decode step over pages, of mixed resolution, with the exact attention mass of every page.
+
+Every KV head of every sequence has a page table of its own. A page is a slot of P entries, of which the first `page_len` are live; an
+entry is a token, or the summary of a span with its bias log|S|. The bias is -inf where a query head does not read an entry. One
+softmax over all entries; output, LSE (natural logarithm) and masses come from the same pass over the keys.
+
+Counts lie in device memory and shapes are fixed, so a step can be captured in a CUDA graph.
+Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places of the page table, P entries of a page, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlens.kernels.choice import backend
+from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl
+from kvlens.kernels.merge import merge_triton
+
+PROGRAMS = 132
+"""Programs a launch should have at least: the SMs of an H100. Not tuned on one."""
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Where the entries of each (sequence, KV head) lie. All int32.
+
+    table [B, H_kv, N]: slot of each page; page_len [B, H_kv, N]: live entries of each; n_page [B, H_kv]: live places of the table,
+    0 is allowed. What stands behind them in the tables is never read as an address.
+    bias_row [B, H_kv, N]: row of the bias that belongs to a page, -1: none (and no traffic). bias [rows, 1 or G, P] float32 is added
+    to the scaled scores, for all query heads of a group or for each.
+    """
+
+    table: torch.Tensor
+    page_len: torch.Tensor
+    n_page: torch.Tensor
+    bias: torch.Tensor | None = None
+    bias_row: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PageAttention:
+    """output [B, Hq, D]; lse [B, Hq] (-inf: nothing was read, the output is 0); mass [B, Hq, N] or None: adds up to 1, or to 0."""
+
+    output: torch.Tensor
+    lse: torch.Tensor
+    mass: torch.Tensor | None
+
+
+def page_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
+                   mass: bool = True) -> PageAttention:  # fmt: skip
+    """q [B, Hq, D]; keys, values [slots, H_kv, P, D], views with any strides but 1 in the last dimension: token-major slots are
+    transposed, slots of one head expanded. CUDA tensors take Triton, others PyTorch."""
+    if backend(q) == "triton":
+        return page_attention_triton(q, keys, values, pages, scaling, mass)
+    return page_attention_torch(q, keys, values, pages, scaling, mass)
+
+
+def page_attention_torch(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
+                         mass: bool = True) -> PageAttention:  # fmt: skip
+    """The reference: float32 inside, float64 where q is float64."""
+    batch, kv_heads, places = pages.table.shape
+    wide = q.dtype if q.dtype == torch.float64 else torch.float32
+    device = q.device
+    live = torch.arange(places, device=device) < pages.n_page[..., None]
+    entry = live[..., None] & (torch.arange(keys.shape[2], device=device) < pages.page_len[..., None])
+    slot = pages.table.masked_fill(~live, 0).long()
+    head = torch.arange(kv_heads, device=device)[None, :, None]
+    k, v = (x[slot, head].to(wide).masked_fill(~entry[..., None], 0) for x in (keys, values))
+    grouped = q.to(wide).view(batch, kv_heads, -1, q.shape[-1])
+    scores = torch.einsum("bhgd,bhnpd->bhgnp", grouped, k) * scaling
+    if pages.bias is not None and pages.bias_row is not None:
+        row = pages.bias_row.masked_fill(~live, -1).long()
+        added = pages.bias.to(wide)[row.clamp(min=0)].masked_fill((row < 0)[..., None, None], 0)
+        scores = scores + added.transpose(2, 3)
+    scores = scores.masked_fill(~entry[:, :, None], -torch.inf)
+    lse = scores.flatten(3).logsumexp(-1)
+    weights = (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None, None]).exp()
+    output = torch.einsum("bhgnp,bhnpd->bhgd", weights, v)
+    return PageAttention(output.reshape(q.shape).to(q.dtype), lse.flatten(1), weights.sum(-1).flatten(1, 2) if mass else None)
+
+
+def tile_pages(page: int, dim: int) -> int:
+    """Pages a program reads at a time: 64 entries, 32 of head size 256 (shared memory and registers, docs/kernels.md)."""
+    return max(1, (32 if dim > 128 else 64) // page)
+
+
+def page_attention_triton(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
+                          mass: bool = True, splits: int | None = None) -> PageAttention:  # fmt: skip
+    """splits: programs that share the pages of one (sequence, KV head); None: enough to fill the device."""
+    batch, heads, dim = q.shape
+    kv_heads, places = pages.table.shape[1:]
+    page, group = keys.shape[2], heads // kv_heads
+    power_of_two(page=page, head_dim=dim)
+    assert q.stride(2) == keys.stride(3) == values.stride(3) == 1
+    assert pages.table.is_contiguous()
+    assert pages.page_len.is_contiguous()
+    assert pages.n_page.is_contiguous()
+    ppb = max(tile_pages(page, dim), MIN_DOT // page)
+    if splits is None:
+        splits = max(1, min(-(-places // ppb), -(-PROGRAMS // (batch * kv_heads))))
+    bias, bias_row = pages.bias, pages.bias_row
+    bias_strides = (0, 0)
+    if bias is not None:
+        assert bias_row is not None
+        assert bias_row.is_contiguous()
+        assert bias.stride(2) == 1
+        bias_strides = (bias.stride(0), bias.stride(1) if bias.shape[1] > 1 else 0)
+    parts = torch.empty(batch, heads, splits, dim, dtype=torch.float32, device=q.device)
+    lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
+    page_lse = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device) if mass else None
+    _split[(batch * kv_heads, splits)](
+        q, keys, values, pages.table, pages.page_len, pages.n_page, bias, bias_row, parts, lses, page_lse, scaling, places,
+        q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3], *bias_strides,
+        HKV=kv_heads, G=group, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, P=page, PPB=ppb, BIAS=bias is not None, MASS=mass,
+        COMPUTE=compute(keys.dtype), num_warps=4, num_stages=3, enable_fp_fusion=True,
+    )  # fmt: skip
+    out, lse = merge_triton(parts, lses, q.dtype, page_lse, pages.n_page)
+    return PageAttention(out, lse, page_lse)
+
+
+@jit
+def _split(  # type: ignore[no-untyped-def]
+    q_ptr, k_ptr, v_ptr, table_ptr, len_ptr, n_page_ptr, bias_ptr, bias_row_ptr, part_ptr, lse_ptr, page_lse_ptr, scaling, places,
+    q_b, q_h, k_slot, k_h, k_t, v_slot, v_h, v_t, bias_r, bias_g,
+    HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PPB: tl.constexpr,
+    BIAS: tl.constexpr, MASS: tl.constexpr, COMPUTE: tl.constexpr,
+):  # fmt: skip
+    """One program: one (sequence, KV head) and a run of its pages, PPB pages at a time; the group's query heads are the rows of the
+    products. Online softmax in base 2. Writes part [B, Hq, splits, D], its LSE, and the LSE of every page."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    LN2: tl.constexpr = 0.6931471805599453
+    N: tl.constexpr = PPB * P
+    bh = tl.program_id(0).to(tl.int64)
+    b = bh // HKV
+    h = bh % HKV
+    g = tl.arange(0, GP)
+    real = g < G
+    hq = h * G + g
+    d = tl.arange(0, D)
+    entry = tl.arange(0, N)
+    t = entry % P
+    n_page = tl.load(n_page_ptr + bh)
+    per = tl.cdiv(tl.cdiv(n_page, tl.num_programs(1)), PPB) * PPB
+    start = tl.program_id(1) * per
+    end = tl.minimum(start + per, n_page)
+    q = tl.load(q_ptr + b * q_b + hq[:, None] * q_h + d[None, :], mask=real[:, None], other=0.0).to(COMPUTE)
+    top = tl.full((GP,), float("-inf"), tl.float32)
+    total = tl.zeros((GP,), tl.float32)
+    out = tl.zeros((GP, D), tl.float32)
+    for first in range(start, end, PPB):
+        place = first + entry // P
+        live = place < end
+        at = bh * places + place
+        slot = tl.load(table_ptr + at, mask=live, other=0).to(tl.int64)
+        # a column is live when its page is in the table and the page has that entry; nothing else is an address
+        live = live & (t < tl.load(len_ptr + at, mask=live, other=0))
+        k = tl.load(k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        # the scale is applied to the product, so q stays exact in bf16
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * LOG2E)
+        if BIAS:
+            row = tl.load(bias_row_ptr + at, mask=live, other=-1).to(tl.int64)
+            biased = (live & (row >= 0))[None, :] & real[:, None]
+            s += LOG2E * tl.load(bias_ptr + (row * bias_r + t)[None, :] + g[:, None] * bias_g, mask=biased, other=0.0)
+        s = tl.where(live[None, :], s, float("-inf"))
+        if MASS:
+            by_page = tl.reshape(s, (GP, PPB, P))
+            page_top = tl.max(by_page, 2)
+            page_top = tl.where(page_top == float("-inf"), 0.0, page_top)
+            page_lse = (page_top + tl.log2(tl.sum(tl.exp2(by_page - page_top[:, :, None]), 2))) * LN2
+            j = first + tl.arange(0, PPB)
+            to = page_lse_ptr + (b * (HKV * G) + hq)[:, None] * places + j[None, :]
+            tl.store(to, page_lse, mask=real[:, None] & (j < end)[None, :])
+        new_top = tl.maximum(top, tl.max(s, 1))
+        level = tl.where(new_top == float("-inf"), 0.0, new_top)
+        fade = tl.exp2(top - level)
+        weight = tl.exp2(s - level[:, None])
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(v_ptr + (slot * v_slot + h * v_h + t * v_t)[:, None] + d[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        out = out * fade[:, None] + tl.dot(weight.to(COMPUTE), v, input_precision="ieee")
+        top = new_top
+    lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("-inf"))
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    row = (b * (HKV * G) + hq) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(part_ptr + row[:, None] * D + d[None, :], out, mask=real[:, None])
+    tl.store(lse_ptr + row, lse, mask=real)
