@@ -1,0 +1,142 @@
+"""k5: which wanted pages are in the hot slots already, which have to come, and which slots they take. On the device, so that a decode
+step neither waits for the host nor breaks a CUDA graph; its unit list is what k4 moves.
+
+Pages (or spans of one size) of one KV head. Free slots are taken first, then those whose page was wanted longest ago; within one plan the
+first of the wish list counts as wanted last. Ties cannot arise, so a plan is a function of its inputs: no atomics, no order of threads.
+Shapes: B sequences, H_kv KV heads, K wishes, M hot slots, M >= K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvlens.kernels.choice import backend
+from kvlens.kernels.compat import jit, next_power_of_two, tl
+
+FREE = -1
+
+
+@dataclass(frozen=True)
+class HotPages:
+    """What the slots hold, [B, H_kv, M] int32, contiguous; a plan updates `page` and `used`.
+
+    slot: number of the slot (kernels/page_moves.py); page: the page in it, FREE: none; used: larger for pages wanted more recently,
+    FREE where there is none.
+    """
+
+    slot: torch.Tensor
+    page: torch.Tensor
+    used: torch.Tensor
+
+    @classmethod
+    def empty(cls, slot: torch.Tensor) -> HotPages:
+        return cls(slot, torch.full_like(slot, FREE), torch.full_like(slot, FREE))
+
+
+@dataclass(frozen=True)
+class RecallPlan:
+    """slot [B, H_kv, K]: where each wanted page lies once the plan is carried out; unit [B, H_kv, K]: what to move there, -1 for
+    pages that are there; victim [B, H_kv, K]: the page that gave way, -1: none had to; hits, misses [B, H_kv]. All int32, and -1 and 0
+    for KV heads that did not fire."""
+
+    slot: torch.Tensor
+    unit: torch.Tensor
+    victim: torch.Tensor
+    hits: torch.Tensor
+    misses: torch.Tensor
+
+    def moved_bytes(self, unit_bytes: int) -> torch.Tensor:
+        """Payload that the plan's moves come to, exactly: int64 [B, H_kv]."""
+        return self.misses.long() * unit_bytes
+
+
+def recall_plan(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+    """want [B, H_kv, K] int32: wanted pages, most wanted first, none twice, -1: no wish. fire [B, H_kv] int32: 1 where the plan is
+    carried out, 0: this KV head keeps everything as it is. CUDA tensors take Triton, others PyTorch."""
+    return (recall_plan_triton if backend(want) == "triton" else recall_plan_torch)(want, fire, hot)
+
+
+def recall_plan_torch(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+    """The reference, in plain steps; the kernel equals it bit for bit."""
+    kv_heads = want.shape[1]
+    slot, unit, victim = (torch.full_like(want, -1) for _ in range(3))
+    hits, misses = torch.zeros_like(fire), torch.zeros_like(fire)
+    for b, h in fire.nonzero().tolist():
+        wanted, held, used = want[b, h].tolist(), hot.page[b, h].tolist(), hot.used[b, h].tolist()
+        newest = max(used) + 1
+        candidates = sorted((m for m, page in enumerate(held) if page == FREE or page not in wanted), key=lambda m: (used[m], m))
+        for k, page in enumerate(wanted):
+            if page < 0:
+                continue
+            if page in held:
+                m = held.index(page)
+                hits[b, h] += 1
+            else:
+                m = candidates.pop(0)
+                victim[b, h, k], unit[b, h, k] = held[m], page * kv_heads + h
+                hot.page[b, h, m] = page
+                misses[b, h] += 1
+            hot.used[b, h, m] = newest + len(wanted) - 1 - k
+            slot[b, h, k] = hot.slot[b, h, m]
+    return RecallPlan(slot, unit, victim, hits, misses)
+
+
+def recall_plan_triton(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+    """Compares all wishes with all slots, and all slots with each other: K and M up to 128 (docs/kernels.md)."""
+    batch, kv_heads, wishes = want.shape
+    slots = hot.page.shape[2]
+    block = next_power_of_two(slots)
+    if not wishes <= slots <= 128:
+        raise ValueError(f"the Triton kernel plans for at most 128 slots and as many wishes as slots, not {wishes} and {slots}")
+    assert all(x.is_contiguous() for x in (want, fire, hot.slot, hot.page, hot.used))
+    slot, unit, victim = (torch.empty_like(want) for _ in range(3))
+    hits, misses = torch.empty_like(fire), torch.empty_like(fire)
+    _plan[(batch * kv_heads,)](
+        want, fire, hot.slot, hot.page, hot.used, slot, unit, victim, hits, misses,
+        HKV=kv_heads, K=wishes, KP=next_power_of_two(wishes), M=slots, MP=block, num_warps=8 if block > 64 else 4,
+    )  # fmt: skip
+    return RecallPlan(slot, unit, victim, hits, misses)
+
+
+@jit
+def _plan(  # type: ignore[no-untyped-def]
+    want_ptr, fire_ptr, hot_slot_ptr, hot_page_ptr, hot_used_ptr, slot_ptr, unit_ptr, victim_ptr, hits_ptr, misses_ptr,
+    HKV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
+):  # fmt: skip
+    """One program per (sequence, KV head). A missing page takes the candidate whose rank equals the page's number among the misses."""
+    bh = tl.program_id(0)
+    k = tl.arange(0, KP)
+    m = tl.arange(0, MP)
+    is_slot = m < M
+    # an int until the last compare: the interpreter refuses masks made from a scalar bool
+    fire = (tl.load(fire_ptr + bh) != 0).to(tl.int32)
+    want = tl.load(want_ptr + bh * K + k, mask=k < K, other=-1)
+    page = tl.load(hot_page_ptr + bh * M + m, mask=is_slot, other=-1)
+    used = tl.load(hot_used_ptr + bh * M + m, mask=is_slot, other=-1)
+    name = tl.load(hot_slot_ptr + bh * M + m, mask=is_slot, other=-1)
+    wish = want >= 0
+    same = ((want[:, None] == page[None, :]) & wish[:, None]).to(tl.int32)
+    hit = tl.sum(same, 1)
+    stays = tl.sum(same, 0)
+    miss = wish.to(tl.int32) * (1 - hit)
+    candidate = is_slot.to(tl.int32) * (1 - stays)
+    # rank among the candidates: free ones have used = -1, the index decides between them
+    before = (used[None, :] < used[:, None]) | ((used[None, :] == used[:, None]) & (m[None, :] < m[:, None]))
+    rank = tl.sum(before.to(tl.int32) * candidate[None, :], 1)
+    number = tl.cumsum(miss, 0) - 1
+    takes = (number[:, None] == rank[None, :]).to(tl.int32) * miss[:, None] * candidate[None, :]
+    lies = takes + same
+    newest = tl.max(used, 0) + K
+    at = bh * K + k
+    there = (hit + miss) * fire
+    tl.store(slot_ptr + at, tl.where(there != 0, tl.sum(lies * name[None, :], 1), -1), mask=k < K)
+    tl.store(unit_ptr + at, tl.where(miss * fire != 0, want * HKV + bh % HKV, -1), mask=k < K)
+    tl.store(victim_ptr + at, tl.where(miss * fire != 0, tl.sum(takes * page[None, :], 1), -1), mask=k < K)
+    tl.store(hits_ptr + bh, tl.sum(hit, 0) * fire)
+    tl.store(misses_ptr + bh, tl.sum(miss, 0) * fire)
+    taken = tl.sum(takes, 0) * fire
+    touched = tl.sum(lies, 0) * fire
+    tl.store(hot_page_ptr + bh * M + m, tl.sum(takes * want[:, None], 0), mask=is_slot & (taken != 0))
+    tl.store(hot_used_ptr + bh * M + m, newest - tl.sum(lies * k[:, None], 0), mask=is_slot & (touched != 0))
