@@ -7,6 +7,9 @@ from pathlib import Path
 from kvlens.methods.base import RunContext
 from kvlens.methods.chess_params import ChessParameters
 
+SHIPPED = Path(__file__).parents[1] / "demo" / "chess_thresholds.json"
+"""the demo model's thresholds"""
+
 
 def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tuple[float, float]:
     """(entropy, varentropy of one distribution) of a page's tokens -> the page's mean entropy (nats) and varentropy (nats squared):
@@ -28,8 +31,7 @@ def thresholds(params: ChessParameters, context: RunContext) -> tuple[float, flo
             f"chess: nothing says when '{context.model_name}' is uncertain: run `kvlens calibrate chess --model M --out FILE` and set "
             "calibration=FILE, or use trigger=fixed, which needs no thresholds."
         )
-    shipped = Path(__file__).parents[1] / "demo" / "chess_thresholds.json"
-    path = Path(params.calibration).expanduser() if params.calibration else shipped
+    path = Path(params.calibration).expanduser() if params.calibration else SHIPPED
     found = read(path, "chess", context.shape.layers, context.shape.q_heads)
     try:
         sizes = found["pages"]
