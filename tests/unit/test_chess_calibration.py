@@ -1,0 +1,131 @@
+"""CHESS's thresholds: how pages are cut and percentiles taken, the file, and what is said when there is none; the claims' verdicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from kvlens.bench.claims import chess as claims
+from kvlens.bench.claims.chess import KEEP, Point
+from kvlens.calibrate.chess import calibrate, generated, pages_of, quantile
+from kvlens.cli import app
+from kvlens.methods.base import RunContext
+from kvlens.methods.chess import Chess
+from kvlens.methods.chess_params import ChessParameters
+from kvlens.methods.chess_trigger import page_uncertainty
+from kvlens.prompts import BadPrompt, PromptText
+from kvlens.shape import KVShape
+
+
+def test_pages_are_cut_where_the_method_cuts_them() -> None:
+    """Positions 10..24 in pages of 4: [12, 16), [16, 20), [20, 24) lie in the answer whole."""
+    values = [(float(position), 0.0) for position in range(10, 25)]
+    assert [[int(e) for e, _ in page] for page in pages_of((10, values), 4)] == [list(range(a, a + 4)) for a in (12, 16, 20)]
+    assert pages_of((8, values[:4]), 4) == [values[:4]]
+    assert pages_of((9, values[:4]), 4) == []
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(1, 99))
+def test_quantile_is_numpys(values: list[float], percentile: float) -> None:
+    assert quantile(values, percentile) == pytest.approx(np.percentile(values, percentile), abs=1e-9)
+
+
+def test_varentropy_of_a_page_by_hand() -> None:
+    assert page_uncertainty([(1.0, 0.2), (3.0, 0.6)], "page") == (2.0, 1.0)
+    assert page_uncertainty([(1.0, 0.2), (3.0, 0.6)], "token") == (2.0, pytest.approx(0.4))
+
+
+def test_a_calibration_is_written_and_used(demo: Any, tmp_path: Path) -> None:
+    sources = generated(demo, 2, 128)
+    assert [s.task for s in sources] == ["list", "list"]
+    written = calibrate(demo, sources, tmp_path / "t.json", 128, 50.0)
+    found = json.loads(written.read_text())
+    assert found["provenance"]["prompts"] == 2
+    assert found["pages"]["8"]["pages"] >= 10
+    params = ChessParameters(page=8, calibration=str(written))
+    assert thresholds_of(params, demo.shape) == (found["pages"]["8"]["entropy_nats"], found["pages"]["8"]["varentropy_page_nats2"])
+    own = ChessParameters(page=8, calibration=str(written), varentropy="token", threshold_entropy=2.0)
+    assert thresholds_of(own, demo.shape) == (2.0, found["pages"]["8"]["varentropy_token_nats2"])
+
+
+def thresholds_of(params: ChessParameters, shape: KVShape, name: str = "other") -> tuple[float, float] | None:
+    context = RunContext(shape, 100, 8, None, 1, 0, name, torch.float32, torch.device("cpu"))
+    return Chess(params, context)._thresholds
+
+
+def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"kvlens calibrate chess --model M --out FILE.*trigger=fixed"):
+        thresholds_of(ChessParameters(), demo.shape)
+    with pytest.raises(ValueError, match="does not exist"):
+        thresholds_of(ChessParameters(calibration=str(tmp_path / "no.json")), demo.shape)
+    with pytest.raises(ValueError, match="has thresholds for pages of 8, 16, 32 tokens, not of 24"):
+        thresholds_of(ChessParameters(page=24), demo.shape, "demo")
+    (tmp_path / "odd.json").write_text("[]")
+    with pytest.raises(ValueError, match="not a calibration"):
+        thresholds_of(ChessParameters(calibration=str(tmp_path / "odd.json")), demo.shape)
+    origin = {"layers": demo.shape.layers, "q_heads": demo.shape.q_heads}
+    (tmp_path / "bare.json").write_text(json.dumps({"method": "chess", "provenance": origin, "pages": {"8": {}}}))
+    with pytest.raises(ValueError, match="not a calibration"):
+        thresholds_of(ChessParameters(page=8, calibration=str(tmp_path / "bare.json")), demo.shape)
+    assert thresholds_of(ChessParameters(trigger="fixed"), demo.shape) is None
+    assert thresholds_of(ChessParameters(threshold_entropy=1.0, threshold_varentropy=0.0), demo.shape) == (1.0, 0.0)
+
+
+def test_the_shipped_thresholds_say_where_they_come_from(demo: Any) -> None:
+    from kvlens.methods.chess_trigger import SHIPPED
+
+    found = json.loads(SHIPPED.read_text())
+    assert found["provenance"]["model"] == "demo"
+    assert found["provenance"]["percentile"] == 99.0
+    for page in ("8", "16", "32"):
+        assert found["pages"][page]["pages"] >= 100
+        assert found["pages"][page]["above_both"] <= 0.02 * found["pages"][page]["pages"]
+
+
+def test_bad_requests_give_one_sentence(demo: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="between 0 and 100"):
+        calibrate(demo, [PromptText("a b")], tmp_path / "t.json", percentile=100.0)
+    with pytest.raises(ValueError, match="no text"):
+        calibrate(demo, [], tmp_path / "t.json")
+    with pytest.raises(ValueError, match="percentile 99 needs 100"):
+        calibrate(demo, [PromptText("The road from Perth to")], tmp_path / "t.json", max_new=24)
+    with pytest.raises(BadPrompt, match="too few for a prompt"):
+        generated(demo, 1, demo.max_positions)
+    result = CliRunner().invoke(app, ["calibrate", "chess", str(tmp_path / "none.txt")])
+    assert isinstance(result.exception, ValueError)
+    assert "there is no text file" in str(result.exception)
+
+
+def arms(nats: dict[tuple[float, str], float]) -> claims.Arms:
+    """Five answers per arm that scatter by a few hundredths of a nat; 1 nat where nothing is said."""
+
+    def answers(keep: float, trigger: str) -> list[Point]:
+        spread = 0.005 if trigger == "dynamic" else 0.01
+        return [Point(nats.get((keep, trigger), 1.0) + spread * i, 0.5, 1, 0, 4) for i in range(5)]
+
+    return {(keep, trigger): answers(keep, trigger) for keep in KEEP for trigger in claims.TRIGGERS}
+
+
+def test_verdicts_of_the_claims() -> None:
+    better = arms({(keep, "dynamic"): 0.5 for keep in KEEP})
+    assert claims._dynamic(better).holds is True
+    assert claims._dynamic(arms({(KEEP[0], "dynamic"): 2.0})).holds is False
+    mixed = better | {(KEEP[0], "dynamic"): [Point(1.0 + 0.1 * (-1) ** i, 0.5, 1, 0, 4) for i in range(5)]}
+    assert claims._dynamic(mixed).holds is None
+    phases = dict(zip([(keep, "dynamic") for keep in KEEP], (1.0, 2.0, 1.0, 0.5, 0.5), strict=True))
+    assert claims._phases(arms(phases)).holds is True
+    assert claims._phases(arms(dict(zip(phases, (3.0, 2.0, 1.0, 0.5, 0.2), strict=True)))).holds is False
+    full = [Point(0.1 + 0.005 * i, 1.0, 0, 0, 0) for i in range(5)]
+    assert claims._smallest(arms({}), full).holds is False
+    assert claims._smallest(arms({(KEEP[0], "dynamic"): 0.05}), full).holds is True
+    found = claims._affinity({keep: [{"rank": 0.2, "kept": 0.9, "flat": 0.8, "chance": keep}] * 3 for keep in KEEP})
+    assert found.holds is True
+    assert "mean rank 0.20" in found.measured
