@@ -236,12 +236,13 @@ def prompt(
 @app.command()
 def export(
     uid: str,
-    what: Annotated[str, typer.Option(help="heads, head-steps, spans, span-mass, transfers, events or tokens.")] = "heads",
-    fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json.")] = "csv",
+    what: Annotated[str, typer.Option(help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, chrome-trace.")]
+    = "heads",
+    fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     runs: RunsDir = None,
 ) -> None:  # fmt: skip
-    """Export a table of a run; column names say their units."""
+    """Export a table of a run, column names say their units; or its timeline for Perfetto (chrome-trace)."""
     from kvlens.store.export import export as write
     from kvlens.store.reader import TraceReader
 

@@ -1,7 +1,8 @@
 """Handing data out: CSV, Parquet and JSON of what a run holds, streamed, with units in the column names.
 
 CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front. Parquet says in its
-metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null.
+metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null. The timeline of a run
+(``chrometrace``) is no table and goes as JSON alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kvlens.rows import HEAD_COLUMNS
-from kvlens.store import queries
+from kvlens.store import chrometrace, queries
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
@@ -43,14 +44,19 @@ _STATEMENTS = {
     "scores": queries.ALL_SCORES,
 }
 EXPORTS = ("heads", *_STATEMENTS)
+#: No table but a timeline, in its own JSON.
+TIMELINE = "chrome-trace"
 
 
 def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> None:
-    """Writes one table of a run. `what` is one of EXPORTS, `fmt` one of FORMATS; a path is replaced only when all is written."""
-    if what not in EXPORTS:
-        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join(EXPORTS)}.")
+    """Writes one table of a run, or its timeline. `what` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a timeline json; a
+    path is replaced only when all is written."""
+    if what not in (*EXPORTS, TIMELINE):
+        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join((*EXPORTS, TIMELINE))}.")
     if fmt not in FORMATS:
         raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
+    if what == TIMELINE and fmt != "json":
+        raise ValueError(f"{what} is written as json, not as {fmt}; say --format json.")
     if not isinstance(out, Path):
         _write(reader, what, fmt, out)
         return
@@ -66,6 +72,9 @@ def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> No
 
 
 def _write(reader: TraceReader, what: str, fmt: str, out: BinaryIO) -> None:
+    if what == TIMELINE:
+        chrometrace.write(reader, out)
+        return
     batches = _batches(reader, what)
     first = next(batches)
     writers: dict[str, Callable[[], None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ class Splitter:
         mark = self._mark_at(marks, split - start)
         assert mark is not None
         where = "at the ideal end" if best[1] == 0 else f"{_tokens(-best[1])} from the ideal end"
-        return split, f"{self._where(mark)} (weight {mark.weight:g}), {where}: score {best[0]:.2f}."
+        return split, f"{self._where(mark)} (weight {mark.weight:g}), {where}: score {round(best[0], 4):g}."
 
     def _mark_at(self, marks: Sequence[Mark | None], split: int) -> Mark | None:
         """The mark that a split before token `split` is made at."""
@@ -106,3 +107,11 @@ class Splitter:
 
 def _tokens(count: int) -> str:
     return f"{count} token{'' if count == 1 else 's'}"
+
+
+def cut_by(reason: str) -> str:
+    """What cut a chunk, from its reason: 'at .' (the mark), 'no boundary' or 'end of text'."""
+    found = re.match(r"Split (?:after|before) '(.+?)' \(weight", reason)
+    if found:
+        return f"at {found[1]}"
+    return "end of text" if reason.startswith("The text") else "no boundary"
