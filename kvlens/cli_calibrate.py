@@ -50,7 +50,10 @@ def compresskv(
     device: Device = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
-    """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer budgets."""
+    """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer errors.
+
+    Texts hide generated needles in their sentences; a .json prompt with an answer and a needle is asked as it is.
+    """
     from kvlens.calibrate.compresskv import calibrate
 
     written = calibrate(_load(model, device, dtype), _read(texts) or None, out, trials=trials, length=length, report=show)
