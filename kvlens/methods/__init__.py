@@ -14,9 +14,9 @@ BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
     "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
     "sekv": "kvlens.methods.sekv:SeKV",
-    "sentkv": "kvlens.methods.sentkv:SentKVCompress",
     "chess": "kvlens.methods.chess:Chess",
     "freekv": "kvlens.methods.freekv:FreeKV",
+    "sentkv": "kvlens.methods.sentkv:SentKVCompress",
     "compresskv": "kvlens.methods.compresskv:CompressKV",
 }
 

@@ -32,8 +32,9 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
             "Preset", presets, index=presets.index(start), key=f"form_preset_{method}_{model == 'demo'}", persist_state="session"
         )
     left, middle, right = st.columns(3)
+    keeps_all = bool(entry["keeps_all"])  # its KV all stays on the device, so it has a budget field of its own: no limit
     budget = left.text_input(
-        "Budget", "25%", key="form_budget", persist_state="session",
+        "Budget", "100%" if keeps_all else "25%", key="form_budget_all" if keeps_all else "form_budget", persist_state="session",
         help="Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes (64MB). 100%: no limit.",
     )  # fmt: skip
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")

@@ -23,7 +23,7 @@ def sample_choice() -> tuple[PromptChoice, MethodChoice]:
     entries = {entry["name"]: entry for entry in data.catalogue()}
     entry = entries.get("sekv") or next(iter(entries.values()))
     preset = next((name for name in ("demo", *entry["presets"]) if name in entry["presets"]), None)
-    budget = "100%" if entry["name"] == "full" else "40%"
+    budget = "100%" if entry["keeps_all"] else "40%"
     return sample(encoder("demo")[0]), MethodChoice(entry["name"], "demo", preset, budget, 48, 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
+from kvlens import methods
 from kvlens.ui.jobs import Job, JobManager
 from kvlens.ui.jobview import manager, progress_text
 from kvlens.ui.request import MethodChoice, changed_parameters, command
@@ -55,6 +56,18 @@ def test_a_bad_budget_is_refused_before_the_run(visit: Visit, tmp_path: Path) ->
     app.text_input(key="form_budget").set_value("a lot").run()
     assert "is not understood" in app.error[0].value
     assert next(button for button in app.button if button.label == "Run").disabled
+
+
+def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Path) -> None:
+    """No default of the form is refused; methods that keep all KV on the device start without a limit."""
+    app = visit(tmp_path, "run")
+    for name in methods.BUILT_IN:
+        app.selectbox(key="form_method").set_value(name).run()
+        assert not app.error, (name, app.error)
+        assert not app.warning, (name, app.warning)
+        assert not next(button for button in app.button if button.label == "Run").disabled
+        budget = next(box for box in app.text_input if box.label == "Budget").value
+        assert budget == ("100%" if methods.get(name).keeps_all else "25%")
 
 
 def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
