@@ -33,9 +33,9 @@ def events(reader: TraceReader) -> Iterator[Event]:
     yield from _names(reader, copies["direction"], lane)
     yield from _steps(reader, steps)
     yield from _copies(copies, lane)
-    for row in steps.itertuples():
-        held = {"on the device": int(row.resident_bytes), "in host memory": int(row.cold_bytes)}
-        yield {"ph": "C", "name": "KV bytes", "pid": PROCESS, "ts": int(row.t_us) + int(row.dur_us), "args": held}
+    for row in steps.to_dict("records"):
+        held = {"on the device": int(row["resident_bytes"]), "in host memory": int(row["cold_bytes"])}
+        yield {"ph": "C", "name": "KV bytes", "pid": PROCESS, "ts": int(row["t_us"]) + int(row["dur_us"]), "args": held}
 
 
 def write(reader: TraceReader, out: BinaryIO) -> None:
@@ -80,21 +80,20 @@ def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
         args = {"prompt_tokens": reader.meta.get("prompt_tokens"), "peak_bytes": reader.meta.get("prefill_peak_bytes")}
         yield _slice("prefill", "prefill", STEPS_LANE, 0, int(prefill), args)
     texts = reader.tokens().dropna(subset="step").set_index("step")["text"].to_dict()
-    for row in steps.itertuples():
-        args = {"token": texts.get(row.step)} | {
-            name: int(getattr(row, name)) for name in ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")
-        }
-        yield _slice(f"step {row.step}", "step", STEPS_LANE, int(row.t_us), int(row.t_us) + int(row.dur_us), args)
+    for row in steps.to_dict("records"):
+        numbers = ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")
+        args = {"token": texts.get(row["step"])} | {name: int(row[name]) for name in numbers}
+        yield _slice(f"step {row['step']}", "step", STEPS_LANE, int(row["t_us"]), int(row["t_us"]) + int(row["dur_us"]), args)
 
 
 def _copies(copies: pd.DataFrame, lane: pd.Series) -> Iterator[Event]:
-    for row, number in zip(copies.itertuples(), lane, strict=True):
+    for row, number in zip(copies.to_dict("records"), lane, strict=True):
         args = {
-            "step": int(row.step), "layer": int(row.layer), "kv_head": _whole(row.kv_head), "span": _whole(row.span),
-            "bytes": int(row.bytes), "wait_us": int(row.wait_us), "blocking": bool(row.blocking),
+            "step": int(row["step"]), "layer": int(row["layer"]), "kv_head": _whole(row["kv_head"]), "span": _whole(row["span"]),
+            "bytes": int(row["bytes"]), "wait_us": int(row["wait_us"]), "blocking": bool(row["blocking"]),
         }  # fmt: skip
-        how = "blocking" if row.blocking else "background"
-        yield _slice(str(row.cause), f"{row.direction},{how}", int(number), int(row.start_us), int(row.end_us), args)
+        how = "blocking" if row["blocking"] else "background"
+        yield _slice(str(row["cause"]), f"{row['direction']},{how}", int(number), int(row["start_us"]), int(row["end_us"]), args)
 
 
 def _whole(value: Any) -> int | None:

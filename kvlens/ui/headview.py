@@ -130,10 +130,10 @@ def _point(key: str) -> list[int]:
     return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
 
 
-def cell_clicked(key: str) -> None:
-    """A click on the map drawn under `key` selects its head on every page."""
+def cell_clicked(key: str, group: int = 1) -> None:
+    """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group` query heads."""
     if len(cell := _point(key)) == 2:
-        session.change({"layer": cell[0], "head": cell[1]})
+        session.change({"layer": cell[0], "head": cell[1] * group})
 
 
 def _step_clicked(key: str) -> None:

@@ -1,0 +1,9 @@
+"""Memory: what each tier held, what moved and when, where each span lay, what was moved and not used; export for Perfetto."""
+
+from kvlens.ui import memoryview, nav, session
+from kvlens.ui.frame import choose_run
+
+nav.enter()
+found = choose_run("Memory")
+if found is not None:
+    session.write_url(memoryview.show(*found))
