@@ -1,5 +1,4 @@
-"""Attention of one decode step over a pool of slots. Tensors only. The Triton kernel will stand beside this reference and share
-its signature; the dispatch is by device.
+"""Attention of one decode step over a pool of slots. Tensors only.
 
 Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, D head size.
 """
@@ -8,6 +7,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+
+from kvlens.kernels.choice import Backend
+
+KERNELS: Backend = "torch"
+"""What the functions here run on, on every device; each run states it. The kernels that choose by device are in docs/kernels.md."""
 
 
 def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:

@@ -69,5 +69,11 @@ def power_of_two(**sizes: int) -> None:
             raise ValueError(f"{name} must be a power of two for the Triton kernels, not {size}")
 
 
+def warps(rows: int, columns: int, dtype: torch.dtype) -> int:
+    """Warps for a kernel whose largest operand is a tile [rows, columns]: as few as keep it in registers (docs/kernels.md)."""
+    size = rows * columns * dtype.itemsize
+    return 4 if size <= 1 << 14 else 8 if size <= 1 << 15 else 16
+
+
 def next_power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, round_to, rounding, tl
+from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, round_to, rounding, tl, warps
 from kvlens.kernels.lowrank import Factors, unpack
 
 
@@ -30,6 +30,11 @@ class Spans:
     flat: torch.Tensor
     meta: torch.Tensor
     max_rank: int
+
+    @property
+    def block(self) -> int:
+        """Columns of the kernels' blocks of factors."""
+        return max(MIN_DOT, next_power_of_two(self.max_rank))
 
     def factors(self, place: int, dim: int) -> tuple[Factors, Factors]:
         """Key and value factors of the span in a place of meta.view(-1, 4)."""
@@ -69,8 +74,8 @@ def reconstruct_triton(spans: Spans, tiles: torch.Tensor, keys: torch.Tensor, va
     assert spans.meta.is_contiguous()
     _reconstruct[(len(tiles), 2)](
         spans.flat, spans.meta, tiles, keys, values, *keys.stride()[:3], *values.stride()[:3],
-        HKV=kv_heads, S=places, P=page, D=dim, R=_block(spans.max_rank), COMPUTE=compute(spans.flat.dtype), **rounding(keys.dtype),
-        num_warps=4, enable_fp_fusion=True,
+        HKV=kv_heads, S=places, P=page, D=dim, R=spans.block, COMPUTE=compute(spans.flat.dtype), **rounding(keys.dtype),
+        num_warps=warps(max(spans.block, page), dim, spans.flat.dtype), enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -110,14 +115,10 @@ def attend_triton(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, sca
     lses = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device)
     _attend[(batch * kv_heads, places)](
         q, spans.flat, spans.meta, None if reads is None else reads.view(torch.uint8), parts, lses, scaling, q.stride(0), q.stride(1),
-        HKV=kv_heads, G=group, S=places, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, R=_block(spans.max_rank), T=32,
-        MASKED=reads is not None, COMPUTE=compute(spans.flat.dtype), num_warps=4, enable_fp_fusion=True,
+        HKV=kv_heads, G=group, S=places, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, R=spans.block, T=32, MASKED=reads is not None,
+        COMPUTE=compute(spans.flat.dtype), num_warps=warps(spans.block, dim, spans.flat.dtype), enable_fp_fusion=True,
     )  # fmt: skip
     return parts, lses
-
-
-def _block(rank: int) -> int:
-    return max(MIN_DOT, next_power_of_two(rank))
 
 
 @jit

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl
+from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl, warps
 from kvlens.kernels.merge import merge_triton
 
 PROGRAMS = 132
@@ -114,7 +114,8 @@ def page_attention_triton(q: torch.Tensor, keys: torch.Tensor, values: torch.Ten
         q, keys, values, pages.table, pages.page_len, pages.n_page, bias, bias_row, parts, lses, page_lse, scaling, places,
         q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3], *bias_strides,
         HKV=kv_heads, G=group, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, P=page, PPB=ppb, BIAS=bias is not None, MASS=mass,
-        COMPUTE=compute(keys.dtype), num_warps=4, num_stages=3, enable_fp_fusion=True,
+        COMPUTE=compute(keys.dtype), num_warps=warps(ppb * page, dim, keys.dtype), num_stages=3,
+        enable_fp_fusion=True,
     )  # fmt: skip
     out, lse = merge_triton(parts, lses, q.dtype, page_lse, pages.n_page)
     return PageAttention(out, lse, page_lse)

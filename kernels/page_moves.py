@@ -70,7 +70,7 @@ def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys
     assert keys.stride(3) == values.stride(3) == 1
     _move[(min(ctas, unit.numel()),)](
         pool, unit, slot, keys, values, unit.numel(), *keys.stride()[:3], *values.stride()[:3],
-        HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=4,
+        HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
 
 

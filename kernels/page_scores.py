@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl
+from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl, warps
 
 Pooling = Literal["MaxQ", "MeanQ", "MaxQK", "MeanQK", "MaxS", "MeanS"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -72,7 +72,8 @@ def page_scores_triton(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_pa
     common = {"HKV": kv_heads, "G": group, "TILE": TILE, "enable_fp_fusion": True}
     _score[(batch * kv_heads, tiles)](
         q, lo, hi, n_page, raw, stats[0], stats[1], scaling, places, q.stride(0), q.stride(1), *lo.stride()[:3],
-        GP=max(MIN_DOT, next_power_of_two(group)), D=dim, POOL=pooling, SOFT=soft, COMPUTE=compute(lo.dtype), num_warps=4, **common,
+        GP=max(MIN_DOT, next_power_of_two(group)), D=dim, POOL=pooling, SOFT=soft, COMPUTE=compute(lo.dtype),
+        num_warps=warps(TILE, dim, lo.dtype), **common,
     )  # fmt: skip
     if soft:
         _pool_softmax[(batch * kv_heads, tiles)](

@@ -95,7 +95,7 @@ def recall_plan_triton(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) ->
     hits, misses = torch.empty_like(fire), torch.empty_like(fire)
     _plan[(batch * kv_heads,)](
         want, fire, hot.slot, hot.page, hot.used, slot, unit, victim, hits, misses,
-        HKV=kv_heads, K=wishes, KP=next_power_of_two(wishes), M=slots, MP=block, num_warps=8 if block > 64 else 4,
+        HKV=kv_heads, K=wishes, KP=next_power_of_two(wishes), M=slots, MP=block, num_warps=max(4, block // 16), enable_fp_fusion=True,
     )  # fmt: skip
     return RecallPlan(slot, unit, victim, hits, misses)
 
@@ -117,26 +117,30 @@ def _plan(  # type: ignore[no-untyped-def]
     used = tl.load(hot_used_ptr + bh * M + m, mask=is_slot, other=-1)
     name = tl.load(hot_slot_ptr + bh * M + m, mask=is_slot, other=-1)
     wish = want >= 0
-    same = ((want[:, None] == page[None, :]) & wish[:, None]).to(tl.int32)
-    hit = tl.sum(same, 1)
-    stays = tl.sum(same, 0)
-    miss = wish.to(tl.int32) * (1 - hit)
-    candidate = is_slot.to(tl.int32) * (1 - stays)
-    # rank among the candidates: free ones have used = -1, the index decides between them
+    # one matrix at a time is alive (wishes x slots, slots x slots, wishes x slots), each summed once either way: registers. A sum has
+    # one term at most, so it is the number of the slot or wish, counted from 1; 0: none
+    same = (want[:, None] == page[None, :]) & wish[:, None]
+    hit_at = tl.sum(tl.where(same, m[None, :] + 1, 0), 1)
+    stays_for = tl.sum(tl.where(same, k[:, None] + 1, 0), 0)
+    miss = (wish & (hit_at == 0)).to(tl.int32)
+    candidate = is_slot & (stays_for == 0)
+    # among the candidates; free slots have used = -1, and the index decides between them
     before = (used[None, :] < used[:, None]) | ((used[None, :] == used[:, None]) & (m[None, :] < m[:, None]))
-    rank = tl.sum(before.to(tl.int32) * candidate[None, :], 1)
-    number = tl.cumsum(miss, 0) - 1
-    takes = (number[:, None] == rank[None, :]).to(tl.int32) * miss[:, None] * candidate[None, :]
-    lies = takes + same
-    newest = tl.max(used, 0) + K
+    rank = tl.where(candidate, tl.sum((before & candidate[None, :]).to(tl.int32), 1), -2)
+    number = tl.where(miss != 0, tl.cumsum(miss, 0) - 1, -1)
+    takes = number[:, None] == rank[None, :]
+    lies_at = hit_at + tl.sum(tl.where(takes, m[None, :] + 1, 0), 1)
+    taken_for = tl.sum(tl.where(takes, k[:, None] + 1, 0), 0)
+    index = tl.maximum(lies_at - 1, 0)
     at = bh * K + k
-    there = (hit + miss) * fire
-    tl.store(slot_ptr + at, tl.where(there != 0, tl.sum(lies * name[None, :], 1), -1), mask=k < K)
-    tl.store(unit_ptr + at, tl.where(miss * fire != 0, want * HKV + bh % HKV, -1), mask=k < K)
-    tl.store(victim_ptr + at, tl.where(miss * fire != 0, tl.sum(takes * page[None, :], 1), -1), mask=k < K)
-    tl.store(hits_ptr + bh, tl.sum(hit, 0) * fire)
+    moves = (miss * fire) != 0
+    tl.store(slot_ptr + at, tl.where((lies_at * fire) != 0, tl.gather(name, index, 0), -1), mask=k < K)
+    tl.store(unit_ptr + at, tl.where(moves, want * HKV + bh % HKV, -1), mask=k < K)
+    tl.store(victim_ptr + at, tl.where(moves, tl.gather(page, index, 0), -1), mask=k < K)
+    tl.store(hits_ptr + bh, tl.sum((hit_at != 0).to(tl.int32), 0) * fire)
     tl.store(misses_ptr + bh, tl.sum(miss, 0) * fire)
-    taken = tl.sum(takes, 0) * fire
-    touched = tl.sum(lies, 0) * fire
-    tl.store(hot_page_ptr + bh * M + m, tl.sum(takes * want[:, None], 0), mask=is_slot & (taken != 0))
-    tl.store(hot_used_ptr + bh * M + m, newest - tl.sum(lies * k[:, None], 0), mask=is_slot & (touched != 0))
+    page = tl.gather(want, tl.maximum(taken_for - 1, 0), 0)
+    tl.debug_barrier()  # all warps have read what is overwritten now
+    tl.store(hot_page_ptr + bh * M + m, page, mask=(taken_for * fire) != 0)
+    wished = taken_for + stays_for
+    tl.store(hot_used_ptr + bh * M + m, tl.max(used, 0) + K + 1 - wished, mask=(wished * fire) != 0)

@@ -1,0 +1,85 @@
+"""The launches that are compiled ahead of time: every kernel, through the launcher that runs it, at the settings it ships with.
+
+The tensors are small and empty: what a launch compiles to depends on types, head size, page size, group and the divisibility of strides,
+not on how much there is. An 8B model with 8 KV heads of 4 query heads stands for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+
+from kvlens.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
+from kvlens.kernels.page_attend import Pages, page_attention_triton
+from kvlens.kernels.page_moves import move_triton
+from kvlens.kernels.page_scores import Pooling, page_scores_triton
+from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
+
+Case = tuple[str, Callable[[], object]]
+"""What is compiled, in words, and the launch."""
+
+HEADS, GROUP, PLACES, SLOTS = 8, 4, 64, 16
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def cases() -> Iterator[Case]:
+    for dim, page, dtype, full in ((32, 32, BF16, True), (64, 32, BF16, True), (128, 32, BF16, True), (256, 32, BF16, True),
+                                   (128, 16, BF16, True), (128, 64, BF16, True), (256, 64, BF16, True), (128, 32, FP16, True),
+                                   (128, 32, BF16, False), (128, 32, FP32, True), (256, 32, FP32, True)):  # fmt: skip
+        extras = "bias, mass" if full else "bare"
+        yield f"D {dim}, page {page}, {_name(dtype)}, {extras}", lambda d=dim, p=page, t=dtype, f=full: _attend(d, p, t, f)  # type: ignore[misc]
+    for dim, dtype, pooling in ((128, BF16, "MeanS"), (128, BF16, "MaxQ"), (128, BF16, "MeanQK"), (256, BF16, "MaxS"),
+                                (128, FP16, "MeanS"), (128, FP32, "MeanS")):  # fmt: skip
+        yield f"D {dim}, {_name(dtype)}, {pooling}", lambda d=dim, t=dtype, p=pooling: _score(d, t, cast(Pooling, p))  # type: ignore[misc]
+    for dim, rank, dtype in ((128, 32, BF16), (256, 64, BF16), (128, 32, FP32)):
+        yield f"D {dim}, rank to {rank}, page 32, {_name(dtype)}", lambda d=dim, r=rank, t=dtype: _lowrank(d, r, t)  # type: ignore[misc]
+    for dim, page in ((128, 32), (256, 64)):
+        for to_pool in (False, True):
+            way = "offload" if to_pool else "gather"
+            yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
+    for count in (32, 64, 128):
+        yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {BF16: "bf16", FP16: "fp16", FP32: "fp32"}[dtype]
+
+
+def _slots(page: int, dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Token-major slots, as the product keeps them."""
+    return torch.empty(SLOTS, page, HEADS, dim, dtype=dtype).transpose(1, 2)
+
+
+def _ints(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def _attend(dim: int, page: int, dtype: torch.dtype, full: bool) -> object:
+    bias = (torch.empty(SLOTS, GROUP, page), _ints(1, HEADS, PLACES)) if full else (None, None)
+    pages = Pages(_ints(1, HEADS, PLACES), _ints(1, HEADS, PLACES), _ints(1, HEADS), *bias)
+    q = torch.empty(1, HEADS * GROUP, dim, dtype=dtype)
+    return page_attention_triton(q, _slots(page, dim, dtype), _slots(page, dim, dtype), pages, dim**-0.5, mass=full)
+
+
+def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:
+    bounds = torch.empty(1, HEADS, PLACES, dim, dtype=dtype)
+    return page_scores_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, _ints(1, HEADS), pooling, dim**-0.5)
+
+
+def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
+    spans = Spans(torch.empty(1024, dtype=dtype), torch.zeros(1, HEADS, 32, 4, dtype=torch.int64), rank)
+    reconstruct_triton(spans, torch.zeros(8, 3, dtype=torch.int64), _slots(32, dim, dtype), _slots(32, dim, dtype))
+    reads = torch.zeros(1, HEADS * GROUP, 32, dtype=torch.bool)
+    attend_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), spans, reads, dim**-0.5)
+
+
+def _move(dim: int, page: int, to_pool: bool) -> None:
+    pool, moves = torch.empty(4, HEADS, 2, page, dim, dtype=BF16), _ints(HEADS * 32)
+    move_triton(pool, moves, moves, _slots(page, dim, BF16), _slots(page, dim, BF16), to_pool)
+
+
+def _plan(count: int) -> object:
+    hot = HotPages.empty(_ints(1, HEADS, count))
+    return recall_plan_triton(_ints(1, HEADS, count), _ints(1, HEADS), hot)
