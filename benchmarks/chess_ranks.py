@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlens.bench.claims.chess import LENGTH, Notes, forced, interval, make_case, needed, watching
+from kvlens.bench.claims.chess import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
 from kvlens.engine import Engine
 from kvlens.machine import machine
 from kvlens.methods import make_parameters
 from kvlens.methods.chess import Chess
+from kvlens.methods.chess_tree import page_vectors
 from kvlens.models import load
 
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))
@@ -30,11 +31,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "page=16": {"page": 16, "window_pages": 2},
 }  # fmt: skip
 KEEP = 0.2
+PARTS = ("part in common alone", "part of its own alone")
+"""not settings of the method: with m the mean page vector, v . anchor = v . m + v . (anchor - m), and each part ranked by itself"""
 
 
 def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
     """One row per variant: mean normalised rank (0 best, 0.5 chance) with its interval, share kept, without hierarchy, chance, n."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in (*VARIANTS, *PARTS)}
     for index in range(prompts):
         for task, size in TASKS:
             case = make_case(engine, task, size, index)
@@ -44,12 +47,28 @@ def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
                 params = make_parameters(Chess, "demo", {"keep": KEEP, "trigger": "never", **overrides})
                 _, first = forced(engine, case, watching(notes), params, notes)
                 found[name] += needed(case, first, params.page)
+                if not VARIANTS[name]:
+                    for part, ranked in zip(PARTS, _parts(case, first, params), strict=True):
+                        found[part] += ranked
     rows = []
     for name, ranks in found.items():
         mean, low, high = interval([r["rank"] for r in ranks])
         row = {"variant": name, "rank": mean, "low": low, "high": high, "n": len(ranks)}
         rows.append(row | {key: float(np.mean([r[key] for r in ranks])) for key in ("kept", "flat", "chance")})
     return rows
+
+
+def _parts(case: Case, first: dict[str, torch.Tensor], params: Any) -> list[list[dict[str, float]]]:
+    """Ranks by the two parts of the published score; as many best pages as the hierarchy kept count as kept."""
+    sinks, window, stop = (int(x) for x in first["safe_pages"])
+    vectors = page_vectors(case.read.keys[:, :, : stop * params.page], params.page)
+    pages, anchor = vectors[sinks:window], vectors[window:stop].mean(0)
+    common = pages.mean(0)
+    ranked = []
+    for direction in (common, anchor - common):
+        score = torch.cat([torch.full((sinks,), torch.nan), pages @ direction])
+        ranked.append([{**row, "kept": row["flat"]} for row in needed(case, first | {"page_score": score}, params.page)])
+    return ranked
 
 
 def main() -> None:

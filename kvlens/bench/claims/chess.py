@@ -226,8 +226,8 @@ def _affinity(ranks: dict[float, list[dict[str, float]]]) -> Claim:
     )
     holds = all(low > 0 for _, low, _ in over)
     reason = (
-        "An asked fact is one sentence in a page of other sentences, and the question names it once: means of keys over pages do not carry "
-        "that on the demo model. docs/fidelity.md has the ranks with other keys and scales."
+        "A score is a page's product with the mean page, which is low for an unusual page such as one with a name and digits, plus its "
+        "product with what the anchor has of its own, which ranks these pages at chance (docs/fidelity.md)."
     )
     return Claim(
         "chess", "CHESS sec. 3.2, App. B.1", "Pages with keys like the newest pages' are the relevant ones, and the hierarchy keeps them.",
