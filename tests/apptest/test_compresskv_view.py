@@ -95,3 +95,9 @@ def test_budget_lines_stand_where_they_are() -> None:
     figure = figures.layer_budgets(np.array([16.0, 40.0]), np.array([0.2, 0.8]), 16, 84)
     assert [shape.y0 for shape in figure.layout.shapes] == [16, 84, 28]
     assert len(figures.layer_budgets(np.array([16.0, 40.0]), None, 16, 84).data) == 1
+
+
+@pytest.mark.parametrize("page", ["replay", "heads"])
+def test_other_pages_open_its_runs(visit: Visit, made: tuple[Path, dict[str, str]], page: str) -> None:
+    folder, uids = made
+    assert not visit(folder, page, run=uids["calibrated"], step=2, layer=1).error
