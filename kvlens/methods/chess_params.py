@@ -41,7 +41,8 @@ class ChessParameters:
     )  # fmt: skip
     keep: float = param(
         0.0, "0: the ratios; else the share of tokens attended, sinks and window counted: grids and chunks are kept by the cube root of "
-        "the pages' share, pages by their number, at least one; for comparisons at equal attended tokens", ours=True,
+        "the pages' share, pages by their number, at least one (so sinks, window and one page are attended whatever it says); for "
+        "comparisons at equal attended tokens", ours=True,
     )  # fmt: skip
     scale: str = param(
         "plain", "plain: keys as they are, so layers with long keys weigh more; layer: each layer's part of a page vector has length 1",
