@@ -40,6 +40,8 @@ ARMS: dict[str, dict[str, Any]] = {
 NOTHING, CONTROL = ("none", 0, ""), "lowest SRH"
 RETRIEVES = 2.0
 """ours: a head retrieves when it attends the answer this many times as much as attending all tokens alike would"""
+FEWEST = 5
+"""ours: fewer prompts decide nothing"""
 SUFFICE = 0.05
 """ours: heads beyond four bring nothing when their mean gain in score lies below this with 95 % confidence"""
 
@@ -138,10 +140,7 @@ def _masking(engine: Engine, found: Calibration, prompts: int, report: Callable[
     reason = "" if holds else told
     if drop[CONTROL, MASKED[-1], "decode"] >= drop["srh", MASKED[-1], "decode"]:
         holds = None
-        reason = (
-            "Masking as many heads that do not retrieve hurts as much: in a model of this size every layer is needed, so a drop does not "
-            f"show that the masked heads retrieve. {told}"
-        )
+        reason = f"Masking as many heads of the lowest scores hurts as much, so a drop does not show that the masked heads retrieve. {told}"
     figures = {
         "exact_match": [{"heads": arm[0], "off": arm[1], "when": arm[2], "mean": float(np.mean(v))} for arm, v in right.items()],
         "srh_order": order["srh"][:10], "trh_order": order["trh"][:10], "n": prompts,
@@ -174,10 +173,15 @@ def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]
     return out
 
 
+def half_width(differences: np.ndarray) -> float:
+    """Of the 95 % interval of their mean; infinite for fewer than FEWEST."""
+    return 1.96 * float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size >= FEWEST else math.inf
+
+
 def decide(differences: np.ndarray) -> tuple[bool | None, str]:
     """Is the mean of these differences above 0? None when its 95 % interval holds 0; with the mean and interval in words."""
     mean = float(differences.mean())
-    half = 1.96 * float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size > 1 else math.inf
+    half = half_width(differences)
     verdict = None if abs(mean) <= half else mean > 0
     return verdict, f"{mean:+.3f} (95 % interval {mean - half:+.3f} to {mean + half:+.3f})"
 
@@ -206,7 +210,7 @@ def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
     both = False if False in (first, second) else True if first and second else None
     more = [decide(per_prompt[name] - per_prompt["SRH"]) for name in ("6 SRH", "all heads")]
     differences = [per_prompt[name] - per_prompt["SRH"] for name in ("6 SRH", "all heads")]
-    uppers = [float(d.mean() + 1.96 * d.std(ddof=1) / math.sqrt(max(d.size, 2))) if d.size > 1 else math.inf for d in differences]
+    uppers = [float(d.mean()) + half_width(d) for d in differences]
     enough = False if any(verdict for verdict, _ in more) else True if max(uppers) < SUFFICE else None
     counts = ", ".join(f"{name} {mean[name]:.3f}" for name in ("2 SRH", "SRH", "6 SRH", "all heads"))
     return [
