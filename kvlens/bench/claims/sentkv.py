@@ -181,6 +181,6 @@ def _against_full(ours: list[Seen], full: list[Seen]) -> Claim:
         f"Exact match {mine:.2f} at usage 0.1, {all_of_it:.2f} with all tokens; {worse} prompts worse, {better} better, p = {p:.2g}, "
         f"n = {len(ours)}.", holds,
         "" if holds else "Too few prompts differ to decide." if holds is None else "Full attention answers nearly everything here, so "
-        "a method cannot gain; on LongBench the paper's difference is 0.6 points of 26.",
+        "a method cannot gain. The paper's own Table 2 has 42.62 at usage 0.1 against 43.10 for full attention.",
         {"usage 0.1": mine, "full": all_of_it, "worse": worse, "better": better, "p": p},
     )  # fmt: skip
