@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from kvlens.rows import SPAN_STATES
+from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.details import window_range
@@ -84,6 +85,12 @@ def test_states_replayed_from_changes_equal_the_readers_at_every_step(reader: Tr
                 now[ids[index]] = SPAN_STATES[state]
         truth = reader.span_states(step, layer, kv_head)
         assert {span: now[span] for span in truth["span"]} == dict(zip(truth["span"], truth["state"], strict=True))
+
+
+def test_the_player_replays_every_event_that_moves_a_span() -> None:
+    kinds = re.search(r"kind IN \((.*?)\)", queries.ALL_STATE_EVENTS)
+    assert kinds is not None
+    assert set(re.findall(r"\w+", kinds.group(1))) == set(payload._STATE_EVENTS)
 
 
 def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:

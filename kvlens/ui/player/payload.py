@@ -18,7 +18,7 @@ from kvlens.ui.state import Selection
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
 CUBE_BYTES = 24_000_000
-_STATE_EVENTS = ("zoom_in", "zoom_out", "recall", "prefetch", "correction", "offload", "evict")
+_STATE_EVENTS = ("zoom_in", "zoom_out", "recall", "prefetch", "correction", "offload", "evict", "release")
 
 
 def per_step_metrics(reader: TraceReader) -> list[str]:
