@@ -39,7 +39,10 @@ CELLS = ((1024, "50%"), (2048, "20%"))
 SMALL_CELLS = ((1024, "20%"), (2048, "10%"))
 """the arms of SMALL_ARMS only; 1024 tokens at 10 % are infeasible with the demo preset"""
 SMALL_ARMS = ("SeKV", "untrained router", "no reconstruction")
-UNLIMITED = ("full", "no budget")
+UNLIMITED = ("full", "no budget", "all", "all, R_max 8", "all, R_max 4", "all, pre-RoPE, R_max 8", "all, pre-RoPE, R_max 4")
+"""arms without a budget. 'all': every span is expanded from factors, so that nothing but the reconstruction is left to fail; long spans
+only, cut without anchors, since short ones have full rank"""
+ALL: dict[str, Any] = {"alpha": 100.0, "tau": 0.0, "form": "factors"}
 CHUNK = 40
 """tokens of a fixed chunk: about as many spans as the entropy rule cuts"""
 
@@ -75,12 +78,17 @@ def arms() -> dict[str, Arm]:
         for alpha in (0.5, 1.0, 1.5, 2.0)
     }
     found |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
+    alone: dict[str, dict[str, Any]] = {
+        "all": {}, "all, R_max 8": {"max_rank": 8}, "all, R_max 4": {"max_rank": 4},
+        "all, pre-RoPE, R_max 8": {"max_rank": 8, "pre_rope": True}, "all, pre-RoPE, R_max 4": {"max_rank": 4, "pre_rope": True},
+    }  # fmt: skip
     return found | {
         "pre-RoPE": Arm("ours: key space", {"pre_rope": True}),
         "untrained, pre-RoPE": Arm("ours: key space", {"router": "pca", "pre_rope": True}),
         "factors only": Arm("ours: form in host memory", {"form": "factors"}),
         "exact spans": Arm("ours: form in host memory", {"form": "raw"}),
         "no budget": Arm("ours: SeKV without a limit", {}),
+        **{name: Arm("ours: reconstruction alone", {**ALL, **switches}) for name, switches in alone.items()},
     }
 
 
@@ -231,7 +239,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             *pairs,
         ]
         cells += [f"{float(stored) / float(raw):.2f}" if held else "", mean("raw_share", ".2f")]
-        cells += [f"{float(mean('h2d_bytes_per_step', '.1f') or 0) / 1024:.0f} KiB"]
+        cells += [f"{float(mean('h2d_bytes_per_step', '.1f')) / 1024:.0f} KiB" if done else ""]
         text.append(f"| {' | '.join(cells)} |")
     return "\n".join(text)
 
