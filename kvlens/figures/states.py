@@ -54,7 +54,9 @@ def span_label(span: object) -> str:
         cut = cut if cut > 0 else 90
         reason = f"{reason[:cut]}<br>{reason[cut + 1 :]}"
     kind = html.escape(str(get("kind")), quote=False)
-    return f"span {int(get('span'))} ({kind}), tokens {int(get('tok_start'))}–{int(get('tok_end')) - 1}<br>{reason}"
+    first, last = int(get("tok_start")), int(get("tok_end")) - 1
+    tokens = f"token {first}" if first == last else f"tokens {first}–{last}"
+    return f"span {int(get('span'))} ({kind}), {tokens}<br>{reason}"
 
 
 def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, selected: int | None) -> go.Figure:
