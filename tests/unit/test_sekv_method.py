@@ -257,6 +257,20 @@ def test_zoom_next_reads_at_the_following_step_what_it_asked_for() -> None:
     torch.testing.assert_close(second, second_sync, atol=1e-5, rtol=1e-5)
 
 
+def test_the_thresholds_that_are_noted_tell_what_is_expanded() -> None:
+    """A query head expands a span where its own score is above its noted threshold; the logged score is the group's largest."""
+    trial = Trial(PARAMS, 90, seed=9).prefill()
+    noted = {note.layer: note.values for note in trial.session.method.drain_journal() if note.name == "logit_tau"}
+    assert sorted(noted) == [0, 1]
+    trial.step(0)
+    for layer in range(SHAPE.layers):
+        selection = trial.session.method.select(layer, tensor(trial.q[layer]))
+        assert selection is not None
+        below_all = selection.score < noted[layer].unflatten(0, (SHAPE.kv_heads, -1)).amin(1, keepdim=True)
+        assert not (selection.fine.any(1) & below_all).any()
+        assert selection.fine.any()
+
+
 def test_trained_router_is_refused_with_what_to_do(tmp_path: Path) -> None:
     params = dataclasses.replace(PARAMS, router="trained")
     with pytest.raises(ValueError, match="router=pca"):
