@@ -111,6 +111,14 @@ def si_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
+def duration(us: float) -> str:
+    """Microseconds in the unit that suits them: '1.29 s', '612 ms', '40 us'."""
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= size:
+            return f"{us / size:.3g} {unit}"
+    return f"{us:.0f} µs"
+
+
 def value_text(value: float, metric: Metric) -> str:
     """A value as it is printed beside figures; NaN is 'not recorded'."""
     if not np.isfinite(value):

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures import memory as figures
-from kvlens.figures.metrics import si_bytes
+from kvlens.figures.metrics import duration, si_bytes
 from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.store.export import TIMELINE, export
@@ -57,7 +57,7 @@ def totals(reader: TraceReader) -> None:
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to the host", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
-        ("Waited for copies", f"{steps['wait_us'].sum() / 1000:.3g} ms",
+        ("Waited for copies", duration(float(steps["wait_us"].sum())),
          f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding"),
     )  # fmt: skip
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
