@@ -70,6 +70,15 @@ def test_large_scores_do_not_overflow_the_softmax() -> None:
     assert float(found[0, 0].max()) <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_rows_of_padding_do_not_win_where_all_scores_are_negative(pooling: Pooling) -> None:
+    g = torch.Generator().manual_seed(1)
+    q, hi = torch.rand(1, 6, 32, generator=g), -torch.rand(1, 2, 9, 32, generator=g)
+    data = (q, hi - 0.1, hi, torch.tensor([[9, 4]], dtype=torch.int32))
+    found = page_scores_triton(*data, pooling, 1.0)
+    torch.testing.assert_close(found.double(), page_scores_torch(*wide(data), pooling, 1.0), atol=1e-5, rtol=1e-5)
+
+
 def test_cpu_tensors_take_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvlens.kernels.page_scores.page_scores_triton", None)
     data, _ = inputs(places=5)
