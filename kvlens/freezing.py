@@ -1,0 +1,110 @@
+"""Freezes a step as it was when its attention had been computed: a few copies, on the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+
+from kvlens.kernels.attend import attention_weights
+from kvlens.measure import Attended, Ranked, Snapshot, Zooms
+from kvlens.memory import Memory, Selection
+
+
+@dataclass
+class _Seen:
+    """One layer's decision, as the session showed it."""
+
+    q: torch.Tensor
+    bias: torch.Tensor | None
+    scaling: float
+    selection: Selection | None
+    frozen: tuple[Attended, torch.Tensor] | None = None
+    """taken at once where the slots are about to be overwritten in the background: the attention, and which spans were hot"""
+
+
+class Freezer:
+    """Collects what the session shows of each layer and makes a Snapshot of the step; changes nothing."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.shadow: torch.Tensor | None = None
+        """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
+        self._seen: list[_Seen] = []
+        self._previous: torch.Tensor | None = None
+
+    def watch_keys(self, keys: torch.Tensor, max_new: int) -> None:
+        """Begin the shadow with the prompt's keys [L, H_kv, n, D]."""
+        self.shadow = torch.zeros(*keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device)
+        self.shadow[:, :, : keys.shape[2]] = keys
+
+    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None:
+        seen = _Seen(q, bias, scaling, selection)
+        if selection is not None and selection.now is not None:
+            seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
+        self._seen.append(seen)
+
+    def snapshot(self, position: int) -> Snapshot:
+        """The step whose token lies at `position`; nothing has been rearranged since its attention."""
+        seen, memory = self._seen, self.memory
+        groups: list[Attended] = []
+        for pool in memory.hot.pools:
+            for layers, members in self._alike(pool.layers):
+                groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
+        q = torch.stack([s.q for s in seen]).float()
+        shadow = None
+        if self.shadow is not None:
+            self.shadow[:, :, position] = memory.read_window(position, position + 1)[0][:, :, 0]
+            shadow = self.shadow[:, :, : position + 1]
+        chosen = [s.selection for s in seen]
+        ranked = [None if c is None or c.score is None else Ranked(c.score, c.want) for c in chosen]
+        shot = Snapshot(
+            groups, q, self._previous, self._zooms(), ranked, self._columns("head_columns", memory.shape.q_heads),
+            self._columns("kv_columns", memory.shape.kv_heads), shadow, seen[0].scaling, memory.spans.capacity,
+        )  # fmt: skip
+        self._previous, self._seen = q, []
+        return shot
+
+    def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
+        """Runs of a pool's layers that can be frozen in one go: none frozen before, and with or without a bias alike."""
+        for _, run in groupby(layers, key=lambda i: (self._seen[i].bias is None, i if self._seen[i].frozen else -1)):
+            members = list(run)
+            yield range(members[0], members[-1] + 1), [self._seen[i] for i in members]
+
+    def _zooms(self) -> Zooms | None:
+        """What each layer could and did read token by token; None for methods that do not zoom."""
+        memory, shape = self.memory, self.memory.shape
+        if all(s.selection is None or s.selection.zoomable is None for s in self._seen):
+            return None
+        fine = torch.zeros(shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device)
+        zoomable = torch.zeros(shape.layers, memory.spans.capacity, dtype=torch.bool, device=memory.device)
+        hot = memory.is_hot.clone()
+        for layer, s in enumerate(self._seen):
+            if s.selection is not None and s.selection.zoomable is not None:
+                fine[layer], zoomable[layer] = s.selection.fine, s.selection.zoomable
+            if s.frozen is not None:
+                hot[layer] = s.frozen[1]
+        return Zooms(fine, hot[:, :, None], zoomable)
+
+    def _columns(self, kind: str, heads: int) -> dict[str, torch.Tensor]:
+        """Columns that the method itself logged, [L, heads], NaN for layers in which it did not."""
+        columns: dict[str, torch.Tensor] = {}
+        for layer, s in enumerate(self._seen):
+            logged: dict[str, torch.Tensor] = {} if s.selection is None else getattr(s.selection, kind)
+            for name, values in logged.items():
+                if name not in columns:
+                    columns[name] = torch.full((len(self._seen), heads), torch.nan, device=values.device)
+                columns[name][layer] = values
+        return columns
+
+    def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
+        pool = self.memory.hot.pool(layers.start)
+        at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
+        plain = seen[0].bias is None
+        live = self.memory.live_prefix(layers.start) if plain else None
+        bias = None if plain else torch.stack([s.bias for s in seen if s.bias is not None])
+        weights = attention_weights(torch.stack([s.q for s in seen]), pool.keys[at, :, :live], bias, seen[0].scaling)
+        tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
+        return Attended(weights, bias, *tables)
