@@ -65,7 +65,7 @@ class QualityRequest(BaseModel):
 def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total, row).
 
-    Raises ValueError for an unknown method or a file of other trials.
+    Raises ValueError for an unknown method or a file that does not hold trials.
     """
     for name in request.methods:
         methods.get(name)
@@ -74,8 +74,8 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     from kvlens.engine import Engine
     from kvlens.models import load
 
-    origin = _fingerprint(request)
-    rows = _kept_rows(kept, origin)
+    origins = _origins(request)
+    rows = _kept_rows(kept, origins)
     seen = {row["key"] for row in rows}
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
@@ -87,58 +87,54 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
             continue
         if time.monotonic() - begun > 60 * request.minutes:
             break
-        row = carry_out(engine, prompts, trial)
+        row = carry_out(engine, prompts, trial) | {"origin": origins[trial.method]}
         rows.append(row)
         with kept.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         report(done + 1, len(planned), row)
     wanted = {trial.key for trial in planned}
     rows = [row for row in rows if row["key"] in wanted]
-    return {"about": _about(request, origin, len(rows), len(planned)), "lines": summarise(rows, request)}
+    return {"about": _about(request, origins, len(rows), len(planned)), "lines": summarise(rows, request)}
 
 
-def _kept_rows(kept: Path, origin: str) -> list[dict[str, Any]]:
-    """Trials of an earlier, interrupted call. The first line says what they are trials of; a cut last line is dropped."""
+def _kept_rows(kept: Path, origins: dict[str, str]) -> list[dict[str, Any]]:
+    """Trials of earlier calls that are still comparable: of this model, these seeds and their method's present parameters. A line cut
+    by an interruption is dropped. Raises ValueError for a file of something else."""
     kept.parent.mkdir(parents=True, exist_ok=True)
-    if not kept.exists():
-        kept.write_text(json.dumps({"origin": origin}) + "\n", encoding="utf-8")
-        return []
-    lines = kept.read_text(encoding="utf-8").splitlines()
-    try:
-        first = json.loads(lines[0])["origin"]
-    except (IndexError, ValueError, KeyError, TypeError):
-        raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
-    if first != origin:
-        raise ValueError(f"'{kept.name}' holds trials of another model, version or parameters: name another file, or delete it.")
-    rows = []
-    for line in lines[1:]:
+    text = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    lines, rows = text.splitlines(), []
+    for place, line in enumerate(lines):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    whole = "".join(json.dumps(row) + "\n" for row in ({"origin": origin}, *rows))
-    kept.write_text(whole, encoding="utf-8")
+            row = json.loads(line)
+            method, origin = row["method"], row["origin"]
+        except (ValueError, KeyError, TypeError):
+            if place == len(lines) - 1 and not text.endswith("\n"):
+                break
+            raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
+        if origins.get(method) == origin:
+            rows.append(row)
+    if lines and not text.endswith("\n"):
+        kept.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
     return rows
 
 
-def _fingerprint(request: QualityRequest) -> str:
-    """What makes two trials of the same name comparable: model weights, seeds, and every method's parameters."""
+def _origins(request: QualityRequest) -> dict[str, str]:
+    """What makes two trials of a method comparable: model weights, seeds, and the method's parameters."""
     from kvlens.models import resolve
 
-    digest = hashlib.sha256()
-    folder = Path(resolve(request.model))
-    for path in sorted(folder.glob("*.safetensors")):
-        digest.update(path.read_bytes())
-    parameters = {}
+    weights = hashlib.sha256()
+    for path in sorted(Path(resolve(request.model)).glob("*.safetensors")):
+        weights.update(path.read_bytes())
+    origins = {}
     for name in request.methods:
         method = methods.get(name)
-        preset, _, _ = settings(method, request.model, "")
-        parameters[name] = repr(methods.make_parameters(method, preset, {}))
-    digest.update(json.dumps([request.model, request.first_seed, parameters], sort_keys=True).encode())
-    return digest.hexdigest()[:16]
+        parameters = methods.make_parameters(method, settings(method, request.model, "")[0], {})
+        said = json.dumps([request.model, weights.hexdigest(), request.first_seed, repr(parameters)])
+        origins[name] = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return origins
 
 
-def _about(request: QualityRequest, origin: str, done: int, planned: int) -> dict[str, Any]:
+def _about(request: QualityRequest, origins: dict[str, str], done: int, planned: int) -> dict[str, Any]:
     import torch
     import transformers
 
@@ -146,7 +142,7 @@ def _about(request: QualityRequest, origin: str, done: int, planned: int) -> dic
     return {
         "kvlens": __version__, "torch": torch.__version__, "transformers": transformers.__version__, "machine": machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()), "request": request.model_dump(mode="json"), "depths": DEPTHS,
-        "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks}, "presets": presets, "fingerprint": origin,
+        "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks}, "presets": presets, "origins": origins,
         "trials": done, "planned": planned,
     }  # fmt: skip
 

@@ -47,14 +47,28 @@ def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "4 of 4 trials" in table
 
 
-def test_trials_of_something_else_are_not_mixed_in(tmp_path: Path) -> None:
+def test_trials_of_other_parameters_are_run_again_and_kept(tmp_path: Path) -> None:
     kept = tmp_path / "trials.jsonl"
-    kept.write_text(json.dumps({"origin": "another"}) + "\n")
-    with pytest.raises(ValueError, match="another model, version or parameters"):
-        collect(kept, QualityRequest(**SMALL))
-    kept.write_text("not a trial\n")
+    collect(kept, QualityRequest(**SMALL))
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    for row in rows:
+        if row["method"] == "streaming_llm":
+            row |= {"origin": "another preset", "exact": 1.0}
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result, run = collect(kept, QualityRequest(**SMALL))
+    assert run == ["needle/256/0/streaming_llm/20%", "needle/256/1/streaming_llm/20%"]
+    assert next(line for line in result["lines"] if line["method"] == "streaming_llm")["n"] == 2
+    assert len(kept.read_text().splitlines()) == 6
+    assert collect(kept, QualityRequest(**{**SMALL, "first_seed": 5}))[1] != []
+
+
+@pytest.mark.parametrize("text", ["not a trial\n", '{"a": 1}\n', "[1]\n"])
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "trials.jsonl"
+    kept.write_text(text)
     with pytest.raises(ValueError, match="does not hold trials"):
         collect(kept, QualityRequest(**SMALL))
+    assert kept.read_text() == text
 
 
 def test_infeasible_cells_say_what_they_need() -> None:
