@@ -1,4 +1,4 @@
-"""`kvlens bench`: quality at equal budgets, and the papers' claims. Both print a table and write JSON with its provenance."""
+"""`kvlens bench`: quality at equal budgets, the papers' claims, and what a GPU does. All write JSON with its provenance."""
 
 from __future__ import annotations
 
@@ -91,3 +91,19 @@ def claims(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
     sys.stdout.flush()
+
+
+@bench_app.command("gpu")
+def gpu(
+    out: Annotated[Path, typer.Option(help="Folder of the result file, gpu-<device>.json.")] = Path("benchmarks/results"),
+    minutes: Annotated[float, typer.Option(help="No part is begun after this long; run again to continue.")] = 10.0,
+    parts: Annotated[str, typer.Option(help="Beginnings of parts' names, comma-separated; default: all.")] = "",
+    contexts: Annotated[str, typer.Option(help="Tokens, comma-separated; default: 8192,32768,131072.")] = "",
+    batches: Annotated[str, typer.Option(help="Sequences, comma-separated; default: 1,8.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")] = False,
+) -> None:
+    """Ceilings, kernels, and one decode step's attention path at the shape of an 8B model, on the first CUDA device."""
+    from kvlens.bench.gpu.run import Request, measure
+
+    request = Request(out, minutes, _names(parts), dry_run, tuple(map(int, _names(contexts))), tuple(map(int, _names(batches))))
+    typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

@@ -1,0 +1,170 @@
+"""Floors: the least bytes a decode step of each method has to move, and the time that takes at given rates. Arithmetic, no measurement.
+
+A `StepShape` says what a method's step does to one (layer, sequence, KV head); `traffic` multiplies it out. Counted: weights, keys and
+values attended, page tables, summaries that are scored, low-rank factors, and what comes over the bus (read from the host, written
+on the device). Not counted: activations, scores, partial outputs, the new token's own keys and values; all are far below a percent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvlens.kernels.lowrank_bytes import factor_bytes
+from kvlens.shape import KVShape
+
+PAGE = 32
+"""tokens of a page"""
+SPAN, RANK = 64, 16
+"""SeKV: tokens and rank of a span's factors; they fit into one transfer unit of a page"""
+ROUTE = 32
+"""SeKV: size d' of a routing summary"""
+CHUNK = 16
+"""SentKVCompress: tokens of a chunk; the paper's 14 brought to a power of two, as k4 wants"""
+CHESS_EVERY = 320
+"""CHESS: steps between two selections, 10 pages of 32 tokens (the paper's average)"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a decoder's dense part beside its KV sizes."""
+
+    kv: KVShape
+    hidden: int
+    inner: int
+    vocabulary: int
+
+    @property
+    def layer_weights(self) -> int:
+        """Numbers in one layer's matrices: q, k, v, o, gate, up, down."""
+        heads = (2 * self.kv.q_heads + 2 * self.kv.kv_heads) * self.kv.head_dim
+        return self.hidden * (heads + 3 * self.inner)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a step reads of the weights: all matrices once, and the output head; the embedding is one row."""
+        return (self.kv.layers * self.layer_weights + self.hidden * self.vocabulary) * self.kv.itemsize
+
+
+LLAMA_8B = Model(KVShape(32, 32, 8, 128, 2), 4096, 14336, 128256)
+TINY = Model(KVShape(2, 4, 2, 128, 2), 64, 128, 256)
+"""the dry run's"""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Decisions that depend on meaning, as shares; random weights cannot make them, so they are set and swept."""
+
+    miss: float = 0.3
+    """of the wanted pages, those not on the device"""
+    correction: float = 0.14
+    """FreeKV: of the KV heads, those corrected in a step (the upper end of what the paper reports at tau 0.8)"""
+    zoom: float = 0.05
+    """SeKV: of the spans, those expanded (our target rate)"""
+    reuse: float = 0.7
+    """SentKVCompress: of the selected tokens, those on the device (the paper's)"""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """A method's step, per (layer, sequence, KV head). `pages`: of `page` entries, attended by k1; `scored`: places k2 scores;
+    `wanted`: units wished for, `missed`: units that have to come; `blocking`: the share of them that is waited for; `spans`:
+    low-rank spans attended by k3; `routed`: routing summaries; `held`: pages that lie on the device (budget, or the whole context)."""
+
+    method: str
+    page: int
+    pages: int
+    held: int
+    scored: int = 0
+    wanted: int = 0
+    missed: int = 0
+    blocking: float = 1.0
+    spans: int = 0
+    routed: int = 0
+
+
+METHODS = {
+    "full": "FullKV", "full_offload": "FullKV in host memory", "streaming_llm": "StreamingLLM", "sekv": "SeKV", "chess": "CHESS",
+    "freekv": "FreeKV", "sentkv": "SentKVCompress", "compresskv": "CompressKV", "blocking": "Blocking recall",
+    "blocking_host": "Blocking recall by the host",
+}  # fmt: skip
+"""method -> title, in the order of tables"""
+
+
+def step_shape(method: str, context: int, rates: Rates) -> StepShape:
+    """The method at `context` tokens with its published settings (docs/performance.md). Raises ValueError for an unknown method."""
+    everything = context // PAGE
+    tenth = max(1, math.ceil(0.1 * everything))
+    if method == "full":
+        return StepShape(method, PAGE, everything, everything)
+    if method == "full_offload":
+        return StepShape(method, PAGE, everything, 0, missed=everything)
+    if method == "streaming_llm":
+        return StepShape(method, PAGE, tenth, tenth)
+    if method == "compresskv":
+        kept = min(2048 // PAGE, everything)
+        return StepShape(method, PAGE, kept, kept)
+    if method == "chess":
+        return StepShape(method, PAGE, min(everything, math.ceil(0.01 * everything) + 5), everything)
+    if method in ("freekv", "blocking", "blocking_host"):
+        fixed, wanted = min(1024 // PAGE, everything // 2), max(1, min(32, everything // 4))
+        blocking = rates.correction if method == "freekv" else 1.0
+        return StepShape(method, PAGE, fixed + wanted, fixed + wanted, everything, wanted, max(1, round(rates.miss * wanted)), blocking)
+    if method == "sentkv":
+        chunks = context // CHUNK
+        wanted = max(1, math.ceil(0.1 * chunks))
+        return StepShape(method, CHUNK, wanted, wanted, chunks, wanted, max(1, round((1 - rates.reuse) * wanted)))
+    if method == "sekv":
+        spans = context // SPAN
+        exact = max(1, min(512 // PAGE, everything // 2) + math.ceil(0.025 * everything))
+        coarse = math.ceil(spans / PAGE)
+        zoomed = max(1, min(128, math.ceil(rates.zoom * spans)))
+        return StepShape(method, PAGE, exact + coarse, exact + coarse + zoomed, 0, zoomed, max(1, round(rates.miss * zoomed)), 1.0,
+                         zoomed, spans)  # fmt: skip
+    raise ValueError(f"unknown method '{method}'; known: {', '.join(METHODS)}.")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one decode step of a whole batch. `arrivals`: written on the device by what comes from the host; `blocking`,
+    `background`: over the bus, waited for or not."""
+
+    weights: int
+    kv: int
+    tables: int
+    summaries: int
+    factors: int
+    arrivals: int
+    blocking: int
+    background: int
+    resident: int
+    """on the device for KV purposes, not moved: slots and summaries"""
+
+    @property
+    def device_bytes(self) -> int:
+        return self.weights + self.kv + self.tables + self.summaries + self.factors + self.arrivals
+
+    @property
+    def host_bytes(self) -> int:
+        return self.blocking + self.background
+
+    def floor(self, device_rate: float, link_rate: float) -> float:
+        """Seconds, rates in bytes per second. What is waited for adds to the device's time; the rest hides behind it, if it can."""
+        return max(self.device_bytes / device_rate + self.blocking / link_rate, self.host_bytes / link_rate)
+
+
+def traffic(shape: StepShape, model: Model, batch: int) -> Traffic:
+    """Multiply out one (layer, sequence, KV head)."""
+    kv = model.kv
+    each = kv.layers * batch * kv.kv_heads
+    page_bytes = shape.page * kv.head_token_bytes
+    moved = each * shape.missed * page_bytes
+    # FullKV in host memory is fetched layer by layer ahead of its use: nothing but the bus decides
+    waited = 0 if shape.method == "full_offload" else round(shape.blocking * moved)
+    routing = each * kv.group * shape.routed * ROUTE * kv.itemsize
+    summaries = each * shape.scored * kv.head_token_bytes + routing
+    return Traffic(
+        model.weight_bytes, each * shape.pages * page_bytes, each * shape.pages * 8, summaries,
+        each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize), moved, waited, moved - waited,
+        each * shape.held * page_bytes + summaries,
+    )  # fmt: skip

@@ -1,0 +1,73 @@
+"""Part 5: what the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same shape.
+
+The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where it is below the
+paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the slower side is from its floor.
+The papers' shapes, devices and baselines are their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE
+from kvlens.bench.gpu.floors import METHODS, Model, Rates, step_shape, traffic
+from kvlens.bench.gpu.part import Bench, Part
+from kvlens.bench.gpu.result import HeadlineRow, ceiling, rows
+
+DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
+"""bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over."""
+
+    name: str
+    paper: float
+    quantity: Literal["step time", "memory saved"]
+    over: tuple[str, int, int]
+    under: tuple[str, int, int]
+
+
+HEADLINES = (
+    Headline("FreeKV against ArkVale (up to)", 13.7, "step time", ("blocking_host", 32768, 8), ("freekv", 32768, 8)),
+    Headline("FreeKV against ArkVale (up to), one sequence", 13.7, "step time", ("blocking_host", 32768, 1), ("freekv", 32768, 1)),
+    Headline("CHESS against FullKV at 32K", 4.56, "step time", ("full", 32768, 1), ("chess", 32768, 1)),
+    Headline("CHESS against FullKV at 32K, large batch", 4.56, "step time", ("full", 32768, 8), ("chess", 32768, 8)),
+    Headline("SentKVCompress CPU-GPU against full attention (up to)", 5.9, "step time", ("full_offload", 32768, 1), ("sentkv", 32768, 1)),
+    Headline("SeKV memory at 128K", 0.533, "memory saved", ("full", 131072, 1), ("sekv", 131072, 1)),
+    Headline("Latency flat in context: FreeKV, 128K against 8K", 1.0, "step time", ("freekv", 131072, 1), ("freekv", 8192, 1)),
+    Headline("Latency flat in context: CHESS, 32K against 8K", 1.0, "step time", ("chess", 32768, 1), ("chess", 8192, 1)),
+)
+
+
+def compare(headline: Headline, model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float) -> HeadlineRow:
+    """steps: step rows. A flat latency is reachable when the floor grows by less than a tenth."""
+    floors, ours = [], []
+    for method, context, batch in (headline.over, headline.under):
+        moved = traffic(step_shape(method, context, Rates()), model, batch)
+        saved = headline.quantity == "memory saved"
+        floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
+        column = "peak_bytes" if saved else "median"
+        here = (method, context, batch)
+        ours.append(next((row[column] for row in steps if (row["method"], row["context"], row["batch"]) == here), None))
+    floor = _ratio(headline, floors[0], floors[1])
+    measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
+    where = " / ".join(f"{METHODS[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))
+    reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
+    return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable)
+
+
+def _ratio(headline: Headline, over: float, under: float) -> float:
+    return 1 - under / over if headline.quantity == "memory saved" else over / under
+
+
+def measure(bench: Bench) -> list[HeadlineRow]:
+    device, link = ceiling(bench.result, COPY) or DEVICE_RATE, ceiling(bench.result, TO_DEVICE) or LINK_RATE
+    default = [row for row in rows(bench.result, "step") if row["rates"] == vars(Rates())]
+    return [compare(headline, bench.model, default, device, link) for headline in HEADLINES]
+
+
+PART = Part("headlines", measure, ("headlines.py",), "nothing: this part is arithmetic")

@@ -1,0 +1,123 @@
+"""The benchmark as a whole: which parts there are, which are still to be measured, and what happens when one fails."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kvlens import __version__
+from kvlens.bench.gpu import attention_step, ceilings, headlines, kernel_checks, kernel_times, ledger, recording
+from kvlens.bench.gpu.device import DryDevice, pick, slug
+from kvlens.bench.gpu.failures import device_is_broken, sentence
+from kvlens.bench.gpu.part import HERE, Bench, Part
+from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
+
+NOTE = f"Llama-3.1-8B's shape; part 4: {attention_step.LABEL}."
+CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
+DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
+NOT_BUILT = ("transformers' offloaded cache", "It needs a model around it; part 4 is one step's attention path and matmuls.")
+NAMES = ("ceilings", "checks", "engine", "kernels", "steps", "recording", "sweep", "ledger", "headlines")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure. `parts`: names or beginnings of names, none: all; `minutes`: no part is begun after that."""
+
+    out: Path
+    minutes: float = 10.0
+    parts: Sequence[str] = ()
+    dry_run: bool = False
+    contexts: Sequence[int] = ()
+    batches: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.parts:
+            if not any(name.startswith(known) for known in NAMES):
+                raise ValueError(f"unknown part '{name}'; known: {', '.join(NAMES)}.")
+        if self.minutes <= 0:
+            raise ValueError("--minutes must be above 0.")
+        if any(context < 256 or context & (context - 1) for context in self.contexts):
+            raise ValueError("contexts must be powers of two, 256 at least.")
+        if any(batch < 1 for batch in self.batches):
+            raise ValueError("batches must be at least 1.")
+
+
+def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
+    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest."""
+    middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
+    return [
+        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART,
+        *(attention_step.steps(context, batch) for context in contexts for batch in batches),
+        ledger.PART, recording.PART, attention_step.sweep(middle, large), headlines.PART,
+    ]  # fmt: skip
+
+
+def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:
+    """Measure what is missing and return the file. Raises ValueError where there is no device to measure."""
+    device = device or pick(request.dry_run)
+    contexts = request.contexts or (DRY_CONTEXTS if device.dry else CONTEXTS)
+    batches = request.batches or (DRY_BATCHES if device.dry else BATCHES)
+    facts = device.facts()
+    path = request.out / f"gpu-{slug(facts['name'])}.json"
+    versions = {"kvlens": __version__, **device.versions()}
+    header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": NOTE}
+    result = begin(path, header)
+    bench = Bench(device, contexts, batches, result)
+    put(result, Entry(NOT_BUILT[0], "not built", "", commit(), today(), 0.0, (), NOT_BUILT[1]))
+    parts = [part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))]
+    begun = time.monotonic()
+    missing = [part.name for part in parts if not _done(result, part)]
+    # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
+    order = sorted((part for part in parts if not _done(result, part)), key=lambda p: (p is headlines.PART, p.name in result["entries"]))
+    for part in order:
+        if time.monotonic() - begun > 60 * request.minutes:
+            say(f"{request.minutes:g} minutes are over; run again for: {', '.join(missing)}.")
+            break
+        say(f"{part.name} ...")
+        entry, broken = _measure_part(bench, part)
+        put(result, entry)
+        missing.remove(part.name)
+        result["missing"] = missing
+        save(path, result)
+        say(f"{part.name}: {entry.status} in {entry.seconds:.0f} s" + (f". {entry.reason}" if entry.reason else ""))
+        if broken:
+            say("The device is in an error state; run again for the other parts.")
+            break
+    return path
+
+
+def _done(result: dict[str, Any], part: Part) -> bool:
+    entry = result["entries"].get(part.name)
+    # headlines are arithmetic on the other parts, so they are made anew
+    return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources and part is not headlines.PART)
+
+
+def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
+    """The part's entry, and whether the device can be used no more."""
+    begun, broken = time.monotonic(), False
+    rows: Sequence[Row] = ()
+    reason = suggestion = None
+    try:
+        rows = part.run(bench)
+    except Exception as problem:  # one part's failure is its own
+        reason, suggestion = sentence(problem, part.smaller)
+        broken = device_is_broken(problem)
+    if not broken:
+        bench.device.release()
+    status: Literal["done", "failed"] = "done" if reason is None else "failed"
+    return Entry(part.name, status, part.sources, commit(), today(), time.monotonic() - begun, rows, reason, suggestion), broken
+
+
+def commit() -> str:
+    """The commit that measures, and whether files differ from it; 'unknown' outside a checkout."""
+    try:
+        command = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
