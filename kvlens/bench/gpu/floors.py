@@ -160,11 +160,13 @@ def traffic(shape: StepShape, model: Model, batch: int) -> Traffic:
     page_bytes = shape.page * kv.head_token_bytes
     moved = each * shape.missed * page_bytes
     # FullKV in host memory is fetched layer by layer ahead of its use: nothing but the bus decides
-    waited = 0 if shape.method == "full_offload" else round(shape.blocking * moved)
+    offloaded = shape.method == "full_offload"
+    waited = 0 if offloaded else round(shape.blocking * moved)
+    buffers = 2 * moved // kv.layers if offloaded else 0
     routing = each * kv.group * shape.routed * ROUTE * kv.itemsize
     summaries = each * shape.scored * kv.head_token_bytes + routing
     return Traffic(
         model.weight_bytes, each * shape.pages * page_bytes, each * shape.pages * 8, summaries,
         each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize), moved, waited, moved - waited,
-        each * shape.held * page_bytes + summaries,
+        each * shape.held * page_bytes + summaries + buffers,
     )  # fmt: skip

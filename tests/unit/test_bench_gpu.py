@@ -1,0 +1,298 @@
+"""`kvlens bench gpu` without a GPU: floors by hand, a dry run end to end, resuming, failures, the schema of the file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlens.bench.gpu import ceilings, ledger, run
+from kvlens.bench.gpu.failures import device_is_broken, sentence
+from kvlens.bench.gpu.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
+from kvlens.bench.gpu.headlines import HEADLINES, compare
+from kvlens.bench.gpu.part import Bench, Part
+from kvlens.bench.gpu.replay import corrections, wishes
+from kvlens.bench.gpu.report import MARKS, page, with_tables
+from kvlens.bench.gpu.result import StepRow
+from kvlens.bench.gpu.run import Request, measure
+from kvlens.bench.gpu.schema import measured, read
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("ceilings", "ledger", "headlines")
+
+
+def moved(method: str, context: int, batch: int = 1, **rates: float) -> Any:
+    return traffic(step_shape(method, context, Rates(**rates)), LLAMA_8B, batch)
+
+
+def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
+    return Request(folder, 10, parts, True, (256,), (1,), **more)
+
+
+# floors, against figures computed by hand
+
+
+def test_weights_of_an_8b_step() -> None:
+    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
+    assert LLAMA_8B.weight_bytes == 2 * (32 * layer + 4096 * 128256) == 15_009_316_864
+
+
+def test_full_kv_at_32k_is_429_gb() -> None:
+    assert moved("full", 32768).kv == 32 * 8 * 32768 * 2 * 128 * 2 == 4_294_967_296
+    assert moved("full", 131072, 8).resident == 137_438_953_472
+    assert moved("full", 32768).host_bytes == 0
+
+
+def test_freekv_moves_its_misses_and_reads_its_budget() -> None:
+    found = moved("freekv", 32768, miss=0.5, correction=0.25)
+    unit = 32 * 2 * 128 * 2
+    assert found.kv == 32 * 8 * 64 * unit == 268_435_456
+    assert found.summaries == 32 * 8 * 1024 * 2 * 128 * 2 == 134_217_728
+    assert found.host_bytes == 32 * 8 * 16 * unit
+    assert found.blocking == found.host_bytes // 4
+    assert moved("blocking", 32768, miss=0.5).blocking == found.host_bytes
+
+
+def test_what_is_waited_for_adds_and_the_rest_hides() -> None:
+    found = moved("freekv", 32768, miss=0.5, correction=0.25)
+    assert found.floor(1e12, 1e12) == pytest.approx((found.device_bytes + found.blocking) / 1e12)
+    assert found.floor(1e12, 1e6) == pytest.approx(found.host_bytes / 1e6)
+
+
+def test_a_full_cache_over_the_bus_is_bound_by_the_bus() -> None:
+    found = moved("full_offload", 32768)
+    assert found.floor(3e12, 52e9) == pytest.approx(4_294_967_296 / 52e9)
+    assert found.resident == 2 * 4_294_967_296 // 32
+
+
+def test_sekv_counts_summaries_and_factors() -> None:
+    found, spans = moved("sekv", 32768), 512
+    assert found.summaries == 32 * 32 * spans * 32 * 2
+    assert found.factors == 32 * 8 * 26 * (2 * 16 * (64 + 128 + 1)) * 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("context", [256, 8192, 131072])
+def test_no_method_attends_or_holds_more_than_there_is(method: str, context: int) -> None:
+    shape = step_shape(method, context, Rates())
+    assert shape.pages * shape.page <= context + 32
+    assert shape.missed <= max(shape.wanted, context // 32)
+
+
+def test_unknown_method_is_one_sentence() -> None:
+    with pytest.raises(ValueError, match="unknown method 'x'; known: full"):
+        step_shape("x", 8192, Rates())
+
+
+# replays
+
+
+def test_every_step_misses_exactly_so_many_and_the_pattern_closes() -> None:
+    table = wishes(heads=3, pages=24, wanted=6, missed=4)
+    assert table.shape == (6, 3, 6)
+    for step in range(len(table)):
+        for head in range(3):
+            now, before = set(table[step, head].tolist()), set(table[step - 1, head].tolist())
+            assert len(now) == 6
+            assert len(now - before) == 4
+
+
+def test_whole_pages_are_wanted_by_all_heads_alike() -> None:
+    table = wishes(4, 16, 4, 1, alike=True)
+    assert bool((table == table[:, :1]).all())
+
+
+def test_corrections_are_drawn_at_their_rate() -> None:
+    assert corrections(200, 4, 8, 0.25).float().mean() == pytest.approx(0.25, abs=0.03)
+    assert corrections(5, 2, 2, 1.0).min() == 1
+
+
+# headlines
+
+
+def step_row(method: str, context: int, batch: int, median: float, peak: int) -> dict[str, Any]:
+    return {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak}
+
+
+def test_headlines_say_ours_and_what_bytes_allow() -> None:
+    by_name = {headline.name: headline for headline in HEADLINES}
+    steps = [step_row("full", 32768, 1, 0.012, 1), step_row("chess", 32768, 1, 0.006, 1)]
+    found = compare(by_name["CHESS against FullKV at 32K"], LLAMA_8B, steps, 3e12, 52e9)
+    assert found.ours == pytest.approx(2.0)
+    assert found.floor == pytest.approx(1.28, abs=0.005)
+    assert not found.reachable
+    memory = by_name["SeKV memory at 128K"]
+    steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
+    assert compare(memory, LLAMA_8B, steps, 3e12, 52e9).ours == pytest.approx(0.25)
+    assert compare(memory, LLAMA_8B, [], 3e12, 52e9).ours is None
+
+
+# the whole
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return measure(dry(tmp_path_factory.mktemp("gpu"), ()), lambda line: None)
+
+
+def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
+    result = read(whole)
+    assert result.dry_run
+    assert not result.missing
+    statuses = {entry.part: entry.status for entry in result.entries.values()}
+    assert statuses.pop("transformers' offloaded cache") == "not built"
+    assert set(statuses.values()) == {"done"}
+    steps = [row for row in result.entries["steps 256 x 1"].rows if isinstance(row, StepRow)]
+    assert [row.method for row in steps] == list(METHODS)
+    assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
+    assert all((row.stall is None) == (row.host_bytes == 0) for row in steps)
+    assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
+
+
+def test_what_is_done_is_not_measured_again(whole: Path) -> None:
+    before, said = whole.read_text(), []
+    measure(dry(whole.parent, ()), said.append)
+    after = json.loads(whole.read_text())
+    assert [line for line in said if line.endswith("...")] == ["headlines ..."]
+    assert {n: e for n, e in after["entries"].items() if n not in ("headlines", "transformers' offloaded cache")} == {
+        n: e for n, e in json.loads(before)["entries"].items() if n not in ("headlines", "transformers' offloaded cache")
+    }
+
+
+def test_changed_sources_and_other_versions_are_measured_again(tmp_path: Path) -> None:
+    path = measure(dry(tmp_path), lambda line: None)
+    held = json.loads(path.read_text())
+    held["entries"]["ledger"]["sources"] = "older"
+    path.write_text(json.dumps(held))
+    said: list[str] = []
+    measure(dry(tmp_path), said.append)
+    assert [line for line in said if line.endswith("...")] == ["ledger ...", "headlines ..."]
+    held["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(held))
+    said.clear()
+    measure(dry(tmp_path), said.append)
+    assert [line for line in said if line.endswith("...")] == ["ceilings ...", "ledger ...", "headlines ..."]
+
+
+def test_one_parts_failure_is_a_sentence_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(bench: Bench) -> list[Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nmore")
+
+    monkeypatch.setattr(ceilings, "PART", replace(ceilings.PART, run=fails))
+    said: list[str] = []
+    path = measure(dry(tmp_path), said.append)
+    entry = read(path).entries["ceilings"]
+    assert entry.status == "failed"
+    assert entry.reason == "The device ran out of memory: CUDA out of memory. Tried to allocate 1 GiB."
+    assert entry.suggestion == ceilings.PART.smaller
+    assert read(path).entries["ledger"].status == "done"
+    monkeypatch.undo()
+    said.clear()
+    measure(dry(tmp_path), said.append)
+    assert said[0] == "ceilings ..."
+    assert read(path).entries["ceilings"].status == "done"
+
+
+def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(bench: Bench) -> list[Any]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(ceilings, "PART", replace(ceilings.PART, run=breaks))
+    said: list[str] = []
+    path = measure(dry(tmp_path), said.append)
+    assert said[-1].startswith("The device is in an error state")
+    assert read(path).missing == ["ledger", "headlines"]
+    said.clear()
+    measure(dry(tmp_path), said.append)
+    assert [line for line in said if line.endswith("...")] == ["ledger ...", "ceilings ..."]
+
+
+def test_the_time_limit_stops_between_parts(tmp_path: Path) -> None:
+    said: list[str] = []
+    measure(Request(tmp_path, 1e-9, QUICK, True, (256,), (1,)), said.append)
+    assert said == ["1e-09 minutes are over; run again for: ceilings, ledger, headlines."]
+
+
+@pytest.mark.parametrize(("problem", "begins"), [
+    (MemoryError(), "The host ran out of memory."),
+    (RuntimeError("Cannot pin memory"), "Pinned host memory could not be had"),
+    (KeyError("x"), "KeyError"),
+])  # fmt: skip
+def test_failures_in_words(problem: Exception, begins: str) -> None:
+    assert sentence(problem, "less")[0].startswith(begins)
+    assert not device_is_broken(problem)
+
+
+@pytest.mark.parametrize("wrong", [{"parts": ("x",)}, {"minutes": 0}, {"contexts": (1000,)}, {"batches": (0,)}])
+def test_bad_requests_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\.$"):
+        Request(tmp_path, **wrong)
+
+
+def test_a_file_of_something_else_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gpu-dry-run.json").write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"is not a result of this benchmark"):
+        measure(dry(tmp_path), lambda line: None)
+    with pytest.raises(ValueError, match=r"measure it again"):
+        read(tmp_path / "gpu-dry-run.json")
+
+
+def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for command in (["-m", "kvlens", "bench", "gpu"], ["-m", "kvlens.bench.gpu"]):
+        done = subprocess.run(
+            [sys.executable, *command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 1
+        assert " ".join(done.stderr.split()).endswith("--dry-run tries the same code on the CPU.")
+        assert not list(tmp_path.iterdir())
+
+
+def test_it_runs_where_only_torch_is_installed(tmp_path: Path) -> None:
+    """In a process of its own that refuses everything a bare CUDA machine lacks."""
+    code = f"""
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("duckdb", "streamlit", "plotly", "umap", "pandas", "pyarrow", "pydantic", "typer", "rich"):
+            raise ImportError(name + " is refused")
+sys.meta_path.insert(0, Refuse())
+from kvlens.bench.gpu import __main__
+sys.argv = ["gpu", "--dry-run", "--out", {str(tmp_path)!r}, "--parts", "ceilings,ledger", "--contexts", "256", "--batches", "1"]
+sys.exit(__main__.main())"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert read(tmp_path / "gpu-dry-run.json").entries["ledger"].status == "done"
+
+
+# the page of the docs
+
+
+def test_the_docs_are_what_the_results_say() -> None:
+    results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert with_tables(text, page(results)) == text, "run python -m kvlens.bench.gpu.report --write docs/performance.md"
+    assert text.count(MARKS[0]) == 1
+
+
+def test_dry_runs_never_reach_the_docs(whole: Path) -> None:
+    result = read(whole)
+    assert "Nothing has been measured on a GPU yet" in page([result])
+    shown = page([replace(result, dry_run=False)])
+    assert "Nothing has been measured" not in shown
+    for word in ("achieved / floor", "share of it", "passed", "headline", "equal", "added"):
+        assert word in shown
+
+
+def test_parts_are_named_after_what_can_be_asked_for() -> None:
+    parts = run.all_parts(run.CONTEXTS, run.BATCHES)
+    assert all(isinstance(part, Part) and part.name.startswith(run.NAMES) for part in parts)
+    assert len({part.name for part in parts}) == len(parts)
+    assert ledger.PART in parts
