@@ -1,10 +1,11 @@
-"""Benchmarks: quality of the methods at equal budgets, and the papers' claims, as measured."""
+"""Benchmarks: quality of the methods at equal budgets, the papers' claims, and a GPU's times, as measured."""
 
 import streamlit as st
 
-from kvlens.ui import benchview, nav
+from kvlens.ui import benchview, gpubench, nav
 
 nav.enter()
 st.subheader("Benchmarks")
 benchview.show_quality()
 benchview.show_claims()
+gpubench.show_gpu()

@@ -1,0 +1,129 @@
+"""The Benchmarks page's part about GPUs: result files of `kvlens bench gpu`, each with its device and date. Dry runs are not shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.bench.gpu.floors import METHODS
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, Result, StepRow
+from kvlens.bench.gpu.schema import measured, read
+from kvlens.figures.gpu import kernel_shares, step_times, zero_copy
+from kvlens.ui.benchview import folder
+from kvlens.ui.widgets import error, plain
+
+Kind = TypeVar("Kind")
+
+
+def show_gpu() -> None:
+    """One device's ceilings, kernels and steps; a sentence where there is none."""
+    st.markdown("##### On a GPU")
+    results = _results()
+    if not results:
+        st.info("Nothing was measured on a GPU yet: run `kvlens bench gpu` on a machine with one.")
+        return
+    names = list(results)
+    name = st.selectbox("Device", names, key="gpu_device") if len(names) > 1 else names[0]
+    result = results[str(name)]
+    st.caption(plain(
+        f"{result.device.get('name')}, driver {result.device.get('driver')}, torch {result.versions.get('torch')}, "
+        f"measured {result.updated}; clocks as found: {result.device.get('clocks')}. {result.note}"
+    ))  # fmt: skip
+    if result.missing:
+        st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; run kvlens bench gpu again."))
+    _failures(result)
+    _ceilings(result)
+    _kernels(result)
+    _steps(result)
+    _headlines(result)
+
+
+def _results() -> dict[str, Result]:
+    """Device -> result, dry runs left out; a file that is none is one sentence."""
+    found = {}
+    for path in measured(folder()):
+        try:
+            result = read(path)
+        except ValueError as problem:
+            error(f"{str(problem)[0].upper()}{str(problem)[1:]}")
+            continue
+        if not result.dry_run:
+            found[str(result.device.get("name", path.stem))] = result
+    return found
+
+
+def rows(result: Result, kind: type[Kind], part: str = "") -> list[Kind]:
+    """All rows of a kind in the parts whose names begin with `part`."""
+    return [row for entry in result.entries.values() if entry.part.startswith(part) for row in entry.rows if isinstance(row, kind)]
+
+
+def _failures(result: Result) -> None:
+    for entry in result.entries.values():
+        if entry.status == "failed":
+            st.warning(plain(f"{entry.part}: {entry.reason or 'failed'}" + (f". Try: {entry.suggestion}." if entry.suggestion else "")))
+    checks: list[CheckRow | LedgerRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
+    wrong, done = [row.name for row in checks if not row.passed], len(checks)
+    if wrong:
+        error(f"{len(wrong)} of {done} checks failed on this device: {'; '.join(wrong)}.")
+    elif done:
+        st.caption(plain(f"All {done} checks of kernels, engine and ledger passed on this device."))
+
+
+def _ceilings(result: Result) -> None:
+    found = rows(result, CeilingRow)
+    if not found:
+        return
+    bus = [row for row in found if row.name != "device copy" and row.unit == "B/s"]
+    for row, column in zip([row for row in found if row not in bus], st.columns(2), strict=False):
+        value = f"{row.rate / 1e12:.2f} TB/s" if row.unit == "B/s" else f"{row.rate / 1e12:.0f} TFLOP/s"
+        column.metric(plain(row.name), value, help=row.setting)
+    st.plotly_chart(zero_copy(bus), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
+
+
+def _kernels(result: Result) -> None:
+    found = rows(result, KernelRow)
+    if any(row.share is not None for row in found):
+        st.plotly_chart(kernel_shares(found), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
+        st.caption("Blue reaches its aim of 80 %, orange does not, grey has none.")
+
+
+def _steps(result: Result) -> None:
+    found = rows(result, StepRow, "steps")
+    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
+    if not cells:
+        return
+    cell = st.segmented_control("Context and batch", list(cells), default=next(iter(cells)), key="gpu_cell", required=True)
+    context, batch = cells.get(str(cell), next(iter(cells.values())))
+    st.plotly_chart(step_times(found, context, batch), key="gpu_steps", alt="Time of one step by method against its floor")
+    st.caption(plain(f"{result.note} The floor counts bytes at the rates measured on this device."))
+    st.dataframe(_step_table([row for row in found if (row.context, row.batch) == (context, batch)]), hide_index=True)
+
+
+def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
+    def ms(value: float | None) -> float | None:
+        return None if value is None else round(1e3 * value, 3)
+
+    return pd.DataFrame([
+        {
+            "method": METHODS.get(row.method, row.method), "median (ms)": ms(row.median), "95th percentile (ms)": ms(row.p95),
+            "floor (ms)": ms(row.floor), "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall),
+            "over the bus per step (GB)": row.host_bytes / 1e9, "peak on the device (GB)": row.peak_bytes and row.peak_bytes / 1e9,
+            "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
+        }
+        for row in found
+    ])  # fmt: skip
+
+
+def _headlines(result: Result) -> None:
+    found: list[dict[str, Any]] = [
+        {"headline": row.name, "quantity": row.quantity, "paper": row.paper, "here": row.ours, "by the floor": row.floor, "at": row.where}
+        for row in rows(result, HeadlineRow)
+    ]
+    if found:
+        st.dataframe(pd.DataFrame(found), hide_index=True)
+        st.caption(
+            "By the floor: the ratio that bytes alone give at this shape. Shapes, devices and baselines of the papers are their own."
+        )

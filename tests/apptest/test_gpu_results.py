@@ -1,0 +1,98 @@
+"""The Benchmarks page on hand-made results of a GPU. Its figures are made up and belong to no device."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uiruns import Runs, Visit
+
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, Row, StepRow
+
+DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
+
+
+def step(method: str, context: int, median: float | None, reason: str | None = None) -> StepRow:
+    return StepRow(method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, {"miss": 0.3})
+
+
+def entry(part: str, *rows: Row, reason: str | None = None) -> Entry:
+    return Entry(part, "failed" if reason else "done", "s", "c", "2026-01-02", 1.0, rows, reason, "less" if reason else None)
+
+
+def result(*entries: Entry, dry_run: bool = False) -> dict[str, Any]:
+    return {
+        "format": 1, "dry_run": dry_run, "device": DEVICE, "versions": {"torch": "2"}, "note": "random weights.", "updated": "2026-01-02",
+        "missing": ["sweep 1 x 1"], "entries": {each.part: asdict(each) for each in entries},
+    }  # fmt: skip
+
+
+WHOLE = (
+    entry("ceilings", CeilingRow("device copy", "2 GiB", 1.0, 3e12, "B/s", 3e12), CeilingRow("bf16 matmul", "n", 1.0, 7e14, "FLOP/s", 7e14),
+          CeilingRow("zero-copy gather", "16 units, 8 CTAs", 1.0, 5e10, "B/s", 5e10)),
+    entry("checks", CheckRow("k1: output", 1e-3, 1e-2, True), CheckRow("k2 MaxQ", 0.5, 1e-2, False)),
+    entry("kernels", KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
+          KernelRow("flex_attention", "8192 tokens", None, 1.0, None, "device copy", None, None, "it failed")),
+    entry("steps 8192 x 1", step("full", 8192, 0.006), step("chess", 8192, None, "does not fit: needs 9 GB")),
+    entry("steps 32768 x 1", step("freekv", 32768, 0.0055)),
+    entry("sweep 32768 x 8", step("blocking", 32768, 0.009)),
+    entry("ledger", LedgerRow("copies", 1, 1, 1, "profiler", True)),
+    entry("headlines", HeadlineRow("CHESS against FullKV at 32K", "step time", 4.56, None, 1.28, "x", False)),
+    entry("recording", reason="The device ran out of memory: x"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
+    app = visit(runs.folder, "benchmarks")
+    said = " ".join(box.value for box in app.caption).replace("\\", "")
+    assert "Made Up 9000, driver 1.2, torch 2, measured 2026-01-02; clocks as found: SM 1 MHz" in said
+    assert "random weights" in said
+    assert [metric.value for metric in app.metric] == ["3.00 TB/s", "700 TFLOP/s"]
+    assert app.error[0].value.replace("\\", "") == "1 of 3 checks failed on this device: k2 MaxQ."
+    warned = " ".join(box.value for box in app.warning).replace("\\", "")
+    assert "sweep 1 x 1" in warned
+    assert "recording: The device ran out of memory: x. Try: less." in warned
+    table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
+    assert list(table["method"]) == ["FullKV", "CHESS"]
+    assert table["notes"][1] == "does not fit: needs 9 GB"
+
+
+def test_another_cell_can_be_chosen(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
+    app = visit(runs.folder, "benchmarks")
+    app.button_group(key="gpu_cell").set_value("32K x 1").run()
+    assert not app.exception
+    table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
+    assert list(table["method"]) == ["FreeKV"]
+
+
+def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-dry-run.json").write_text(json.dumps(result(*WHOLE, dry_run=True)))
+    app = visit(runs.folder, "benchmarks")
+    assert not app.metric
+    assert "kvlens bench gpu" in app.info[-1].value
+
+
+def test_an_interrupted_sitting_is_shown_as_far_as_it_went(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(WHOLE[0])))
+    app = visit(runs.folder, "benchmarks")
+    assert len(app.metric) == 2
+    assert not app.error
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", "{}", json.dumps({**result(), "entries": {"steps": {"part": 1}}})])
+def test_a_damaged_file_is_one_sentence(visit: Visit, runs: Runs, results: Path, text: str) -> None:
+    (results / "gpu-x.json").write_text(text)
+    app = visit(runs.folder, "benchmarks")
+    assert len(app.error) == 1
+    assert "measure it again" in app.error[0].value
