@@ -1,7 +1,7 @@
 """Runs a prompt through a model under a method: chunked prefill with surprisal, then an explicit decode loop, free or forced.
 
 Prefill covers the prompt without its last token; step 0 feeds that token, so every generated token comes out of a decode step
-under the method.
+under the method. Methods may ask to see that token's query, key and value before (`Method.peeks`).
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ class Engine:
 
     @torch.inference_mode()
     def read(self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128) -> ReadPrompt:
-        """Prefill once for many runs: keeps copies of keys, values and the last `queries` queries. A method that watches the prompt
-        go by (`prefill_layer`) cannot use it."""
+        """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees, whatever the
+        methods will ask for. A method that watches the prompt go by (`prefill_layer`) cannot use it."""
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
-        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries)
+        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, peeks=True)
         try:
             surprisal = prefill(self.loaded, prompt, session, SessionCache(session, self.loaded.shape.layers), prefill_chunk)
             return ReadPrompt(prompt.ids, *session.read(), surprisal)
@@ -184,7 +184,7 @@ class _Run:
                 lambda done, total: self.progress("prefill", done, total), self._check,
             )  # fmt: skip
         else:
-            session.adopt(read.keys, read.values, read.last_queries)
+            session.adopt(read.keys, read.values, read.last_queries, read.peeked)
             surprisal = read.surprisal
         n = len(self.prompt.ids) - 1
         prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None

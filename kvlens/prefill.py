@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.attention import SessionCache
+from kvlens.methods.base import Peeked
 from kvlens.models import LoadedModel
 from kvlens.prompts import Prompt
 from kvlens.session import Session
@@ -23,6 +24,8 @@ class ReadPrompt:
     values: torch.Tensor
     last_queries: torch.Tensor
     """[L, Hq, w, D], of the last w positions"""
+    peeked: Peeked
+    """of the token after them, the prompt's last"""
     surprisal: torch.Tensor
     """float32 [tokens of the prompt], nats, NaN at position 0"""
 
@@ -32,6 +35,7 @@ def prefill(
     progress: Callable[[int, int], None] = lambda done, total: None, check: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:  # fmt: skip
     """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of every token.
+    Where the session peeks, the last token follows without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """
@@ -51,4 +55,8 @@ def prefill(
             logits = loaded.model(input_ids=part, past_key_values=cache, use_cache=True).logits
             parts.append(torch.nn.functional.cross_entropy(logits[0].float(), targets, reduction="none"))
         progress(first + part.shape[1], n)
+    if session.peeks:
+        check()
+        with session.peeking():
+            loaded.model.base_model(input_ids=ids[:, n:], past_key_values=cache, use_cache=True)
     return torch.cat(parts)

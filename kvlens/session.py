@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
 from kvlens.kernels.attend import decode_attention, prefill_attention
 from kvlens.memory import Memory, Selection
-from kvlens.methods.base import Method, Prefilled, RunContext, StepEnd
+from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 
@@ -19,23 +21,29 @@ class LayerObserver(Protocol):
 
 
 class Session:
-    """Owns the memory and the method of a run. Phases: prefill, then decode after `finish_prefill`.
+    """Owns the memory and the method of a run. Phases: prefill, `peeking` where `peeks`, then decode after `finish_prefill`.
 
     During decode exactly one token goes through the model per `begin_step`.
     """
 
-    def __init__(self, method: type[Method], params: object, context: RunContext, queries: int | None = None) -> None:
-        """queries: how many of the last prompt queries to keep; None: as many as the method observes."""
+    def __init__(
+        self, method: type[Method], params: object, context: RunContext, queries: int | None = None, peeks: bool | None = None
+    ) -> None:
+        """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether the last prompt
+        token is to be seen before it is fed; None: as the method says."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, context)
         self.memory = Memory(context.shape, context.dtype, context.device, context.prompt_tokens)
         self.observer: LayerObserver | None = None
         self.decoding = False
+        self.peeks = method.peeks if peeks is None else peeks
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self._wanted = self.method.observed_queries if queries is None else queries
         self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
+        self._peek: list[list[torch.Tensor]] | None = None
+        self._peeked: Peeked | None = None
         self._position = context.prompt_tokens - 1
 
     # ------------------------------------------------------------------------------------------------------ called by the seam
@@ -48,7 +56,9 @@ class Session:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
-        if self.decoding:
+        if self._peek is not None:
+            self._peek[layer] = [keys.clone(), values.clone()]
+        elif self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
         else:
             assert self.memory.prompt is not None
@@ -56,6 +66,8 @@ class Session:
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, m, D] -> attention output of the same shape."""
+        if self._peek is not None:
+            return self._attend_peeked(self._peek[layer], layer, q, scaling)
         if not self.decoding:
             return self._prefill(layer, q, scaling)
         memory = self.memory
@@ -85,13 +97,38 @@ class Session:
             self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
         return prefill_attention(q, keys, values, scaling)
 
-    # ---------------------------------------------------------------------------------------------------- called by the engine
-    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put through."""
+    def _attend_peeked(self, seen: list[torch.Tensor], layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
         assert self.memory.prompt is not None
-        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), torch.stack(self._queries)
+        keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self.memory.prompt.view(layer), seen, strict=True))
+        seen.append(q[0].clone())
+        return decode_attention(q, keys, values, None, scaling)
 
-    def adopt(self, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor) -> None:
+    # ---------------------------------------------------------------------------------------------------- called by the engine
+    @contextmanager
+    def peeking(self) -> Iterator[None]:
+        """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the prompt and itself;
+        its query, key and value are kept for `finish_prefill`, and nothing else changes."""
+        self._peek = [[] for _ in range(self.shape.layers)]
+        try:
+            yield
+            keys, values, queries = (torch.stack(parts) for parts in zip(*self._peek, strict=True))
+            self._hold_peeked(Peeked(queries, keys, values))
+        finally:
+            self._peek = None
+
+    def _hold_peeked(self, peeked: Peeked) -> None:
+        self._peeked = peeked
+        self.memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
+
+    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked]:
+        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put through, and what was
+        seen of its last token."""
+        assert self.memory.prompt is not None
+        assert self._peeked is not None
+        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), torch.stack(self._queries), self._peeked
+
+    def adopt(self, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor, peeked: Peeked) -> None:
         """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method had to see it."""
         if type(self.method).prefill_layer is not Method.prefill_layer:
             raise ValueError(f"{self.method.name} watches the prompt while it is read: it cannot take one that was read before.")
@@ -101,6 +138,8 @@ class Session:
             self.memory.prompt.append(layer, keys[layer], values[layer])
             if self._wanted:
                 self._queries[layer] = queries[layer, :, -self._wanted :]
+        if self.peeks:
+            self._hold_peeked(peeked)
 
     def finish_prefill(self, surprisal: torch.Tensor) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position 0.
@@ -109,9 +148,13 @@ class Session:
         """
         memory, limit = self.memory, self.context.budget_bytes
         assert memory.prompt is not None
+        assert not self.peeks or self._peeked is not None, f"{self.method.name} peeks, and the last prompt token was not put through"
         queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
-        layout, placement = self.method.prefill_end(Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries))
-        self._queries = []
+        prompt = Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries, self._peeked)
+        layout, placement = self.method.prefill_end(prompt)
+        del prompt
+        self._queries, self._peeked = [], None
+        memory.account.release("peeked")
         memory.lay_out(layout)
         self.hold_method()
         memory.place_prompt(placement)

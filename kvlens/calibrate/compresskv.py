@@ -18,7 +18,7 @@ from kvlens.calibrate.provenance import provenance, save
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine import Engine
 from kvlens.methods.compresskv_heads import chosen
-from kvlens.methods.compresskv_select import best, token_scores
+from kvlens.methods.compresskv_select import best, prompt_scores
 from kvlens.models import LoadedModel
 from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt, PromptText, tokenize
@@ -36,6 +36,7 @@ class Settings:
     recall: float = 0.5
     """a trial counts when more than this share of the answer's words (ROUGE-1 recall) came out"""
     window: int = 8
+    """last prompt tokens, the very last included"""
     kernel: int = 5
     top_heads: int = 4
     epsilon: float = 1e-6
@@ -163,15 +164,15 @@ def calibrate(
 
 
 def minimal_cache(read: ReadPrompt, heads: Sequence[Sequence[int]], group: int, settings: Settings) -> list[torch.Tensor]:
-    """Positions left per layer when `minimal` prompt tokens are kept, chosen as a run chooses them."""
+    """Positions left per layer of those that prefill covered, when `minimal` prompt tokens are kept, chosen as a run chooses them. The
+    last prompt token is one of them; step 0 feeds it."""
     n = read.keys.shape[2]
-    window = min(settings.window, n)
+    inside = min(settings.window, n + 1) - 1
     kept = []
     for layer, of in enumerate(heads):
-        index = torch.tensor(of, device=read.keys.device)
-        scores = token_scores(read.last_queries[layer, index, -window:], read.keys[layer, index // group], settings.kernel)
-        first = best(scores, max(0, min(settings.minimal, n) - window))
-        kept.append(torch.cat([first, torch.arange(n - window, n, device=first.device)]))
+        scores = prompt_scores(read, layer, of, group, inside, read.peeked, settings.kernel)
+        first = best(scores, max(0, min(settings.minimal, n + 1) - 1 - inside))
+        kept.append(torch.cat([first, torch.arange(n - inside, n, device=first.device)]))
     return kept
 
 

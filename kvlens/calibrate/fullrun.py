@@ -43,7 +43,7 @@ def watch(engine: Engine, prompt: Prompt, read: ReadPrompt, max_new: int, watche
     session = Session(FullKV, FullKV.Parameters(), engine.context(prompt, None, Options(max_new=max_new)))
     cache = SessionCache(session, loaded.shape.layers)
     try:
-        session.adopt(read.keys, read.values, read.last_queries)
+        session.adopt(read.keys, read.values, read.last_queries, read.peeked)
         session.finish_prefill(read.surprisal[: len(prompt.ids) - 1])
         session.observer = _Observer(session, watcher)
         ids = [prompt.ids[-1]]

@@ -61,6 +61,17 @@ class RunContext:
     """the model's rotary embedding; None: it has none that could be taken back"""
 
 
+@dataclass(frozen=True)
+class Peeked:
+    """The last prompt token under full attention over the prompt and itself, seen once before step 0 feeds it. Post-RoPE."""
+
+    queries: torch.Tensor
+    """[L, Hq, 1, D]"""
+    keys: torch.Tensor
+    """[L, H_kv, 1, D]"""
+    values: torch.Tensor
+
+
 @dataclass
 class Prefilled:
     """The prompt when prefill has ended."""
@@ -71,7 +82,9 @@ class Prefilled:
     """[L, H_kv, n, D], post-RoPE"""
     values: torch.Tensor
     last_queries: torch.Tensor
-    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions"""
+    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions that prefill covered"""
+    peeked: Peeked | None = None
+    """None: the method does not peek"""
 
 
 @dataclass(frozen=True)
@@ -145,6 +158,8 @@ class Method(ABC):
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
+    peeks: ClassVar[bool] = False
+    """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0 feeds that token"""
     journal_names: ClassVar[dict[str, str]] = {}
     """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are indexed"""
 

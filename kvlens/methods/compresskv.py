@@ -35,6 +35,7 @@ class CompressKV(Method):
     presets = PRESETS
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
     observed_queries = OBSERVED
+    peeks = True
     journal_names = {  # noqa: RUF012
         "srh_score": "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by query head; per layer",
         "srh_chance": "semantic retrieval score of a head that would attend all tokens alike, mean over trials; one number",
@@ -51,18 +52,21 @@ class CompressKV(Method):
     def __init__(self, params: CompressKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
         self._calibration = load(params, context.shape, context.model_name)
+        self._last = int(params.peek)
+        """prompt tokens that prefill does not cover and that count as the prompt's: the one that step 0 feeds, or none"""
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        least = min(params.tokens or params.floor, prompt_tokens)
-        return budget.layout([least] * shape.layers, params.window, prompt_tokens, max_new, params.page).bytes(shape)
+        last = int(params.peek)
+        least = min(params.tokens or params.floor, prompt_tokens + last)
+        return budget.layout([least] * shape.layers, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
 
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         context, p = self.context, self.params
         n, page = context.prompt_tokens, p.page
         self.refuse_below(self.floor_bytes(p, context.shape, n, context.max_new))
         tokens = self._layer_tokens()
-        layout = budget.layout(tokens, p.window, n, context.max_new, page)
+        layout = budget.layout(tokens, p.window, n, context.max_new, page, self._last)
         self._note_calibration(tokens)
         kept = self._select(prompt, tokens, layout.window_from)
         return layout, self._place(kept, layout.window_from)
@@ -71,14 +75,14 @@ class CompressKV(Method):
     def _layer_tokens(self) -> list[int]:
         """Prompt tokens every layer keeps, window included."""
         context, p, shape = self.context, self.params, self.context.shape
-        n, layers = context.prompt_tokens, shape.layers
+        n, layers = context.prompt_tokens + self._last, shape.layers
         floor = min(p.floor, n)
         if p.tokens:
             total = layers * min(p.tokens, n)
         elif context.budget_bytes is None:
             total = layers * n
         else:
-            total = budget.affordable(context.budget_bytes, shape, floor, n, context.max_new, p.page)
+            total = budget.affordable(context.budget_bytes, shape, floor, context.prompt_tokens, context.max_new, p.page, self._last)
         if p.layers == "equal" or self._calibration is None:
             return [total // layers + (layer < total % layers) for layer in range(layers)]
         most = max(budget.ceiling_of(total, layers, p.ceiling, n), floor)
@@ -86,26 +90,25 @@ class CompressKV(Method):
 
     # --------------------------------------------------------------------------------------------------------------------- which
     def _select(self, prompt: Prefilled, tokens: list[int], window_from: int) -> list[torch.Tensor]:
-        """Kept positions before `window_from`, per layer, ascending."""
+        """Kept positions before `window_from`, per layer, ascending. tokens: as `_layer_tokens`."""
         import torch
 
         from kvlens.methods import compresskv_select
 
         context, p, group = self.context, self.params, self.context.shape.group
-        n, device = context.prompt_tokens, prompt.keys.device
+        n, whole, device = context.prompt_tokens, context.prompt_tokens + self._last, prompt.keys.device
+        peeked = prompt.peeked if p.peek else None
         kept = []
         for layer in range(context.shape.layers):
-            heads = self._selectors(layer)
-            if window_from < n:
-                of = torch.tensor(heads, device=device)
-                queries = prompt.last_queries[layer, of, -(n - window_from) :]
-                scores = compresskv_select.token_scores(queries, prompt.keys[layer, of // group], p.kernel)
-                here = compresskv_select.best(scores, tokens[layer] - (n - window_from))
-                self.note("token_score", torch.cat([scores, scores.new_full((n - window_from,), torch.nan)]), layer)
+            if min(tokens) < whole:
+                heads = self._selectors(layer)
+                scores = compresskv_select.prompt_scores(prompt, layer, heads, group, n - window_from, peeked, p.kernel)
+                here = compresskv_select.best(scores, tokens[layer] - (whole - window_from))
+                self.note("token_score", torch.cat([scores, scores.new_full((whole - window_from,), torch.nan)]), layer)
             else:
                 here = torch.arange(n, device=device)
             kept.append(here)
-            mask = torch.zeros(n, device=device)
+            mask = torch.zeros(whole, device=device)
             mask[here] = 1.0
             mask[window_from:] = 1.0
             self.note("kept_tokens", mask, layer)

@@ -38,18 +38,21 @@ def ceiling_of(total: int, layers: int, ceiling: float, prompt_tokens: int) -> i
     return min(math.ceil(ceiling * total / layers), prompt_tokens)
 
 
-def layout(tokens: Sequence[int], window: int, prompt_tokens: int, max_new: int, page: int) -> Layout:
+def layout(tokens: Sequence[int], window: int, prompt_tokens: int, max_new: int, page: int, last: int) -> Layout:
     """Layout of layers that keep `tokens` of the prompt, the last `window` of them in the window zone with everything decoded.
 
-    When every layer keeps the whole prompt it is FullKV's: all of the prompt in the kept zone.
+    prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in `tokens` and
+    `window`, else 0; its slot is in either case the first of the `max_new`. When every layer keeps the whole prompt the layout is
+    FullKV's: all that prefill covered in the kept zone.
     """
-    inside = 0 if min(tokens) >= prompt_tokens else min(window, prompt_tokens)
-    zones = tuple(Zones(kept - inside, 0, 0, inside + max_new) for kept in tokens)
+    whole = prompt_tokens + last
+    inside = 0 if min(tokens) >= whole else max(min(window, whole) - last, 0)
+    zones = tuple(Zones(kept - last - inside, 0, 0, inside + max_new) for kept in tokens)
     return Layout(zones, -(-prompt_tokens // page) + 1, window_from=prompt_tokens - inside)
 
 
-def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_new: int, page: int) -> int:
-    """Prompt tokens of all layers together that `budget` bytes hold, at least `floor` per layer."""
-    least = layout([floor] * shape.layers, 0, prompt_tokens, max_new, page).bytes(shape)
+def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_new: int, page: int, last: int) -> int:
+    """Prompt tokens of all layers together that `budget` bytes hold, at least `floor` per layer; `last` as in `layout`."""
+    least = layout([floor] * shape.layers, 0, prompt_tokens, max_new, page, last).bytes(shape)
     token = shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
-    return min(shape.layers * floor + (budget - least) // token, shape.layers * prompt_tokens)
+    return min(shape.layers * floor + (budget - least) // token, shape.layers * (prompt_tokens + last))

@@ -17,6 +17,9 @@ class CompressKVParameters:
     """Lengths are in tokens. Defaults are the paper's (sec. 4, implementation details) unless marked ours."""
 
     window: int = param(8, "last prompt tokens: their queries score the others, and they are kept themselves", symbol="window_size")
+    peek: bool = param(
+        True, "the very last prompt token, which step 0 feeds, is the last of the window; off: the window ends with the token before it"
+    )
     kernel: int = param(5, "positions over which a head's scores are averaged", symbol="kernel_size")
     top_heads: int = param(4, "semantic retrieval heads per layer that choose the tokens", symbol="k (sec. 3.3)")
     floor: int = param(32, "fewest prompt tokens a layer keeps, window included", symbol="m")

@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
+
+from kvlens.methods.base import Peeked
+
+
+class Observed(Protocol):
+    """A prompt after prefill: its keys [L, H_kv, n, D] and last queries [L, Hq, w, D]."""
+
+    @property
+    def keys(self) -> torch.Tensor: ...
+    @property
+    def last_queries(self) -> torch.Tensor: ...
+
+
+def prompt_scores(prompt: Observed, layer: int, heads: Sequence[int], group: int, inside: int, peeked: Peeked | None,
+                  kernel: int) -> torch.Tensor:  # fmt: skip
+    """`token_scores` of one layer by its query heads `heads`: the window is the last `inside` tokens that prefill covered and, unless
+    it is None, the peeked one after them -> float32 [n - inside], n without the peeked token."""
+    of = torch.tensor(heads, device=prompt.keys.device)
+    queries, keys = prompt.last_queries[layer, of, prompt.last_queries.shape[2] - inside :], prompt.keys[layer, of // group]
+    if peeked is not None:
+        queries, keys = torch.cat([queries, peeked.queries[layer, of]], 1), torch.cat([keys, peeked.keys[layer, of // group]], 1)
+    return token_scores(queries, keys, kernel)
 
 
 def token_scores(queries: torch.Tensor, keys: torch.Tensor, kernel: int) -> torch.Tensor:

@@ -27,7 +27,7 @@ def made(demo: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dic
     folder = tmp_path_factory.mktemp("compresskv-runs")
     prompt, _ = task_prompt(demo, "needle", 512, seed=1)
     uids = {}
-    bare = {"heads": "all", "layers": "equal"}
+    bare = {"heads": "all", "layers": "equal", "peek": False}
     for name, budget, overrides in (("calibrated", "0.25", {}), ("bare", "0.25", bare), ("whole", "1.0", {})):
         request = RunRequest(method="compresskv", budget=budget, max_new=6, overrides=overrides)
         uids[name] = carry_out(request, prompt.source, folder, lambda *args: None, lambda: False)[0]
@@ -42,6 +42,7 @@ def test_calibrated_run_shows_heads_budgets_and_tokens(visit: Visit, made: tuple
     assert "heads=srh, at most 4 per layer" in text
     assert "A head that attends every token alike would score" in text
     assert "tokens the layers kept L0:" in text
+    assert "The last prompt token belongs to the window" in text
     app.radio[0].set_value("raw").run()
     assert not app.exception
     assert "share of the answer copied" in words(app)
@@ -57,6 +58,7 @@ def test_a_run_without_calibration_says_what_was_not_recorded(visit: Visit, made
     assert "Head scores were not recorded: this run used no calibration" in text
     assert "the same for every layer (layers=equal)" in text
     assert "Layer errors were not recorded" in text
+    assert "counts it neither in the window nor among the tokens kept (peek=false)" in text
     assert len(charts(app)) == 3
 
 

@@ -28,6 +28,7 @@ from kvlens.shape import KVShape
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)
 PARAMS = CompressKVParameters(window=4, kernel=5, top_heads=3, floor=6, tokens=16, page=8)
 UNCALIBRATED = CompressKVParameters(window=4, floor=6, heads="all", layers="equal", page=8)
+BEFORE = dataclasses.replace(UNCALIBRATED, peek=False)
 
 
 def write_calibration(path: Path, shape: KVShape, seed: int = 0, **changes: Any) -> tuple[str, dict[str, Any]]:
@@ -45,39 +46,48 @@ def write_calibration(path: Path, shape: KVShape, seed: int = 0, **changes: Any)
 
 
 class Trial:
-    """A session driven by hand with a random prompt; keeps all keys and values beside it."""
+    """A session driven by hand with a random prompt of n tokens and a last one; keeps all keys and values beside it."""
 
     def __init__(
         self, params: CompressKVParameters, n: int, limit: int | None = None, shape: KVShape = SHAPE, max_new: int = 4, seed: int = 0
     ):
         rng = np.random.default_rng(seed)
         self.rng, self.shape, self.n = rng, shape, n
+        self.ask: np.ndarray | None = None
+        """the query [L, H, D] of the steps; None: random"""
         full = shape.full_kv_bytes(n + max_new)
         context = RunContext(shape, n, max_new, limit, full, seed, "tiny", torch.float32, torch.device("cpu"))
         self.session = Session(CompressKV, params, context)
-        self.keys, self.values = rng.standard_normal((2, shape.layers, shape.kv_heads, n, shape.head_dim)) * 1.5
-        self.queries = rng.standard_normal((shape.layers, shape.q_heads, n, shape.head_dim)) * 1.5
+        self.keys, self.values = rng.standard_normal((2, shape.layers, shape.kv_heads, n + 1, shape.head_dim)) * 1.5
+        self.queries = rng.standard_normal((shape.layers, shape.q_heads, n + 1, shape.head_dim)) * 1.5
 
     def prefill(self) -> Trial:
-        for layer in range(self.shape.layers):
-            self.session.write(layer, tensor(self.keys[layer]), tensor(self.values[layer]))
-            self.session.attend(layer, tensor(self.queries[layer])[None], self.shape.head_dim**-0.5)
+        self._put(slice(0, self.n))
+        with self.session.peeking():
+            self._put(slice(self.n, self.n + 1))
         self.session.finish_prefill(torch.zeros(self.n))
         self.journal = self.session.method.drain_journal()
         return self
 
-    def step(self, step: int, q: np.ndarray | None = None, k: np.ndarray | None = None) -> np.ndarray:
-        """A decode step of a random token -> outputs [L, H, D]; what went in is appended to keys and values."""
+    def _put(self, at: slice) -> None:
+        for layer in range(self.shape.layers):
+            self.session.write(layer, tensor(self.keys[layer][:, at]), tensor(self.values[layer][:, at]))
+            self.session.attend(layer, tensor(self.queries[layer][:, at])[None], self.shape.head_dim**-0.5)
+
+    def step(self, step: int) -> np.ndarray:
+        """A decode step -> outputs [L, H, D]. Step 0 feeds the last prompt token, the others a random one, which is appended to keys and
+        values. The query of step 0 is another than the one that was peeked, as it is when a method has changed the layers below."""
         shape, rng = self.shape, self.rng
         self.session.begin_step(step, None)
-        new_k, new_v = rng.standard_normal((2, shape.layers, shape.kv_heads, 1, shape.head_dim))
-        new_k = new_k if k is None else k
-        self.q = rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim)) * 1.5 if q is None else q
+        if step:
+            new = rng.standard_normal((2, shape.layers, shape.kv_heads, 1, shape.head_dim))
+            self.keys, self.values = (np.concatenate([old, x], 2) for old, x in zip((self.keys, self.values), new, strict=True))
+        new_k, new_v = self.keys[:, :, self.n + step, None], self.values[:, :, self.n + step, None]
+        self.q = rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim)) * 1.5 if self.ask is None else self.ask
         out = []
         for layer in range(shape.layers):
             self.session.write(layer, tensor(new_k[layer]), tensor(new_v[layer]))
             out.append(self.session.attend(layer, tensor(self.q[layer])[None, :, None], shape.head_dim**-0.5)[0, :, 0].numpy())
-        self.keys, self.values = np.concatenate([self.keys, new_k], 2), np.concatenate([self.values, new_v], 2)
         return np.stack(out)
 
     def kept(self, layer: int) -> list[list[int]]:
@@ -94,55 +104,81 @@ def tensor(x: np.ndarray) -> torch.Tensor:
 
 
 def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
-    """One layer, two query heads on one KV head, D = 2, seven prompt tokens, window 2, kernel 3, five tokens kept.
+    """One layer, two query heads on one KV head, D = 2, seven prompt tokens, the last of them peeked, window 2, kernel 3, five tokens kept.
 
     Head 1 has the higher score and chooses. Its queries are (sqrt 2 ln 8, 0), the key of token 2 is (1, 0), that of token 4 (0, 1), all
     others (0, 0): after scaling, token 2 weighs 8 and every other 1. Position 5 sees six tokens (sum 13), position 6 seven (sum 14). With
     a = 1/13 + 1/14 the tokens before the window receive a, a, 8a, a, a; averaged over three neighbours (zeros outside):
-    2a/3, 10a/3, 10a/3, 10a/3, 2a/3. So 1, 2, 3 and the window 5, 6 stay. Head 0 would have chosen token 4, and does not get it.
-    Of page 0..3 three tokens of four are left (partial), of page 4 none (evicted).
+    2a/3, 10a/3, 10a/3, 10a/3, 2a/3. So 1, 2, 3 and the window 5, 6 stay, 6 when step 0 feeds it. Head 0 would have chosen token 4, and
+    does not get it. Of page 0..3 three tokens of four are left (partial), of page 4 none (evicted).
     """
     shape = KVShape(1, 2, 1, 2, 4)
     scores = {kind: [[0.1, 0.9]] for kind in ("srh", "srh_code", "trh", "trh_topk")}
     path, _ = write_calibration(tmp_path / "c.json", shape, scores=scores)
     params = CompressKVParameters(window=2, kernel=3, top_heads=1, floor=2, tokens=5, page=4, calibration=path)
-    trial = Trial(params, 7, shape=shape)
+    trial = Trial(params, 6, shape=shape)
     trial.keys[:] = 0
     trial.keys[0, 0, 2], trial.keys[0, 0, 4] = (1, 0), (0, 1)
     up = math.sqrt(2) * math.log(8)
     trial.queries[0, 0], trial.queries[0, 1] = (0, up), (up, 0)
     trial.prefill()
-    assert trial.kept(0) == [[1, 2, 3, 5, 6]]
+    assert trial.kept(0) == [[1, 2, 3, 5]]
     a = 1 / 13 + 1 / 14
     np.testing.assert_allclose(trial.noted("token_score")[0], [2 * a / 3, *[10 * a / 3] * 3, 2 * a / 3, np.nan, np.nan], rtol=1e-5)
     assert trial.noted("selector")[0].tolist() == [0, 1]
     assert trial.noted("kept_tokens")[0].tolist() == [0, 1, 1, 1, 0, 1, 1]
     rows = trial.session.memory.spans.rows[1:]
     assert [(row.tok_start, row.tok_end, row.state) for row in rows] == [(0, 4, "partial"), (4, 5, "evicted")]
-    out = trial.step(0, q=np.array([[[0, up], [up, 0]]]), k=np.zeros((1, 1, 1, 2)))
+    trial.ask = np.array([[[0, up], [up, 0]]])
+    out = trial.step(0)
+    assert trial.kept(0) == [[1, 2, 3, 5, 6]]
     v = trial.values[0, 0]
-    np.testing.assert_allclose(out[0, 0], v[[1, 2, 3, 5, 6, 7]].mean(0), atol=1e-6)  # token 4 is gone: nothing else stands out
-    np.testing.assert_allclose(out[0, 1], (8 * v[2] + v[[1, 3, 5, 6, 7]].sum(0)) / 13, atol=1e-6)
+    np.testing.assert_allclose(out[0, 0], v[[1, 2, 3, 5, 6]].mean(0), atol=1e-6)  # token 4 is gone: nothing else stands out
+    np.testing.assert_allclose(out[0, 1], (8 * v[2] + v[[1, 3, 5, 6]].sum(0)) / 12, atol=1e-6)
 
 
+def test_the_last_prompt_token_decides_when_only_it_looks() -> None:
+    """One layer, one head, D = 1, eight tokens, window 3, kernel 1, four kept: one besides the window. Only the last prompt token has a
+    query that is not 0; it attends token 2 (ln 64 against 0: weight 64 / 71), the others attend all alike. With it in the window token 2
+    stays; without it the window is 4, 5, 6, all scores before it are equal, and the first token stays."""
+    shape = KVShape(1, 1, 1, 1, 4)
+    for peek, kept in ((True, [2, 5, 6, 7]), (False, [0, 4, 5, 6, 7])):
+        params = CompressKVParameters(window=3, kernel=1, floor=3, tokens=4, heads="all", layers="equal", page=4, peek=peek)
+        trial = Trial(params, 7, shape=shape)
+        trial.keys[:], trial.queries[:] = 0, 0
+        trial.keys[0, 0, 2], trial.queries[0, 0, 7] = 1, math.log(64)
+        trial.prefill()
+        if peek:
+            at = 1 / 6 + 1 / 7
+            np.testing.assert_allclose(trial.noted("token_score")[0][:3], [at + 1 / 71, at + 1 / 71, at + 64 / 71], rtol=1e-5)
+        trial.step(0)
+        assert trial.kept(0) == [kept]
+
+
+@pytest.mark.parametrize("peek", [True, False])
 @pytest.mark.parametrize("heads", ["srh", "trh", "all"])
 @pytest.mark.parametrize(("n", "tokens", "kernel"), [(60, 16, 5), (41, 12, 3), (33, 30, 7), (25, 40, 5)])
-def test_equals_the_reference_over_steps(tmp_path: Path, heads: str, n: int, tokens: int, kernel: int) -> None:
+def test_equals_the_reference_over_steps(tmp_path: Path, heads: str, n: int, tokens: int, kernel: int, peek: bool) -> None:
+    """The prompt has n + 1 tokens; without peeking the reference is given the first n of them as the prompt."""
     path, figures = write_calibration(tmp_path / "c.json", SHAPE, seed=n)
-    params = dataclasses.replace(PARAMS, tokens=tokens, kernel=kernel, heads=heads, calibration=path)
+    params = dataclasses.replace(PARAMS, tokens=tokens, kernel=kernel, heads=heads, calibration=path, peek=peek)
     trial = Trial(params, n, seed=n).prefill()
-    budgets = reference.layer_tokens(figures["layer_error"], tokens, params.floor, params.ceiling, n)
+    prompt = n + peek
+    budgets = reference.layer_tokens(figures["layer_error"], tokens, params.floor, params.ceiling, prompt)
     assert trial.noted("layer_budget_tokens")[0].tolist() == budgets
     kept = []
     for layer in range(SHAPE.layers):
         scores = figures["scores"].get(heads, [[]] * SHAPE.layers)[layer]
         of = sorted(range(SHAPE.q_heads), key=lambda h: -scores[h])[:3] if scores else list(range(SHAPE.q_heads))
-        kept.append(reference.keep(trial.keys[layer], trial.queries[layer], of, budgets[layer], 4, kernel))
-        assert trial.kept(layer) == [kept[layer]] * SHAPE.kv_heads
+        here = slice(0, prompt)
+        kept.append(reference.keep(trial.keys[layer][:, here], trial.queries[layer][:, here], of, budgets[layer], 4, kernel))
+        assert len(kept[layer]) == budgets[layer]
+        assert np.flatnonzero(trial.noted("kept_tokens")[layer]).tolist() == kept[layer]
+        assert trial.kept(layer) == [[p for p in kept[layer] if p < n]] * SHAPE.kv_heads
     for step in range(4):
         out = trial.step(step)
         for layer in range(SHAPE.layers):
-            use = kept[layer] + list(range(n, n + step + 1))
+            use = sorted({*kept[layer], *range(n, n + step + 1)})
             expected = reference.attend(trial.q[layer], trial.keys[layer], trial.values[layer], use)
             np.testing.assert_allclose(out[layer], expected, atol=2e-5)
 
@@ -172,16 +208,32 @@ def test_allocation_adds_up_and_favours_errors(data: st.DataObject) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(n=st.integers(1, 300), floor=st.integers(1, 40), extra=st.integers(0, 200_000), max_new=st.integers(1, 30), page=st.integers(1, 32))
-def test_the_byte_budget_is_used_to_the_last_token(n: int, floor: int, extra: int, max_new: int, page: int) -> None:
-    floor = min(floor, n)
-    least = budget.layout([floor] * SHAPE.layers, 1, n, max_new, page).bytes(SHAPE)
-    total = budget.affordable(least + extra, SHAPE, floor, n, max_new, page)
+@given(
+    n=st.integers(1, 300), floor=st.integers(1, 40), extra=st.integers(0, 200_000), max_new=st.integers(1, 30), page=st.integers(1, 32),
+    last=st.integers(0, 1),
+)  # fmt: skip
+def test_the_byte_budget_is_used_to_the_last_token(n: int, floor: int, extra: int, max_new: int, page: int, last: int) -> None:
+    floor = min(floor, n + last)
+    least = budget.layout([floor] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
+    total = budget.affordable(least + extra, SHAPE, floor, n, max_new, page, last)
     tokens = [total // 3 + (i < total % 3) for i in range(3)]
-    used = budget.layout(tokens, 1, n, max_new, page).bytes(SHAPE)
+    used = budget.layout(tokens, 1, n, max_new, page, last).bytes(SHAPE)
     token = SHAPE.kv_heads * (SHAPE.head_token_bytes + 9)
     assert used <= least + extra
-    assert total == 3 * n or least + extra - used < token
+    assert total == 3 * (n + last) or least + extra - used < token
+
+
+@settings(max_examples=200, deadline=None)
+@given(n=st.integers(1, 60), tokens=st.integers(1, 70), window=st.integers(1, 30), max_new=st.integers(1, 9), last=st.integers(0, 1))
+def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_new: int, last: int) -> None:
+    """Kept, window and the slot of step 0 make up the tokens kept of the prompt, the last one not twice; decoded tokens come on top."""
+    tokens = min(max(tokens, min(window, n + last)), n + last)
+    layout = budget.layout([tokens] * 2, window, n, max_new, 16, last)
+    zones, inside = layout.of(0), n - layout.window_from
+    assert zones.kept + zones.window == tokens + max_new - last
+    assert inside >= 0
+    assert zones.window == inside + max_new
+    assert inside == (0 if tokens == n + last else min(window, n + last) - last)
 
 
 @settings(max_examples=100, deadline=None)
@@ -204,26 +256,28 @@ def test_unscored_layers_and_equal_scores() -> None:
     assert chosen(None, 3, 1, "first") == [0, 1, 2]
 
 
-def test_budget_is_kept_at_the_floor_and_refused_below() -> None:
+@pytest.mark.parametrize("params", [UNCALIBRATED, BEFORE, dataclasses.replace(UNCALIBRATED, window=1, floor=1)])
+def test_budget_is_kept_at_the_floor_and_refused_below(params: CompressKVParameters) -> None:
     n, max_new = 90, 4
-    floor = CompressKV.floor_bytes(UNCALIBRATED, SHAPE, n, max_new)
-    trial = Trial(UNCALIBRATED, n, floor).prefill()
+    floor = CompressKV.floor_bytes(params, SHAPE, n, max_new)
+    trial = Trial(params, n, floor).prefill()
     for step in range(max_new):
         trial.step(step)
     assert trial.session.memory.account.peak == floor
-    assert len(trial.kept(0)[0]) == UNCALIBRATED.floor + max_new
+    assert len(trial.kept(0)[0]) == params.floor + max_new - params.peek
     with pytest.raises(BudgetInfeasible):
-        Trial(UNCALIBRATED, n, floor - 1).prefill()
+        Trial(params, n, floor - 1).prefill()
 
 
-@pytest.mark.parametrize("n", [1, 3, 4, 6, 7, 9])
-def test_short_prompts_keep_what_fits(n: int) -> None:
-    floor = CompressKV.floor_bytes(UNCALIBRATED, SHAPE, n, 4)
-    trial = Trial(UNCALIBRATED, n, floor).prefill()
+@pytest.mark.parametrize("params", [UNCALIBRATED, BEFORE])
+@pytest.mark.parametrize("n", [1, 3, 4, 5, 6, 7, 9])
+def test_short_prompts_keep_what_fits(n: int, params: CompressKVParameters) -> None:
+    floor = CompressKV.floor_bytes(params, SHAPE, n, 4)
+    trial = Trial(params, n, floor).prefill()
     out = trial.step(0)
     use = trial.kept(1)[0]
     np.testing.assert_allclose(out[1], reference.attend(trial.q[1], trial.keys[1], trial.values[1], use), atol=2e-5)
-    assert len(use) == min(n, 6) + 1
+    assert len(use) == (min(n + 1, 6) if params.peek else min(n, 6) + 1)
 
 
 @pytest.mark.parametrize(

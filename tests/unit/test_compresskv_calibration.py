@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import random_llama
+from support import random_llama, random_prompt
 
 from kvlens import models
 from kvlens.calibrate import compresskv as calibration
@@ -79,6 +79,19 @@ def test_layer_errors_equal_the_reference_and_leave_a_bias_out() -> None:
         weight = projection.weight.detach().double().numpy()
         expected += reference.layer_error(weight, q, keys, values, kept + list(range(n, n + step + 1)), 1e-6)
     assert float(watcher.errors[0]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("n", "minimal"), [(80, 32), (40, 12), (6, 32), (9, 8)])
+def test_the_minimal_cache_is_what_the_reference_keeps_with_the_last_token_in_the_window(n: int, minimal: int) -> None:
+    """Position n - 1 is the last prompt token's: it is fed at step 0, so it is not among the positions that are named."""
+    model, heads = random_llama(seed=3), [[0, 3, 5], [1, 2], [7]]
+    read = Engine(model).read(random_prompt(n, seed=n), queries=8)
+    options = calibration.Settings(minimal=minimal)
+    keys = torch.cat([read.keys, read.peeked.keys], 2).double().numpy()
+    queries = torch.cat([read.last_queries, read.peeked.queries], 2).double().numpy()
+    for layer, kept in enumerate(calibration.minimal_cache(read, heads, model.shape.group, options)):
+        expected = reference.keep(keys[layer], queries[layer], heads[layer], minimal, 8, options.kernel)
+        assert [*kept.tolist(), n - 1] == expected
 
 
 def test_scores_equal_those_from_the_stock_models_own_attention(demo: Any) -> None:

@@ -87,7 +87,7 @@ def _budgets(reader: TraceReader) -> None:
     if tokens is None:
         st.info("Layer budgets were not recorded in this run.")
         return
-    total, n = int(tokens.sum()), _prompt(reader)
+    total, n = int(tokens.sum()), int(reader.meta["prompt_tokens"]) - (0 if _last_counts(config) else 1)
     floor = min(int(config.get("floor", 0)), n)
     most = max(ceiling_of(total, len(tokens), float(config.get("ceiling", 1)), n), floor)
     used = config.get("layers") == "error"
@@ -113,10 +113,15 @@ def _tokens(reader: TraceReader) -> None:
     texts = [str(text) for text in tokens["text"][:n]]
     needles = [(int(a), int(b)) for a, b in needle_tokens(tokens[tokens["step"].isna()], reader.meta.get("needle") or [])]
     window_from = n if scores is None else int(np.isfinite(scores[0]).sum())
+    last_said = (
+        "The last prompt token belongs to the window: its query was seen under full attention when prefill ended, and step 0 feeds it."
+        if _last_counts(_config(reader))
+        else "The last prompt token is fed at step 0; this run counts it neither in the window nor among the tokens kept (peek=false)."
+    )
     st.plotly_chart(figures.kept_map(kept, needles, texts, window_from), key="compresskv_kept", alt="Prompt tokens kept by layer")
     st.caption(plain(
         f"All KV heads of a layer keep the same tokens. {_needle_text(kept, needles)} Drag to zoom, double-click to come back. "
-        "The last prompt token is fed at step 0 and so is not among them. The paper prints no such figure; its Figure 3 draws the idea."
+        f"{last_said} The paper prints no such figure; its Figure 3 draws the idea."
     ))  # fmt: skip
     last = max(0, n - STRIP)
     start = min(max(0, needles[0][0] - 10), last) if needles else last
@@ -146,6 +151,6 @@ def _config(reader: TraceReader) -> dict[str, Any]:
     return dict(reader.meta.get("config") or {})
 
 
-def _prompt(reader: TraceReader) -> int:
-    """Prompt tokens that were in memory when the method chose."""
-    return int(reader.meta["prompt_tokens"]) - 1
+def _last_counts(config: dict[str, Any]) -> bool:
+    """The last prompt token was one of the window. Traces from before there was the parameter: it was not."""
+    return bool(config.get("peek", False))
