@@ -103,7 +103,7 @@ def gpu(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")] = False,
 ) -> None:
     """Ceilings, kernels, and one decode step's attention path at the shape of an 8B model, on the first CUDA device."""
-    from kvlens.bench.gpu.run import Request, measure
+    from kvlens.bench.gpu.run import Request, measure, numbers
 
-    request = Request(out, minutes, _names(parts), dry_run, tuple(map(int, _names(contexts))), tuple(map(int, _names(batches))))
+    request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

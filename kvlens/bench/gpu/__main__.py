@@ -6,12 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from kvlens.bench.gpu.run import Request, measure
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """'8192,32768' -> (8192, 32768)."""
-    return tuple(int(part) for part in text.split(",") if part.strip())
+from kvlens.bench.gpu.run import Request, measure, numbers
 
 
 def main() -> int:
@@ -19,13 +14,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the result file")
     parser.add_argument("--minutes", type=float, default=10.0, help="no part is begun after this long")
     parser.add_argument("--parts", default="", help="comma-separated beginnings of parts' names")
-    parser.add_argument("--contexts", type=numbers, default=(), help="tokens, comma-separated")
-    parser.add_argument("--batches", type=numbers, default=(), help="sequences, comma-separated")
+    parser.add_argument("--contexts", default="", help="tokens, comma-separated")
+    parser.add_argument("--batches", default="", help="sequences, comma-separated")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU; the figures mean nothing")
     given = parser.parse_args()
     parts = tuple(part.strip() for part in given.parts.split(",") if part.strip())
     try:
-        request = Request(given.out, given.minutes, parts, given.dry_run, given.contexts, given.batches)
+        request = Request(given.out, given.minutes, parts, given.dry_run, numbers(given.contexts), numbers(given.batches))
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

@@ -15,7 +15,7 @@ from typing import Any
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE
 from kvlens.bench.gpu.dense import Dense
 from kvlens.bench.gpu.device import Step, p95
-from kvlens.bench.gpu.failures import device_is_broken, sentence
+from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import METHODS, Rates, StepShape, Traffic, step_shape, traffic
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.paths import Chunks, Full, Path, Retrieval, Short
@@ -73,7 +73,7 @@ def cell(bench: Bench, method: str, context: int, batch: int, rates: Rates) -> S
     try:
         return row(**_timed(bench, method, shape, bytes_moved, context, batch, floor))
     except Exception as problem:
-        if device_is_broken(problem):
+        if not bench.device.alive():
             raise
         return unmeasured(reason=sentence(problem, SMALLER)[0])
     finally:

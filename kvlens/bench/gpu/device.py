@@ -45,7 +45,7 @@ class DryDevice:
         return found
 
     def capture(self, step: Step) -> Step:
-        """A callable that repeats the step's launches. The step's tensors have to stay where they are."""
+        """A callable that repeats the step's launches, on the tensors that it has now."""
         step()
         return step
 
@@ -78,6 +78,10 @@ class DryDevice:
     def wait(self) -> None:
         """Until everything launched is done."""
 
+    def alive(self) -> bool:
+        """False after an error that makes every later call fail too."""
+        return True
+
     def normal(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
         """Random bf16 on the device."""
         return torch.empty(shape, dtype=torch.bfloat16, device=self.at).normal_(0.0, scale)
@@ -102,6 +106,7 @@ class CudaDevice(DryDevice):
     def __init__(self) -> None:
         torch.cuda.set_device(self.at)
         self._side = torch.cuda.Stream()
+        self._forked = False
 
     def facts(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.at)
@@ -141,15 +146,24 @@ class CudaDevice(DryDevice):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
-        return graph.replay
+
+        def replay(held: Step = step) -> None:
+            """`held`: the graph reads and writes the step's tensors, so they have to outlive it."""
+            graph.replay()
+
+        return replay
 
     def aside(self, step: Step) -> None:
         self._side.wait_stream(torch.cuda.current_stream())
+        self._forked = True
         with torch.cuda.stream(self._side):
             step()
 
     def join(self) -> None:
-        torch.cuda.current_stream().wait_stream(self._side)
+        # a capture may wait only for a stream that it has forked itself
+        if self._forked:
+            torch.cuda.current_stream().wait_stream(self._side)
+        self._forked = False
 
     def pinned(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)
@@ -171,6 +185,12 @@ class CudaDevice(DryDevice):
 
     def wait(self) -> None:
         torch.cuda.synchronize()
+
+    def alive(self) -> bool:
+        try:
+            return torch.ones(1, device=self.at).item() == 1
+        except RuntimeError:
+            return False
 
 
 def pick(dry_run: bool) -> DryDevice:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-BROKEN = ("CUDA error", "device-side assert", "illegal memory access")
-
 
 def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
     """(reason, what to do or None). `smaller`: the setting that takes less memory."""
@@ -17,8 +15,3 @@ def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
     if ("pin" in first.lower() and "memory" in first.lower()) or "cudaHost" in first:
         return f"Pinned host memory could not be had: {first}", "raise the limit on locked memory (ulimit -l), or free host memory"
     return f"{type(problem).__name__}: {first}", None
-
-
-def device_is_broken(problem: BaseException) -> bool:
-    """After such an error every later call of the process fails too."""
-    return not isinstance(problem, torch.OutOfMemoryError) and any(mark in str(problem) for mark in BROKEN)

@@ -11,7 +11,7 @@ import torch
 from kvlens.bench.gpu import calls
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.bench.gpu.device import Step
-from kvlens.bench.gpu.failures import device_is_broken, sentence
+from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import PAGE, RANK, SPAN
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import KernelRow, ceiling
@@ -39,7 +39,7 @@ def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size
     try:
         seconds = bench.device.per_call([make() for _ in range(copies)], 3 if bench.dry else 30)
     except Exception as problem:
-        if device_is_broken(problem):
+        if not bench.device.alive():
             raise
         return KernelRow(kernel, setting, None, size, None, limit, None, aim, sentence(problem, SMALLER)[0])
     finally:

@@ -82,7 +82,9 @@ class Full(Path):
             steps = [lambda layer=layer, call=call: call(layer, q) for layer in range(self.kv.layers)]  # type: ignore[misc]
             try:
                 times[name] = bench.device.per_call(steps, 3 if bench.dry else 10)
-            except (RuntimeError, ImportError) as problem:
+            except Exception as problem:  # a library's failure leaves the others in the race
+                if not bench.device.alive():
+                    raise
                 self.note += f"{name} failed ({type(problem).__name__}); "
         fastest = min(times, key=lambda name: times[name])
         self.attend = calls_by_name[fastest]  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from kvlens import __version__
 from kvlens.bench.gpu import attention_step, ceilings, headlines, kernel_checks, kernel_times, ledger, recording
 from kvlens.bench.gpu.device import DryDevice, pick, slug
-from kvlens.bench.gpu.failures import device_is_broken, sentence
+from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import HERE, Bench, Part
 from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
 
@@ -46,6 +46,14 @@ class Request:
             raise ValueError("contexts must be powers of two, 256 at least.")
         if any(batch < 1 for batch in self.batches):
             raise ValueError("batches must be at least 1.")
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """'8192,32768' -> (8192, 32768); nothing -> (). Raises ValueError with one sentence."""
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"'{text}' is not a list of whole numbers like 8192,32768.") from None
 
 
 def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
@@ -107,7 +115,7 @@ def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
         rows = part.run(bench)
     except Exception as problem:  # one part's failure is its own
         reason, suggestion = sentence(problem, part.smaller)
-        broken = device_is_broken(problem)
+        broken = not bench.device.alive()
     if not broken:
         bench.device.release()
     status: Literal["done", "failed"] = "done" if reason is None else "failed"
