@@ -32,10 +32,10 @@ def quality(
     kept: Annotated[Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")] = Path(
         "runs/quality.jsonl"
     ),
-    doc: Annotated[Path | None, typer.Option(help="Also write the table as Markdown to this file.")] = None,
+    doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
 ) -> None:
     """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same budgets."""
-    from kvlens.bench.quality import QualityRequest, markdown, measure
+    from kvlens.bench.quality import QualityRequest, document, markdown, measure
 
     chosen: dict[str, Any] = {"methods": _names(methods)} if methods else {}
     request = QualityRequest(
@@ -50,10 +50,9 @@ def quality(
     result = measure(request, kept, report)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    table = markdown(result)
     if doc is not None:
-        doc.write_text(table, encoding="utf-8")
-    typer.echo(table)
+        doc.write_text(document(result), encoding="utf-8")
+    typer.echo(markdown(result))
 
 
 @bench_app.command("claims")
