@@ -94,7 +94,8 @@ class FreeKV(Method):
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if self._plan is None:
             return {}
-        return {"summaries": (self._summaries,), "last_queries": (self._queries,), "last_selection": (self._selected,), "pages": (self._filled,)}
+        last = {"last_queries": (self._queries,), "last_selection": (self._selected,)}
+        return {"summaries": (self._summaries, self._filled), **last}
 
     # ------------------------------------------------------------------------------------------------------------------ decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:

@@ -28,8 +28,9 @@ def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch
 class Aside(Protocol):
     """Where work goes that nothing in this step waits for."""
 
-    def later(self) -> AbstractContextManager[object]:
-        """What is issued inside sees everything issued before, and runs beside what is issued after."""
+    def later(self, keep: object) -> AbstractContextManager[object]:
+        """What is issued inside sees everything issued before, and runs beside what is issued after. keep: holds the tensors that it
+        reads, whose memory must not be given to others before `join`."""
 
     def join(self) -> None:
         """What is issued from now on sees all of it."""
@@ -38,7 +39,7 @@ class Aside(Protocol):
 class InOrder:
     """Without streams: everything runs where it stands."""
 
-    def later(self) -> AbstractContextManager[object]:
+    def later(self, keep: object) -> AbstractContextManager[object]:
         return nullcontext()
 
     def join(self) -> None:
@@ -50,13 +51,16 @@ class SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
+        self._kept: list[object] = []
 
-    def later(self) -> AbstractContextManager[object]:
+    def later(self, keep: object) -> AbstractContextManager[object]:
+        self._kept.append(keep)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         return torch.cuda.stream(self._stream)
 
     def join(self) -> None:
         torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        self._kept.clear()
 
 
 def aside(device: torch.device) -> Aside:

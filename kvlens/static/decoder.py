@@ -73,7 +73,7 @@ class StaticDecoder:
         assert self.steps or token == self.prompt.ids[-1], "step 0 feeds the prompt's last token"
         self.session.between_steps(self.steps, self._ended(token))
         self._token.fill_(token)
-        logits = self._run()
+        logits = self._run() if self.steps else self._step()
         self.session.stepped()
         self.steps += 1
         self._logprobs = logits.float().log_softmax(-1)
@@ -100,14 +100,15 @@ class StaticDecoder:
 
     # -------------------------------------------------------------------------------------------------------------- other drivers
     def compiled(self, backend: Any = "inductor") -> StaticDecoder:
-        """From now on the step is one graph of torch.compile, without a break and with fixed shapes."""
+        """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
+        for every method (FreeKV has nothing to speculate on yet), so it runs as it is."""
         self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
         return self
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Some steps must have been made before: they warm it
-        up, and FreeKV's first step differs from the others. Raises RuntimeError on a CPU."""
+        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Steps must have been made before: step 0 is not like
+        the others, and what compiles or allocates once has done so. Raises RuntimeError on a CPU."""
         run = cuda.capture(self._run, self.loaded.model.device)
         assert self.steps, "make at least one step before capturing"
         self._run, self._captured = run, True

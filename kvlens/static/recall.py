@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlens.memory import FREE, ROLE, Memory, Selection
+from kvlens.rows import SpanRow
 from kvlens.static import cuda
 from kvlens.static.plan import ZoneTables, fit, plan, reusable, rounds_for
 from kvlens.static.rows import HostRows
@@ -28,12 +29,24 @@ class StaticRecall:
                 span, offset = torch.zeros(2, shape.kv_heads, cells, dtype=torch.long, device=device).unbind()
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
-        self.rounds = 1
-        self.learn_lengths()
 
-    def learn_lengths(self) -> None:
-        """Spans came to the cold tier: how many rounds fitting takes at most. More than before means another graph."""
-        self.rounds = max(self.rounds, rounds_for(*self.rows.lengths()))
+    def _rounds(self, cells: int) -> int:
+        """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
+        page = self.rows.page
+        if page > 1:
+            return rounds_for(1, 1)
+        shortest, longest = self.memory.layout.recall_spans or (1, cells)
+        return rounds_for(max(1, shortest), max(1, min(longest, cells)))
+
+    def check(self, spans: list[SpanRow]) -> None:
+        """Spans that a method opened between steps are as long as its layout said."""
+        limits = self.memory.layout.recall_spans
+        if limits is None:
+            return
+        for row in spans:
+            tokens = row.tok_end - row.tok_start
+            if row.state in ("cold", "coarse"):
+                assert limits[0] <= tokens <= limits[1], f"a span of {tokens} tokens, where the layout says {limits}"
 
     @property
     def bytes(self) -> int:
@@ -51,7 +64,7 @@ class StaticRecall:
         if selection.tokens is not None:
             tokens = selection.tokens.amax(1).gather(1, want.clamp(min=0))
         count = torch.where((want >= 0) & fire[:, None], tokens // page, 0)
-        accepted = fit(count, tables.live.shape[1], 1 if selection.fits else self.rounds)
+        accepted = fit(count, tables.live.shape[1], 1 if selection.fits else self._rounds(tables.live.shape[1]))
         keep = None
         if not selection.reuse:
             keep = torch.zeros(1, 1, dtype=torch.long, device=want.device)

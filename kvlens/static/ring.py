@@ -70,15 +70,13 @@ class Ring:
         """The host knows that a step has been issued; a full ring is read."""
         self._waiting += 1
         if self._waiting == self.steps:
-            self._flush()
+            self._flushed.append(self._rows())
+            self._waiting = 0
 
-    def _flush(self) -> None:
-        self._flushed.append(tuple(x[: self._waiting].numpy(force=True).copy() for x in (self.mass, self.attended, self.moved)))
-        self._waiting = 0
-        self.row.zero_()
+    def _rows(self) -> tuple[np.ndarray, ...]:
+        """Copies of the rows that have been written since the ring was last read."""
+        return tuple(x[: self._waiting].numpy(force=True).copy() for x in (self.mass, self.attended, self.moved))
 
     def told(self) -> Told:
-        """All steps so far, those in the ring included."""
-        if self._waiting:
-            self._flush()
-        return Told(*(np.concatenate(part) for part in zip(*self._flushed, strict=True)))
+        """All steps so far, those still in the ring included."""
+        return Told(*(np.concatenate(part) for part in zip(*self._flushed, self._rows(), strict=True)))

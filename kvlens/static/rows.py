@@ -53,10 +53,3 @@ class HostRows(ColdTier):
     def layer(self, layer: int) -> torch.Tensor:
         """[rows, H_kv, 2, P, D]."""
         return self.pool[self._at[layer]]
-
-    def lengths(self) -> tuple[int, int]:
-        """Fewest and most rows of a span that lies here; (1, 1) when none does."""
-        rows = {unit.tokens // self.page for _, unit in self.units()} or {1}
-        return min(rows), max(rows)
-
-

@@ -85,8 +85,7 @@ class StaticSession:
         memory, spans = self.memory, len(self.memory.spans)
         self.session.between_steps(step, previous)
         memory.advance(self.session.context.prompt_tokens + step)
-        if len(memory.spans) > spans:
-            self.recall.learn_lengths()
+        self.recall.check(memory.spans.rows[spans:])
         if self._set is not None:
             chosen = self.method.select(0, torch.empty(0))
             if chosen is not self._shown:
@@ -138,7 +137,7 @@ class StaticSession:
         if self.ring is not None:
             self.ring.attention(layer, q[0, :, 0], slots, bias, scaling)
         if selection is not None and selection.now is not None:
-            with self.aside.later():
+            with self.aside.later(selection):
                 self._bring(layer, selection, ~selection.now, later=True)
         return out
 
