@@ -56,7 +56,7 @@ class StaticSession:
         self.method, self.group = session.method, memory.shape.group
         self.method.keeps_journal = False
         rows = HostRows(memory, last)
-        memory.cold = rows
+        memory.cold = memory.recaller.cold = rows
         self.recall = StaticRecall(memory, rows)
         self.ring = Ring(ring, memory.shape, memory.device) if ring else None
         self.aside = cuda.aside(memory.device)
