@@ -223,7 +223,7 @@ class _Run:
             logits = self.loaded.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[0, -1]
             logprobs = logits.float().log_softmax(-1)
             token = self._choose(step, logprobs)
-            entropy, varentropy = _entropies(logprobs)
+            entropy, varentropy = entropies(logprobs)
             ended = time.perf_counter_ns()
             previous = StepEnd(step, session.context.prompt_tokens + step, surprisal, entropy, varentropy, text)
             surprisal, text = -float(logprobs[token]), self.loaded.tokenizer.decode([token])
@@ -261,7 +261,7 @@ class _Run:
         return int(torch.multinomial(p, 1, generator=self.generator))
 
 
-def _entropies(logprobs: torch.Tensor) -> tuple[float, float]:
+def entropies(logprobs: torch.Tensor) -> tuple[float, float]:
     """Mean and variance of -log p, in nats and nats squared: the entropy of a distribution and its varentropy. logprobs [V]."""
     p = logprobs.exp()
     entropy = -(p * logprobs).nan_to_num(0.0).sum()

@@ -63,6 +63,8 @@ class Layout:
     cold_pages: int = 0
     """pages for which the cold tier reserves one pool (n_page, n_kv, 2, p, d) per layer; 0: every span has memory of its own"""
     cold_page_tokens: int = 0
+    recall_spans: tuple[int, int] | None = None
+    """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only kvlens/static asks"""
 
     def of(self, layer: int) -> Zones:
         return self.zones[layer] if isinstance(self.zones, tuple) else self.zones

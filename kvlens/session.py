@@ -168,6 +168,11 @@ class Session:
         """The next token to go through the model is decode step `step`'s input. `previous` is the step before it: what the method
         moves because that step ended is moved now, and counts in this step's bytes and peak."""
         self._position = self.context.prompt_tokens + step
+        self.between_steps(step, previous)
+        self.memory.feed(self._position)
+
+    def between_steps(self, step: int, previous: StepEnd | None) -> None:
+        """What `begin_step` does before the new token gets its slots."""
         memory = self.memory
         if self.observer is None:
             self.method.drain_journal()
@@ -176,7 +181,6 @@ class Session:
         if leave is not None:
             memory.leave_window(leave.placement, leave.start, leave.end)
             self.hold_method()
-        memory.feed(self._position)
 
     def hold_method(self) -> None:
         """Count the tensors the method holds now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,3 +84,7 @@ class ColdTier:
 
     def has(self, layer: int, span: int, kv_head: int) -> bool:
         return (layer, span, kv_head) in self._units
+
+    def units(self) -> Iterable[tuple[tuple[int, int, int], Unit]]:
+        """((layer, span, KV head), unit) of everything that lies here."""
+        return self._units.items()

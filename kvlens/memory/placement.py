@@ -57,6 +57,8 @@ class Selection:
     later_cause: str = "prefetch"
     equal_reuse: bool = False
     """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (SentKVCompress sec. 4.2.2)"""
+    fits: bool = False
+    """the wishes of a KV head never exceed its recall zone: the method has sized them so, nothing can be refused"""
     reuse: bool = True
     """False: what is wanted is moved whether or not it is on the device (the worst case, as without a cache of recalled pages)"""
     zoomable: torch.Tensor | None = None

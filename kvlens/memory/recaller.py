@@ -82,6 +82,7 @@ class Recaller:
             least = min(reusable.values()) if selection.reuse else 0
         for head in heads:
             plan = self.zones[layer][head].plan(wishes[head], least)
+            assert not (selection.fits and plan.refused), "the method said that its wishes fit"
             self._count(layer, head, plan)
             if truncated:
                 missing = plan.fetched - (reusable[head] - plan.reused)

@@ -6,6 +6,7 @@ import torch
 
 from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
+from kvlens.memory.bias import slot_bias
 from kvlens.memory.cold import ColdTier, Unit
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.ledger import Ledger
@@ -207,12 +208,17 @@ class Memory:
 
     def feed(self, position: int) -> None:
         """The step's input token will lie at `position`: its window slot is taken for all layers."""
+        self.advance(position)
+        for pool in self.hot.pools:
+            pool.take_window(position, position + 1, WINDOW)
+
+    def advance(self, position: int) -> None:
+        """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
         assert position == self._position + 1, (position, self._position)
         for pool in self.hot.pools:
             oldest = pool.window_origin if pool.dense else self._window_start
             if not self.layout.window_evicts:
                 assert position - oldest < pool.zones.window, "the window is full and nothing left it"
-            pool.take_window(position, position + 1, WINDOW)
         self._position = position
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -241,21 +247,7 @@ class Memory:
         """
         if selection is None and self.live_prefix(layer) is not None:
             return None
-        slots = self.hot.slots(layer)
-        role, span = slots.role, slots.span.long()
-        out = torch.where(role == ROLE["coarse"], self.spans.log_lengths[span], torch.zeros((), device=self.device))
-        out = out.masked_fill(role == FREE, float("-inf"))[:, None].repeat(1, self.shape.group, 1)
-        if selection is None:
-            return out
-        wide = span[:, None].expand(-1, self.shape.group, -1)
-        reads = (selection.fine & self.is_hot[layer][:, None]).gather(2, wide)
-        through_summary = (role == ROLE["coarse"])[:, None] & reads
-        if selection.tokens is not None:
-            offset = slots.position - self.spans.starts[span]
-            reads = reads & (offset[:, None] < selection.tokens.gather(2, wide))
-        token = (role == ROLE["resident"]) | (role == ROLE["reconstructed"])
-        unread = (token & self.governed[span])[:, None] & ~reads
-        return out.masked_fill(through_summary | unread, float("-inf"))
+        return slot_bias(self.hot.slots(layer), self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
 
     def live_prefix(self, layer: int) -> int | None:
         """Number of the layer's live slots if they are exactly its first ones, else None."""

@@ -156,6 +156,8 @@ class Method(ABC):
     """the KV of every token stays on the device: no budget below full KV is feasible, and the default is no limit"""
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
+    selects_between_steps: ClassVar[bool] = False
+    """`select` looks at neither query nor layer: what it answers changes in `decode_end` only"""
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
     peeks: ClassVar[bool] = False
@@ -166,6 +168,8 @@ class Method(ABC):
     def __init__(self, params: Any, context: RunContext) -> None:
         self.params, self.context = params, context
         self._journal: list[Note] = []
+        self.keeps_journal = True
+        """False: notes are dropped, for a step that may not grow a list (kvlens/static)"""
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -182,7 +186,8 @@ class Method(ABC):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         """What the query heads of `layer` attend: q [Hq, D], post-RoPE. None: everything on the device as it is.
 
-        Tensor operations of fixed shape only: no .item(), no host copies.
+        Tensor operations of fixed shape only: no .item(), no host copies. A number that changes from step to step lies in a tensor
+        that is written in place (in `decode_end`), not in a Python variable: a compiled or captured step would not see it change.
         """
         return None
 
@@ -196,6 +201,8 @@ class Method(ABC):
 
     def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:
         """Write a vector [n] into the journal. The tensor is kept, so it must not be written again. Changes nothing else."""
+        if not self.keeps_journal:
+            return
         assert name in self.journal_names, f"{self.name} writes {name!r}, which its journal_names do not explain"
         self._journal.append(Note(name, values, layer, kv_head))
 

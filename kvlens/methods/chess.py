@@ -37,6 +37,7 @@ class Chess(Method):
     presets = PRESETS
     exact_without_budget = False
     keeps_all = True
+    selects_between_steps = True
     untrained = {"trigger": "fixed"}  # noqa: RUF012
     journal_names = {  # noqa: RUF012
         "grid_score": "inner product of query anchor and the grid's vector, by grid; scale of squared keys; none: not in the hierarchy",

@@ -41,7 +41,7 @@ class FreeKV(Method):
         super().__init__(params, context)
         self._plan: freekv_layout.Plan | None = None
         self._pages = 0
-        """pages that have left the window: rows of the summary table in use"""
+        """pages that have left the window: rows of the summary table in use; `_filled` is the same number on the device"""
         self._speculates = False
         """a step has ended, so there is a last query and a last selection"""
 
@@ -74,6 +74,7 @@ class FreeKV(Method):
         layers = slice(params.dense_layers, None)
         self._summaries[:, :, : len(pages)] = summarise(prompt.keys[layers, :, sinks:start], params.page)
         self._pages = len(pages)
+        self._filled.fill_(self._pages)
         offload = list(range(len(spans), len(roles)))
         states = ["resident"] * len(spans) + ["cold"] * len(pages)
         kept = torch.arange(sinks, device=context.device)
@@ -88,11 +89,13 @@ class FreeKV(Method):
         self._summaries = torch.zeros(layers, shape.kv_heads, plan.pages, 2, shape.head_dim, dtype=dtype, device=device)
         self._queries = torch.zeros(layers, shape.q_heads, shape.head_dim, dtype=dtype, device=device)
         self._selected = torch.full((layers, shape.kv_heads, plan.recall), -1, dtype=torch.long, device=device)
+        self._filled = torch.zeros((), dtype=torch.long, device=device)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if self._plan is None:
             return {}
-        return {"summaries": (self._summaries,), "last_queries": (self._queries,), "last_selection": (self._selected,)}
+        last = {"last_queries": (self._queries,), "last_selection": (self._selected,)}
+        return {"summaries": (self._summaries, self._filled), **last}
 
     # ------------------------------------------------------------------------------------------------------------------ decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
@@ -105,7 +108,7 @@ class FreeKV(Method):
         if plan is None or layer < params.dense_layers:
             return None
         at = layer - params.dense_layers
-        candidate = torch.arange(plan.pages, device=q.device) < self._pages
+        candidate = torch.arange(plan.pages, device=q.device) < self._filled
         scale = shape.head_dim**-0.5 if params.score_scale == "sqrt_d" else 1.0
         score = freekv_score.page_scores(q, self._summaries[at], candidate, params.pooling, scale)
         selected = freekv_score.select(score, plan.recall)
@@ -122,8 +125,8 @@ class FreeKV(Method):
         self._queries[at].copy_(q)
         self._selected[at].copy_(selected)
         return Selection(
-            self._fine(read, plan), (selected + plan.first_id).masked_fill(selected < 0, -1), now=now, cause=cause, reuse=reuse,
-            score=logged, head_columns=head_columns, kv_columns=kv_columns,
+            self._fine(read, plan), (selected + plan.first_id).masked_fill(selected < 0, -1), now=now, cause=cause, fits=True,
+            reuse=reuse, score=logged, head_columns=head_columns, kv_columns=kv_columns,
         )  # fmt: skip
 
     def _corrected(self, similarity: torch.Tensor) -> torch.Tensor:
@@ -159,6 +162,7 @@ class FreeKV(Method):
         keys = memory.read_window(start, stop)[0][params.dense_layers :]
         self._summaries[:, :, self._pages] = summarise(keys, params.page)[:, :, 0]
         self._pages += 1
+        self._filled.fill_(self._pages)
         span = Span(start, stop, "page", f"A full page, the oldest of the window when it held {end.position + 1 - start} tokens.")
         nothing = torch.zeros(0, dtype=torch.long, device=keys.device)
         return WindowLeave(start, stop, Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec()))

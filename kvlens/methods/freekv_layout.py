@@ -13,7 +13,7 @@ from kvlens.methods.freekv_params import FreeKVParameters
 from kvlens.shape import KVShape
 
 INDEX_BYTES = 8
-"""one entry of the table of selected pages, int64"""
+"""one entry of the table of selected pages, int64; the number of pages likewise"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Plan:
         queries = shape.q_heads * shape.head_dim * shape.itemsize
         selected = shape.kv_heads * self.recall * INDEX_BYTES
         leaving = params.page * shape.token_bytes if self.pages > self.pages_now else 0
-        return self.layout(params, shape).bytes(shape) + layers * (summaries + queries + selected) + leaving
+        return self.layout(params, shape).bytes(shape) + layers * (summaries + queries + selected) + INDEX_BYTES + leaving
 
 
 def window_from(params: FreeKVParameters, sinks: int, tokens: int) -> int:

@@ -32,13 +32,16 @@ class Plan:
     window_from: int
     longest: int
     """tokens of the longest span that can be expanded"""
+    shortest: int
+    """tokens of the shortest one"""
     leaves: int
     """blocks of decoded tokens that leave the window at most"""
 
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
         """With `recall` slots for expanded spans."""
         staging = staging_bytes(params, shape, self.longest) if recall else 0
-        return Layout(Zones(self.kept, self.coarse, recall, self.ring), self.spans, staging, self.window_from)
+        zones, lengths = Zones(self.kept, self.coarse, recall, self.ring), (self.shortest, self.longest)
+        return Layout(zones, self.spans, staging, self.window_from, recall_spans=lengths if recall else None)
 
     def bytes(self, params: SeKVParameters, shape: KVShape, recall: int) -> int:
         """Device bytes with `recall` slots: layout, routing tables, and a block on its way out of the window."""
@@ -106,5 +109,13 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     coarse = len(compressed) + leaves * per_block_coarse
     block_spans = leaves * (params.block if params.segmentation == "paper" else per_block_coarse + per_block_kept + 1)
     longest = max([*compressed, params.block if leaves else 0])
+    shortest = min([*compressed, _shortest_of_block(params, window_from) if leaves else longest])
     ring = in_window + min(params.block, max_new)
-    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, leaves)
+    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, shortest, leaves)
+
+
+def _shortest_of_block(params: SeKVParameters, window_from: int) -> int:
+    """Tokens that a compressed span of decoded tokens has at least."""
+    if params.segmentation != "chunks":
+        return min(params.l_min, params.block)
+    return 1 if window_from < params.sinks else params.block % params.l_max or params.l_max

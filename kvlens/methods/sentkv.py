@@ -113,7 +113,9 @@ class SentKVCompress(Method):
         self._high = torch.zeros(size, dtype=context.dtype, device=context.device)
         self._low = torch.zeros_like(self._high)
         self._lengths = torch.zeros(plan.rows if plan.compressed else 0, dtype=torch.long, device=context.device)
+        self._quota = self._lengths.new_zeros(min(1, plan.compressed))
         self._rows = 0
+        self._budget_tokens()
 
     def _register(self, edges: list[tuple[int, int]], keys: torch.Tensor, start: int) -> None:
         """Extremes of chunks with these position ranges; keys [L, H_kv, m, D] of the tokens from `start` on."""
@@ -138,35 +140,47 @@ class SentKVCompress(Method):
         plan, params, shape = self._plan, self.params, self.context.shape
         if layer < plan.dense or not plan.rows:
             return None
-        at, quota = layer - plan.dense, plan.quota(self._position, self._open, self._recall)
+        at = layer - plan.dense
         alive = self._lengths > 0
         bound = sentkv_select.bounds(q.view(shape.kv_heads, -1, shape.head_dim), self._high[at], self._low[at])
         score = sentkv_select.pool(bound, alive, params.group, shape.head_dim**-0.5 if params.score_scale == "sqrt" else 1.0)
-        taken = sentkv_select.take(score, self._lengths, quota)
+        taken = sentkv_select.take(score, self._lengths, self._quota)
         ranked = sentkv_select.ranking(score, taken)
         if at == 0:
-            seen = (plan.sinks, self._position + 1 - self._open, min(quota, self._closed_tokens))
-            self.note("token_budget", torch.tensor([sum(seen), *seen], dtype=torch.float32))
+            self.note("token_budget", self._seen)
         ids = slice(plan.first_id, plan.first_id + plan.rows)
         tokens = taken.new_zeros(shape.kv_heads, shape.group, ids.stop)
         tokens[:, :, ids] = taken
         logged = torch.full((shape.kv_heads, ids.stop), float("nan"), device=q.device)
         logged[:, ids] = score.amax(1).masked_fill(~alive, float("nan"))
         return Selection(
-            tokens > 0, torch.where(ranked < 0, ranked, ranked + plan.first_id), tokens=tokens, equal_reuse=params.truncate, score=logged
-        )
+            tokens > 0, torch.where(ranked < 0, ranked, ranked + plan.first_id), tokens=tokens, equal_reuse=params.truncate, fits=True,
+            score=logged,
+        )  # fmt: skip
 
-    @property
-    def _closed_tokens(self) -> int:
-        """Tokens in closed chunks now."""
-        return self._open - self._plan.sinks
+    def _budget_tokens(self) -> None:
+        """What one reader attends of closed chunks at the step that comes, and what it attends in all."""
+        import torch
+
+        plan = self._plan
+        quota = plan.quota(self._position, self._open, self._recall)
+        seen = (plan.sinks, self._position + 1 - self._open, min(quota, self._open - plan.sinks))
+        self._quota.fill_(quota)
+        self._seen = torch.tensor([sum(seen), *seen], dtype=torch.float32)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        self._position = end.position + 1
+        leave = self._close(end, memory)
+        self._budget_tokens()
+        return leave
+
+    def _close(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        """The open chunk leaves the window when its last token says so."""
         import torch
 
         from kvlens.memory import Placement, RawCodec
 
-        self._position, start = end.position + 1, self._open
+        start = self._open
         closing = self._splitter.close(end.position + 1 - start, mark_of(end.text, self._marks))
         if closing is None:
             return None
@@ -181,4 +195,4 @@ class SentKVCompress(Method):
         return WindowLeave(start, start + count, Placement([chunk], [state], ["resident"], none, offload=cold, codec=RawCodec()))
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        return {"extremes": (self._high, self._low), "lengths": (self._lengths,)}
+        return {"extremes": (self._high, self._low), "lengths": (self._lengths, self._quota)}

@@ -116,8 +116,8 @@ class Plan:
         return self.compressed * self.shape.kv_heads * rows * self.shape.head_token_bytes
 
     def bytes(self, recall: int) -> int:
-        """Device bytes: slots, minima and maxima, lengths, and a chunk on its way out of the window."""
-        tables = self.table_bytes(self.rows) + 8 * self.rows if self.compressed else 0
+        """Device bytes: slots, minima and maxima, lengths and quota, and a chunk on its way out of the window."""
+        tables = self.table_bytes(self.rows) + 8 * (self.rows + 1) if self.compressed else 0
         longest = min(self.params.splitter().most, self._leaving) if self.compressed and self.closures else 0
         return self.layout(recall).bytes(self.shape) + tables + longest * self.shape.token_bytes
 

@@ -34,7 +34,7 @@ def pool(bound: Tensor, alive: Tensor, group: str, scale: float) -> Tensor:
     return (masked * scale).softmax(-1).nan_to_num(0.0).mean(1, keepdim=True).masked_fill(~alive, -math.inf)
 
 
-def take(score: Tensor, lengths: Tensor, quota: int) -> Tensor:
+def take(score: Tensor, lengths: Tensor, quota: Tensor | int) -> Tensor:
     """Top-k over tokens, every token scored as its chunk (ties: the earlier token): how many leading tokens of each chunk are among
     the `quota` best. score [H_kv, R, C], lengths [C] -> [H_kv, R, C]. At most one chunk per reader is cut."""
     order = score.argsort(dim=-1, descending=True, stable=True)

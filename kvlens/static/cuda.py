@@ -1,0 +1,86 @@
+"""All that a static step does on CUDA and nowhere else: pinned memory, the kernel that reads it, a stream for what is needed later,
+capture. Small, and apart, since none of it runs without a GPU (docs/static-step.md says what has been run)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from kvlens.kernels.page_moves import move_triton
+
+
+def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` in page-locked host memory, which kernels read in place."""
+    return tensor.pin_memory()
+
+
+def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Rows into cells by the zero-copy kernel; as kvlens.static.recall.fetch."""
+    heads, cells = row.shape
+    unit = torch.where(fill, row * heads + torch.arange(heads, device=row.device)[:, None], -1).int()
+    slot = torch.arange(cells, dtype=torch.int32, device=row.device).expand(heads, cells).contiguous()
+    move_triton(pool, unit, slot, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False)
+
+
+class Aside(Protocol):
+    """Where work goes that nothing in this step waits for."""
+
+    def later(self, keep: object) -> AbstractContextManager[object]:
+        """What is issued inside sees everything issued before, and runs beside what is issued after. keep: holds the tensors that it
+        reads, whose memory must not be given to others before `join`."""
+
+    def join(self) -> None:
+        """What is issued from now on sees all of it."""
+
+
+class InOrder:
+    """Without streams: everything runs where it stands."""
+
+    def later(self, keep: object) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def join(self) -> None:
+        """Nothing is under way."""
+
+
+class SideStream:
+    """A second CUDA stream, forked after the layer's attention and joined at the end of the step, so that a captured graph has it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._kept: list[object] = []
+
+    def later(self, keep: object) -> AbstractContextManager[object]:
+        self._kept.append(keep)
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        self._kept.clear()
+
+
+def aside(device: torch.device) -> Aside:
+    return SideStream(device) if device.type == "cuda" else InOrder()
+
+
+def capture(step: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
+    """`step` as a CUDA graph: what is returned replays it, into the same output tensor. Capturing runs nothing, so no state changes.
+
+    Raises RuntimeError where there is no CUDA device.
+    """
+    if device.type != "cuda":
+        raise RuntimeError("a CUDA graph needs a model on a CUDA device; on the CPU use step() as it is, or compiled().")
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph):
+        out = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return out
+
+    return replay

@@ -1,0 +1,127 @@
+"""Runs a prompt through a model under a method with the static step: prefill as always, then one call per token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kvlens.attention import SessionCache
+from kvlens.budget import Budget
+from kvlens.engine import Engine, Options, entropies
+from kvlens.methods.base import Method, StepEnd
+from kvlens.models import LoadedModel
+from kvlens.prefill import ReadPrompt, prefill
+from kvlens.prompts import Prompt
+from kvlens.session import Session
+from kvlens.static import cuda
+from kvlens.static.session import StaticSession
+
+
+class StaticDecoder:
+    """One generation. `step` takes the token to feed and returns the logits it produces; which token comes next is the caller's."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, loaded: LoadedModel, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None,
+        options: Options | None = None, ring: int = 0, read: ReadPrompt | None = None,
+    ) -> None:  # fmt: skip
+        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read before.
+
+        Raises BudgetInfeasible, and ValueError for a method that a static step cannot run.
+        """
+        options = options or Options()
+        self.loaded, self.prompt = loaded, prompt
+        self.context = Engine(loaded).context(prompt, budget, options)
+        self._ordinary = Session(method, params, self.context)
+        try:
+            surprisal = self._prefill(options.prefill_chunk, read)
+            last = self.context.prompt_tokens + self.context.max_new
+            self.session = StaticSession(self._ordinary, loaded.model, last, ring)
+        except BaseException:
+            self.close()
+            raise
+        self.steps = 0
+        self._token = torch.zeros(1, 1, dtype=torch.long, device=loaded.model.device)
+        self._run: Callable[[], torch.Tensor] = self._step
+        self._captured = False
+        self._surprisal = float(surprisal[-1])
+        self._text = prompt.pieces[-1]
+        self._logprobs: torch.Tensor | None = None
+
+    def _prefill(self, chunk: int, read: ReadPrompt | None) -> torch.Tensor:
+        """Surprisal of every prompt token."""
+        session = self._ordinary
+        if read is None:
+            surprisal = prefill(self.loaded, self.prompt, session, SessionCache(session, self.loaded.shape.layers), chunk)
+        else:
+            assert read.ids == self.prompt.ids
+            session.adopt(read.keys, read.values, read.last_queries)
+            surprisal = read.surprisal
+        session.finish_prefill(surprisal[: self.context.prompt_tokens])
+        return surprisal
+
+    def _step(self) -> torch.Tensor:
+        return self.session.step(self._token)
+
+    # ----------------------------------------------------------------------------------------------------------------- decoding
+    @torch.inference_mode()
+    def step(self, token: int) -> torch.Tensor:
+        """Feed `token` -> logits [V]. At step 0 it has to be the prompt's last token."""
+        assert self.steps < self.context.max_new, "all steps that were planned for have been made"
+        assert self.steps or token == self.prompt.ids[-1], "step 0 feeds the prompt's last token"
+        self.session.between_steps(self.steps, self._ended(token))
+        self._token.fill_(token)
+        logits = self._run() if self.steps else self._step()
+        self.session.stepped()
+        self.steps += 1
+        self._logprobs = logits.float().log_softmax(-1)
+        return logits
+
+    def _ended(self, token: int) -> StepEnd | None:
+        """What the method may know of the step before, now that its successor's token is known."""
+        if self._logprobs is None:
+            return None
+        entropy, varentropy = entropies(self._logprobs)
+        step = self.steps - 1
+        end = StepEnd(step, self.context.prompt_tokens + step, self._surprisal, entropy, varentropy, self._text)
+        self._surprisal, self._text = -float(self._logprobs[token]), self.loaded.tokenizer.decode([token])
+        return end
+
+    def decode(self, steps: int, forced: tuple[int, ...] | None = None) -> list[int]:
+        """`steps` steps from the start, each fed the likeliest token of the one before, or the `forced` one -> the tokens chosen."""
+        token, ids = self.prompt.ids[-1], []
+        for step in range(steps):
+            logits = self.step(token)
+            token = forced[step] if forced is not None else int(logits.argmax())
+            ids.append(token)
+        return ids
+
+    # -------------------------------------------------------------------------------------------------------------- other drivers
+    def compiled(self, backend: Any = "inductor") -> StaticDecoder:
+        """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
+        for every method (FreeKV has nothing to speculate on yet), so it runs as it is."""
+        self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
+        return self
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Steps must have been made before: step 0 is not like
+        the others, and what compiles or allocates once has done so. Raises RuntimeError on a CPU."""
+        run = cuda.capture(self._run, self.loaded.model.device)
+        assert self.steps, "make at least one step before capturing"
+        self._run, self._captured = run, True
+
+    def replay(self, token: int) -> torch.Tensor:
+        """`step` through the captured graph; its logits are overwritten by the next replay. Raises RuntimeError without a capture."""
+        if not self._captured:
+            raise RuntimeError("nothing has been captured: call capture() first, on a CUDA device.")
+        return self.step(token)
+
+    def moved_bytes(self) -> torch.Tensor:
+        """Payload brought to the device so far, int64 [2, L, H_kv]: before attentions that waited, and after them."""
+        return self.session.recall.moved.cpu() * self.loaded.shape.head_token_bytes
+
+    def close(self) -> None:
+        self._ordinary.close()

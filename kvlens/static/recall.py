@@ -1,0 +1,110 @@
+"""Recall inside a static step: plan on the device, move the missing rows, rename their slots, count. Host code only picks the layer."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlens.memory import FREE, ROLE, Memory, Selection
+from kvlens.rows import SpanRow
+from kvlens.static import cuda
+from kvlens.static.plan import ZoneTables, fit, plan, reusable, rounds_for
+from kvlens.static.rows import HostRows
+
+UNLIMITED = torch.iinfo(torch.int64).max
+
+
+class StaticRecall:
+    """The recall zones of a run. `moved` int64 [2, L, H_kv]: tokens moved since the session began, before an attention that waited for
+    them and after it, exactly. `bytes`: of the tables it keeps on the device.
+    """
+
+    def __init__(self, memory: Memory, rows: HostRows) -> None:
+        self.memory, self.rows = memory, rows
+        shape, device, spans = memory.shape, memory.device, memory.spans.capacity
+        self.tables: dict[int, ZoneTables] = {}
+        for layer in range(shape.layers):
+            cells = memory.layout.of(layer).recall // rows.page
+            if cells:
+                held, stamp = torch.zeros(2, shape.kv_heads, spans, dtype=torch.long, device=device).unbind()
+                span, offset = torch.zeros(2, shape.kv_heads, cells, dtype=torch.long, device=device).unbind()
+                self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
+        self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
+
+    def _rounds(self, cells: int) -> int:
+        """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
+        page = self.rows.page
+        if page > 1:
+            return rounds_for(1, 1)
+        shortest, longest = self.memory.layout.recall_spans or (1, cells)
+        return rounds_for(max(1, shortest), max(1, min(longest, cells)))
+
+    def check(self, spans: list[SpanRow]) -> None:
+        """Spans that a method opened between steps are as long as its layout said."""
+        limits = self.memory.layout.recall_spans
+        if limits is None:
+            return
+        for row in spans:
+            tokens = row.tok_end - row.tok_start
+            if row.state in ("cold", "coarse"):
+                assert limits[0] <= tokens <= limits[1], f"a span of {tokens} tokens, where the layout says {limits}"
+
+    @property
+    def bytes(self) -> int:
+        tables = [x for t in self.tables.values() for x in (t.held, t.stamp, t.span, t.offset, t.live)]
+        return sum(x.numel() * x.element_size() for x in (*tables, self.moved))
+
+    def bring(self, layer: int, selection: Selection, fire: torch.Tensor, clock: torch.Tensor, later: bool) -> torch.Tensor | None:
+        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position. -> tokens moved
+        [H_kv]; None where the layer has no recall zone or nobody can wish."""
+        tables, want = self.tables.get(layer), selection.want
+        if tables is None or want.shape[1] == 0:
+            return None
+        memory, page = self.memory, self.rows.page
+        tokens = memory.spans.lengths.long()[want.clamp(min=0)]
+        if selection.tokens is not None:
+            tokens = selection.tokens.amax(1).gather(1, want.clamp(min=0))
+        count = torch.where((want >= 0) & fire[:, None], tokens // page, 0)
+        accepted = fit(count, tables.live.shape[1], 1 if selection.fits else self._rounds(tables.live.shape[1]))
+        keep = None
+        if not selection.reuse:
+            keep = torch.zeros(1, 1, dtype=torch.long, device=want.device)
+        elif selection.equal_reuse:
+            there = reusable(tables, want, count, accepted).sum(1)
+            keep = torch.where(fire, there, UNLIMITED).min().view(1, 1)
+        done = plan(tables, want, count, accepted, clock, keep)
+        self._move(layer, tables, done.fill)
+        self._rename(layer, tables, done.fill)
+        hot = memory.is_hot[layer]
+        hot.copy_((hot & ~done.gone) | (tables.held > 0))
+        moved = done.moved * page
+        self.moved[int(later), layer].add_(moved)
+        return moved
+
+    def _zone(self, layer: int) -> slice:
+        start = self.memory.hot.pool(layer).start["recall"]
+        return slice(start, start + self.memory.layout.of(layer).recall)
+
+    def _move(self, layer: int, tables: ZoneTables, fill: torch.Tensor) -> None:
+        slots, zone, page = self.memory.hot.slots(layer), self._zone(layer), self.rows.page
+        row = (self.memory.spans.starts.long()[tables.span] - self.rows.origin) // page + tables.offset
+        keys, values = (x[:, zone].unflatten(1, (-1, page)) for x in (slots.keys, slots.values))
+        move = cuda.fetch if keys.is_cuda else fetch
+        move(self.rows.layer(layer), torch.where(fill, row, 0), fill, keys, values)
+
+    def _rename(self, layer: int, tables: ZoneTables, fill: torch.Tensor) -> None:
+        slots, zone, page = self.memory.hot.slots(layer), self._zone(layer), self.rows.page
+        starts = self.memory.spans.starts.long()[tables.span] + tables.offset * page
+        position = (starts[..., None] + torch.arange(page, device=starts.device)).flatten(1)
+        new, live, span = (x.repeat_interleave(page, 1) if page > 1 else x for x in (fill, tables.live, tables.span))
+        slots.position[:, zone] = torch.where(new, position, slots.position[:, zone]).int()
+        slots.span[:, zone] = torch.where(new, span, slots.span[:, zone]).int()
+        slots.role[:, zone] = torch.where(live, ROLE["resident"], FREE).to(torch.uint8)
+
+
+def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """pool [rows, H_kv, 2, P, D], row int64 [H_kv, M] into cells keys, values [H_kv, M, P, D] where `fill` [H_kv, M]. A plain gather that
+    reads a row for every cell: fixed shapes, whatever is missing."""
+    found = pool[row, torch.arange(row.shape[0], device=row.device)[:, None]]
+    new = fill[:, :, None, None]
+    keys.copy_(torch.where(new, found[:, :, 0], keys))
+    values.copy_(torch.where(new, found[:, :, 1], values))

@@ -1,0 +1,89 @@
+"""The step under torch.compile: the Hugging Face modules, the method and the recall in one graph, made once; ready to be captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from static_support import CASES, FETCHING, Case, Counting, decoder
+from support import random_llama, random_prompt
+from torch._dynamo.utils import counters
+
+from kvlens.methods import get
+from kvlens.static import StaticDecoder
+
+STEPS = 48
+HOST = ("item", "tolist", "cpu", "numpy", "nonzero", "tensor", "unique", "masked_select", "to_list")
+"""Calls with which a graph would wait for the host, copy from it or have shapes that depend on data."""
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """Two layers, so that graphs are traced quickly."""
+    return random_llama(num_hidden_layers=2)
+
+
+@pytest.fixture
+def fresh() -> Any:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def on_random(case: Case) -> Case:
+    """The case on a small model that nothing was trained or calibrated for: its tables take a larger share."""
+    share = "0.8" if "dense_layers" in case.overrides else "0.6"
+    return Case(case.method, case.budget and share, case.preset, {**get(case.method).untrained, **case.overrides})
+
+
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12)], ids=lambda case: case.id)
+def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
+    prompt, case, backend = random_prompt(400), on_random(case), Counting()
+    plain = decoder(small, prompt, case, STEPS)
+    compiled = decoder(small, prompt, case, STEPS, ring=5).compiled(backend)
+    try:
+        assert compiled.decode(STEPS) == plain.decode(STEPS)
+        assert torch.equal(compiled.moved_bytes(), plain.moved_bytes())
+        assert (plain.moved_bytes().sum() > 0) == (case.method in FETCHING)
+    finally:
+        plain.close()
+        compiled.close()
+    assert len(backend.graphs) == counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert backend.calls == STEPS - 1, "step 0 runs as it is"
+    assert len(backend.addresses) == 1, "a captured graph reads the same memory at every step"
+    called = {str(getattr(node.target, "__name__", node.target)) for node in backend.graphs[0].graph.nodes if node.op.startswith("call")}
+    assert not called & set(HOST)
+
+
+@pytest.mark.parametrize("case", [CASES[5], CASES[9], CASES[11]], ids=lambda case: case.id)
+def test_without_mutation_it_is_the_same_step(small: Any, fresh: None, case: Case) -> None:
+    """What compilers that generate code are given: the graph with its writes turned into outputs (aot_eager)."""
+    prompt, case = random_prompt(400), on_random(case)
+    plain, compiled = (decoder(small, prompt, case, 12) for _ in range(2))
+    try:
+        assert compiled.compiled("aot_eager").decode(12) == plain.decode(12)
+        assert torch.equal(compiled.moved_bytes(), plain.moved_bytes())
+    finally:
+        plain.close()
+        compiled.close()
+
+
+def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
+    made: StaticDecoder = decoder(small, random_prompt(40), Case("full", None), 4)
+    try:
+        made.decode(1)
+        with pytest.raises(RuntimeError, match="needs a model on a CUDA device"):
+            made.capture()
+        with pytest.raises(RuntimeError, match=r"call capture\(\) first"):
+            made.replay(3)
+    finally:
+        made.close()
+
+
+def test_factors_are_refused_in_one_sentence(small: Any) -> None:
+    case = on_random(Case("sekv", "0.5", overrides={"form": "factors"}))
+    with pytest.raises(ValueError, match="set form=raw"):
+        decoder(small, random_prompt(400), case, 4)

@@ -1,0 +1,31 @@
+"""The one piece of kvlens/static/cuda.py that Triton's interpreter can run: what its fetch moves is what the plain fetch moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvlens.kernels.compat import INTERPRET
+from kvlens.static import cuda
+from kvlens.static.recall import fetch
+
+
+@pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
+@pytest.mark.parametrize("page", [1, 8])
+@pytest.mark.parametrize("token_major", [False, True])
+def test_the_kernel_fills_the_same_cells(page: int, token_major: bool) -> None:
+    g = torch.Generator().manual_seed(page)
+    heads, cells, rows, dim = 2, 6, 20, 16
+    pool = torch.randn(rows, heads, 2, page, dim, generator=g)
+    row, fill = torch.randint(0, rows, (heads, cells), generator=g), torch.rand(heads, cells, generator=g) < 0.5
+    slots = []
+    for _ in range(2):
+        stored = torch.full((2, cells * page, heads, dim), -1.0).transpose(1, 2)
+        keys, values = stored if token_major else stored.contiguous()
+        slots.append((keys.unflatten(1, (cells, page)), values.unflatten(1, (cells, page))))
+    fetch(pool, row, fill, *slots[0])
+    cuda.fetch(pool, row, fill, *slots[1])
+    for plain, kernel in zip(*slots, strict=True):
+        assert torch.equal(plain, kernel)
+    assert (slots[0][0][~fill] == -1).all()
+    assert (slots[0][0][fill] != -1).all()

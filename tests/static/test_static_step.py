@@ -1,0 +1,90 @@
+"""The static step generates what the engine generates and moves what the engine moves: token for token, byte for byte, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from static_support import CASES, FETCHING, Case, decoder
+from support import ListSink, task_prompt
+
+from kvlens.engine import Engine, Options
+from kvlens.prefill import ReadPrompt
+from kvlens.rows import MASS_COLUMNS
+
+STEPS = 48
+
+
+@pytest.fixture(scope="module")
+def asked(demo: Any) -> tuple[Any, ReadPrompt]:
+    prompt, _ = task_prompt(demo, "multikey", 700, max_new=STEPS)
+    return prompt, Engine(demo).read(prompt)
+
+
+@pytest.fixture(scope="module")
+def engine_runs(demo: Any, asked: tuple[Any, ReadPrompt]) -> dict[str, Any]:
+    return {}
+
+
+def engine_run(demo: Any, asked: tuple[Any, ReadPrompt], known: dict[str, Any], case: Case) -> tuple[Any, ListSink]:
+    if case.id not in known:
+        sink = ListSink()
+        options = Options(max_new=STEPS, ignore_eos=True)
+        known[case.id] = Engine(demo).run(asked[0], *case.arguments(), options, sink, read=asked[1], keep_logits=True), sink
+    return known[case.id]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_same_tokens_masses_and_bytes_as_the_engine(demo: Any, asked: Any, engine_runs: Any, case: Case) -> None:
+    expected, sink = engine_run(demo, asked, engine_runs, case)
+    static = decoder(demo, asked[0], case, STEPS, ring=7, read=asked[1])
+    try:
+        token, ids = asked[0].ids[-1], []
+        for step in range(STEPS):
+            logits = static.step(token)
+            torch.testing.assert_close(logits.float(), expected.logits[step], atol=1e-4, rtol=1e-4)
+            token = int(logits.argmax())
+            ids.append(token)
+        assert ids == expected.ids
+        assert static.session.ring is not None
+        told, moved = static.session.ring.told(), static.moved_bytes()
+    finally:
+        static.close()
+    assert len(told.mass) == len(sink.steps) == STEPS
+    token_bytes = demo.shape.head_token_bytes
+    for step, record in enumerate(sink.steps):
+        for role, name in enumerate(MASS_COLUMNS):
+            np.testing.assert_allclose(told.mass[step, ..., role], record.head[name], atol=1e-5)
+        np.testing.assert_array_equal(told.attended[step], record.kv["attended_tokens"])
+        np.testing.assert_array_equal(told.moved[step, 0] * token_bytes, record.kv["blocking_bytes"])
+        np.testing.assert_array_equal(told.moved[step].sum(0) * token_bytes, record.kv["h2d_bytes"])
+    assert int(moved.sum()) == sum(t.bytes for record in sink.steps for t in record.transfers if t.direction == "h2d")
+    np.testing.assert_array_equal(moved.numpy(), told.moved.sum(0) * token_bytes)
+    if case.method in FETCHING:
+        assert moved.sum() > 0, "a budget at which nothing is fetched proves nothing"
+    elif case.method in ("streaming_llm", "compresskv", "chess"):
+        assert (told.attended[-1] < len(asked[0].ids)).any()
+
+
+@pytest.mark.parametrize("case", [CASES[i] for i in (1, 2, 5, 8, 11)], ids=lambda case: case.id)
+def test_forced_tokens_and_no_instruments(demo: Any, asked: Any, engine_runs: Any, case: Case) -> None:
+    """Without rings the run is the same; forced with other tokens than its own, it chooses what the engine chooses."""
+    plain = decoder(demo, asked[0], case, STEPS, read=asked[1])
+    try:
+        assert plain.decode(STEPS) == engine_run(demo, asked, engine_runs, case)[0].ids
+    finally:
+        plain.close()
+    forced = tuple((7 * i) % 200 + 3 for i in range(STEPS))
+    options = Options(forced=forced)
+    expected = Engine(demo).run(asked[0], *case.arguments(), options, read=asked[1], keep_logits=True)
+    static = decoder(demo, asked[0], case, STEPS, read=asked[1])
+    try:
+        token = asked[0].ids[-1]
+        for step in range(STEPS):
+            logits = static.step(token)
+            assert int(logits.argmax()) == int(expected.logits[step].argmax())
+            token = forced[step]
+    finally:
+        static.close()

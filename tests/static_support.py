@@ -1,0 +1,75 @@
+"""Cases and helpers of the static step's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvlens import methods
+from kvlens.budget import Budget
+from kvlens.engine import Options
+from kvlens.static import StaticDecoder
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, a budget at which it drops or fetches, and parameters."""
+
+    method: str
+    budget: str | None
+    preset: str | None = "demo"
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return "-".join([self.method, *(f"{k}={v}" for k, v in self.overrides.items())])
+
+    def arguments(self) -> tuple[Any, Any, Budget | None]:
+        """What both the engine and the static decoder take: method, parameters, budget."""
+        method = methods.get(self.method)
+        params = methods.make_parameters(method, self.preset if self.preset in method.presets else None, self.overrides)
+        return method, params, None if self.budget is None else Budget.parse(self.budget)
+
+
+CASES = [
+    Case("full", None),
+    Case("streaming_llm", "0.15"),
+    Case("chess", None),
+    Case("compresskv", "0.15"),
+    Case("freekv", "0.3", overrides={"tau": 0.0}),
+    Case("freekv", "0.3", overrides={"tau": 0.8}),
+    Case("freekv", "0.3", overrides={"tau": 1.0}),
+    Case("freekv", "0.4", overrides={"recall": "all", "dense_layers": 1}),
+    Case("sentkv", "0.3"),
+    Case("sentkv", "0.4", overrides={"group": "native"}),
+    Case("sentkv", "0.5", "paper", {"usage": 0.2, "of": "current", "dense_layers": 1}),
+    Case("sekv", "0.35", overrides={"form": "raw"}),
+    Case("sekv", "0.35", overrides={"form": "raw", "zoom": "next"}),
+]
+FETCHING = ("freekv", "sentkv", "sekv")
+
+
+class Counting:
+    """A backend of torch.compile that runs graphs as they are, counts them, and remembers where their inputs lie at every call."""
+
+    def __init__(self) -> None:
+        self.graphs: list[torch.fx.GraphModule] = []
+        self.addresses: set[tuple[int, ...]] = set()
+        self.calls = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs.append(graph)
+
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            self.addresses.add(tuple(x.data_ptr() for x in args if isinstance(x, torch.Tensor)))
+            return graph.forward(*args)
+
+        return run
+
+
+def decoder(model: Any, prompt: Any, case: Case, steps: int, **more: Any) -> StaticDecoder:
+    return StaticDecoder(model, prompt, *case.arguments(), Options(max_new=steps, ignore_eos=True), **more)
