@@ -57,7 +57,7 @@ class StaticDecoder:
             surprisal = prefill(self.loaded, self.prompt, session, SessionCache(session, self.loaded.shape.layers), chunk)
         else:
             assert read.ids == self.prompt.ids
-            session.adopt(read.keys, read.values, read.last_queries)
+            session.adopt(read.keys, read.values, read.last_queries, read.peeked)
             surprisal = read.surprisal
         session.finish_prefill(surprisal[: self.context.prompt_tokens])
         return surprisal
