@@ -11,7 +11,7 @@ app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

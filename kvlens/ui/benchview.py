@@ -121,7 +121,7 @@ def show_claims() -> None:
 
 
 def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """One row per claim, and on what the first method's were measured."""
+    """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
     rows = [
         {
             "method": titles().get(name, name), "where": claim["source"], "claim": claim["says"], "here": VERDICTS[claim["holds"]],
@@ -130,8 +130,10 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
         for name, part in found["methods"].items()
         for claim in part["claims"]
     ]  # fmt: skip
-    first: dict[str, Any] = next((part["about"] for part in found["methods"].values()), {})
-    return pd.DataFrame(rows), first
+    abouts = [part["about"] for part in found["methods"].values()]
+    counts = sorted({int(about["prompts"]) for about in abouts})
+    first: dict[str, Any] = abouts[0] if abouts else {}
+    return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}
 
 
 def _guarded_read(name: str) -> dict[str, Any] | None:
