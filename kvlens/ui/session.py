@@ -15,7 +15,7 @@ def selection() -> tuple[Selection, list[str]]:
     """The shared selection, and what could not be read from the URL.
 
     A URL that this session did not write itself (pasted link, Back button) wins over the session."""
-    params = {name: st.query_params[name] for name in FIELDS if name in st.query_params}
+    params = _in_url()
     problems: list[str] = []
     if params and params != st.session_state.get(_WRITTEN):
         parsed, problems = parse(params)
@@ -25,15 +25,24 @@ def selection() -> tuple[Selection, list[str]]:
     return st.session_state.setdefault(_SELECTION, Selection()), problems
 
 
+def _in_url() -> dict[str, str]:
+    """The selection's part of the address bar, as the browser sent it with this run."""
+    return {name: st.query_params[name] for name in FIELDS if name in st.query_params}
+
+
 def store(chosen: Selection) -> None:
     """Keeps a clamped selection without telling the player that Python moved it."""
     st.session_state[_SELECTION] = chosen
 
 
 def change(fields: Mapping[str, object], *, moved_by_python: bool = True) -> None:
-    """Changes the selection. With `moved_by_python` the player is told to follow; its own commits must not echo back."""
+    """Changes the selection. With `moved_by_python` the player is told to follow; its own commits must not echo back.
+
+    The address that came with the change is older than it: two quick changes may both carry the address from before the first, which
+    must not be taken for a pasted link."""
     current: Selection = st.session_state.get(_SELECTION, Selection())
     st.session_state[_SELECTION] = current.merged(fields)
+    st.session_state[_WRITTEN] = _in_url()
     if moved_by_python:
         st.session_state[_REVISION] = revision() + 1
 

@@ -1,0 +1,51 @@
+"""Where the session's selection and the address bar disagree."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from kvlens.ui import session
+
+
+class Query(dict[str, str]):
+    """The address bar as one run of the script sees it."""
+
+    def to_dict(self) -> dict[str, str]:
+        return dict(self)
+
+    def from_dict(self, wanted: dict[str, str]) -> None:
+        self.clear()
+        self.update(wanted)
+
+
+@pytest.fixture
+def browser(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    fake = SimpleNamespace(session_state={}, query_params=Query(run="r", step="0"))
+    monkeypatch.setattr(session, "st", fake)
+    session.selection()
+    session.write_url()
+    return fake
+
+
+def test_a_commit_that_was_sent_before_the_address_of_the_last_one_arrived_still_counts(browser: SimpleNamespace) -> None:
+    before = browser.query_params.copy()
+    session.change({"step": 11}, moved_by_python=False)
+    session.write_url()
+    browser.query_params = Query(before)  # the second commit left the browser while the address still said step 0
+    session.change({"step": 10}, moved_by_python=False)
+    revision = session.revision()
+    assert session.selection()[0].step == 10
+    assert session.revision() == revision, "the player must not be told to move"
+    session.write_url()
+    assert browser.query_params["step"] == "10"
+
+
+def test_a_pasted_link_and_the_back_button_win(browser: SimpleNamespace) -> None:
+    session.change({"step": 11}, moved_by_python=False)
+    session.write_url()
+    browser.query_params = Query(run="r", step="3")
+    revision = session.revision()
+    assert session.selection()[0].step == 3
+    assert session.revision() == revision + 1
