@@ -150,6 +150,61 @@ class Scores:
     """int32 [L, H_kv]: how many spans were ranked"""
 
 
+@dataclass(frozen=True)
+class Loss:
+    """What a step's next-token distribution lost against full KV in the very same context. Logarithms are natural (nats).
+
+    Recorded while every token before this one is the reference's: always when the run is forced, up to and including the first
+    divergence when it is free.
+    """
+
+    ref_token: int
+    """what the full-KV reference chose at this step"""
+    ref_text: str
+    top_token: int
+    """the most probable token under the method"""
+    top_text: str
+    agrees: bool
+    """full KV and the method have the same most probable token"""
+    kl: float
+    """KL(full || method), nats"""
+    ref_logprob: float
+    """of ref_token under full KV"""
+    logprob: float
+    """of ref_token under the method"""
+    logit_diff: float
+    """logit of ref_token under the method minus that under full KV"""
+    ref_rank: int
+    """place of ref_token under the method, 0 = most probable"""
+
+
+@dataclass
+class Oracle:
+    """Full attention of this run's own queries over the exact keys of every position so far, per span: what a query head would read
+    had nothing been dropped. The K spans of each query head with most of it, most first."""
+
+    span: np.ndarray
+    """int32 [L, Hq, K], -1 = none; all -1 in layers that were not sampled at this step"""
+    full: np.ndarray
+    """float32 [L, Hq, K]: full attention's mass on the span"""
+    mass: np.ndarray
+    """float32 [L, Hq, K]: the method's mass on the same span, its coarse entry included"""
+    tail_full: np.ndarray
+    """float32 [L, Hq]: full attention's mass on the spans that are not listed; NaN in layers that were not sampled"""
+
+
+@dataclass(frozen=True)
+class SpanKeys:
+    """Mean key of every prompt span, for looking at how spans lie to each other."""
+
+    form: str
+    """pre-rope: the rotary embedding was taken back before averaging | post-rope: it could not be"""
+    span: np.ndarray
+    """int32 [S]"""
+    keys: np.ndarray
+    """float32 [L, H_kv, S, D]"""
+
+
 @dataclass
 class StepRecord:
     """All that one decode step logs."""
@@ -190,6 +245,10 @@ class StepRecord:
     journal: list[JournalRow] = field(default_factory=list)
     scores: Scores | None = None
     """None: this method does not rank spans, or did not at this step"""
+    loss: Loss | None = None
+    """None: no reference was given, or the contexts differ by now"""
+    oracle: Oracle | None = None
+    """None: not recorded, or no layer was sampled at this step"""
 
 
 @dataclass
@@ -206,6 +265,8 @@ class PrefillRecord:
     cold_bytes: int
     resident_bytes: int
     journal: list[JournalRow] = field(default_factory=list)
+    span_keys: SpanKeys | None = None
+    """None: not recorded"""
 
 
 @dataclass(frozen=True)
