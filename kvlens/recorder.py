@@ -18,7 +18,7 @@ from kvlens.measure import Snapshot, alike, measure
 from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
 from kvlens.methods.base import Method
-from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, StepRecord, TraceSink
+from kvlens.rows import JournalRow, Loss, PrefillRecord, PromptToken, SelfCheck, StepRecord, TraceSink
 from kvlens.selfcheck import Tally
 
 RANKED_SPANS = 32
@@ -42,6 +42,8 @@ class StepFacts:
     text: str
     logprob: float
     next_entropy: float
+    loss: Loss | None = None
+    """against the full-KV reference; None: not compared"""
 
 
 class Recorder:
@@ -96,7 +98,7 @@ class Recorder:
             facts.step, facts.t_us, facts.dur_us, memory.waited_ns // 1000, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
             none, none, [], memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
-            self._journal(),
+            self._journal(), loss=facts.loss,
         )  # fmt: skip
         self._newest = shot, record
         record.record_us = (time.perf_counter_ns() - began) // 1000
