@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within 1e-3).
 #: sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span that is hot;
@@ -20,7 +20,8 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
-HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "n_zoomed", "zoom_rate", "corrected")
+#: regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
+HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed); blocking_bytes:
 #: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every token that was wanted and
 #: hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's queries and the last step's, mean over the
