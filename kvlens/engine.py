@@ -6,7 +6,7 @@ under the method. Methods may ask to see that token's query, key and value befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from kvlens.attention import SessionCache
 from kvlens.budget import Budget
 from kvlens.generation import Cancelled, Generation, Options, Progress, Result, entropies
+from kvlens.holds import Hold, check
 from kvlens.lens.comparison import Reference
 from kvlens.methods.base import Method, RunContext
 from kvlens.methods.full import FullKV
@@ -61,17 +62,20 @@ class Engine:
         self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None, options: Options | None = None,
         sink: TraceSink | None = None, progress: Progress = lambda phase, done, total: None,
         cancelled: Callable[[], bool] = lambda: False, keep_logits: bool = False, read: ReadPrompt | None = None,
-        against: Reference | None = None,
+        against: Reference | None = None, holds: Sequence[Hold] = (),
     ) -> Result:  # fmt: skip
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read before.
         `against`: the full-KV run of this prompt; every step is compared with it while both have chosen the same tokens.
+        `holds`: what is kept exactly on the device beside what the method keeps; its bytes raise the budget by themselves.
 
-        Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of another model,
-        and whatever the sink raises.
+        Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of another model
+        or a hold on what the run does not have, and whatever the sink raises.
         """
         options = options or Options()
         assert read is None or read.ids == prompt.ids
-        session = Session(method, params, self.context(prompt, budget, options))
+        context = self.context(prompt, budget, options)
+        check(holds, context.shape, context.prompt_tokens + context.max_new)
+        session = Session(method, params, context, holds=holds)
         run = Generation(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against)
         try:
             return run.go(read)

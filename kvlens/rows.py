@@ -34,9 +34,11 @@ KV_COLUMNS = (
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
-#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good.
+#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good;
+#: hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does.
 EVENT_KINDS = (
     "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused", "release",
+    "hold",
 )  # fmt: skip
 #: partial: some of the span's tokens are on the device, the others are gone.
 SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial")

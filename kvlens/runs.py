@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvlens import methods
+from kvlens.holds import Hold
 from kvlens.prompts import PromptText
 
 DEFAULT_SHARE = "0.2"
@@ -49,6 +50,8 @@ class RunRequest(BaseModel):
     """compare every step with the full-KV reference, which is made first where it is not stored"""
     forced_reference: bool = False
     """feed the reference's tokens instead of the method's own choices; compares as well"""
+    hold: tuple[Hold, ...] = ()
+    """what is kept exactly for some heads, whatever the method does"""
 
     @model_validator(mode="after")
     def _one_way_of_forcing(self) -> RunRequest:
@@ -96,7 +99,7 @@ def carry_out(
     from kvlens.storing import Pairing, plan, prepare, store
 
     prepared = prepare(request, source, report)
-    pairing, forced = Pairing(reference_key=reference_key(request, prepared)), None
+    pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
     if request.against or request.forced_reference:
         reference = obtain(prepared, request, runs_dir, report, cancelled)
         forced = reference.ids if request.forced_reference else None

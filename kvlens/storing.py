@@ -130,7 +130,7 @@ def store(
     try:
         result = engine.run(
             prompt, planned.method, planned.params, planned.budget, planned.options, sink, report, cancelled,
-            keep_logits, against=pairing.reference,
+            keep_logits, against=pairing.reference, holds=pairing.holds,
         )  # fmt: skip
         checks = result.checks
         extra = {

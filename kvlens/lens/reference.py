@@ -96,6 +96,7 @@ def _full(request: RunRequest) -> RunRequest:
         "overrides": {},
         "against": False,
         "forced_reference": False,
+        "hold": (),
     }
     return request.model_copy(update=changes)
 
