@@ -27,6 +27,7 @@ def navigation() -> Page:
             st.Page("pages/heads.py", title="Heads", url_path="heads"),
             st.Page("pages/method.py", title="Method", url_path="method"),
             st.Page("pages/memory.py", title="Memory", url_path="memory"),
+            st.Page("pages/compare.py", title="Compare", url_path="compare"),
             st.Page("pages/benchmarks.py", title="Benchmarks", url_path="benchmarks"),
         ],
         position="top",
