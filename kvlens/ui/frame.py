@@ -68,6 +68,6 @@ def _newest_readable(table: object) -> str:
 
 
 def _picked() -> None:
-    """Another run: step and span belong to the old one; layer, head and metric are kept where they exist."""
+    """Another run opens on its own step of loss, or at its beginning; the metric is kept where it exists."""
     uid = st.session_state["run_picker"]
-    session.change({"run": uid, "step": 0, "span": None, "layer": None, "head": None})
+    session.change({"run": uid, "step": None, "span": None, "layer": None, "head": None})
