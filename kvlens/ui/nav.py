@@ -25,6 +25,7 @@ def navigation() -> Page:
             st.Page("pages/run.py", title="New run", url_path="run"),
             st.Page("pages/replay.py", title="Replay", url_path="replay"),
             st.Page("pages/heads.py", title="Heads", url_path="heads"),
+            st.Page("pages/spans.py", title="Spans", url_path="spans"),
             st.Page("pages/method.py", title="Method", url_path="method"),
             st.Page("pages/memory.py", title="Memory", url_path="memory"),
             st.Page("pages/compare.py", title="Compare", url_path="compare"),
