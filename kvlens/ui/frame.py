@@ -47,6 +47,10 @@ def run_label(row: object) -> str:
     """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not whole."""
     get = row.get  # type: ignore[attr-defined]
     parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method"))]
+    if _true(get("hold")):
+        parts.append("what-if")
+    elif _true(get("forced")):
+        parts.append("forced")
     parts += [text for name in ("preset", "model") if (text := _text(get(name)))]
     if text := _text(get("budget")):
         parts.append(f"budget {text}")
@@ -60,6 +64,10 @@ def run_label(row: object) -> str:
 
 def _text(value: object) -> str:
     return "" if value is None or value != value else str(value)
+
+
+def _true(value: object) -> bool:
+    return value is not None and value == value and bool(value)
 
 
 def _newest_readable(table: object) -> str:

@@ -81,6 +81,21 @@ def roles(table: pd.DataFrame) -> list[str]:
     return words
 
 
+def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
+    """(in words, uid) of the stored runs that a run belongs with: its reference, what it repeats, what repeats it; at most eight."""
+    row = table[table["uid"] == uid].iloc[0]
+    stored = set(table["uid"])
+    found = [
+        (label, str(row[column]))
+        for column, label in (("reference", "Its full-KV reference"), ("parent", "The run it repeats"))
+        if row[column] in stored
+    ]
+    for _, other in table[table["parent"] == uid].iterrows():
+        label = "What-if" if _true(other["hold"]) else "Forced repeat"
+        found.append((f"{label} of {str(other['created'])[11:16]}", str(other["uid"])))
+    return found[:8]
+
+
 def truth(column: pd.Series) -> pd.Series:
     """A column of true, false and not recorded as booleans."""
     return column.map(_true).astype(bool)

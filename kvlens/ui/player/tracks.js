@@ -68,7 +68,7 @@ class Tracks {
   }
 
   drawBase(ctx, width, height, theme) {
-    if (this.diverged !== null) this.shade(ctx, width, height, theme);
+    if (this.diverged != null) this.shade(ctx, width, height, theme);
     this.tracks.forEach((track, i) => this.drawTrack(ctx, track, this.rowTop(i, height), this.rowHeight(height), width, theme));
     ctx.font = `11px ${theme.font}`;
     ctx.fillStyle = theme.text;
