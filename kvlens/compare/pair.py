@@ -17,6 +17,7 @@ SETTINGS = (
     "max_new", "task", "forced", "parent", "coverage", "oracle", "trace_level", "kvlens", "torch", "transformers", "kernels", "link",
     "machine", "started",
 )  # fmt: skip
+KINDS = ("differs", "one method only", "same")
 ABSENT = "–"
 """what a setting that a run does not have is shown as"""
 
@@ -110,14 +111,21 @@ def settings(reader: TraceReader) -> dict[str, Any]:
 
 
 def config_difference(a: TraceReader, b: TraceReader) -> pd.DataFrame:
-    """Every setting of either run as text: setting, A, B, differs. Those that differ come first."""
+    """Every setting of either run as text: setting, A, B, kind. In this order of kinds: 'differs', 'one method only' (a parameter that
+    the other run's method does not have), 'same'."""
     first, second = settings(a), settings(b)
     rows = [
-        {"setting": name, "A": _text(first.get(name)), "B": _text(second.get(name)), "differs": first.get(name) != second.get(name)}
+        {"setting": name, "A": _text(first.get(name)), "B": _text(second.get(name)), "kind": _kind(name, first, second)}
         for name in dict.fromkeys([*first, *second])
     ]
-    frame = pd.DataFrame(rows, columns=["setting", "A", "B", "differs"])
-    return frame.sort_values("differs", ascending=False, kind="stable", ignore_index=True)
+    frame = pd.DataFrame(rows, columns=["setting", "A", "B", "kind"])
+    return frame.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True)
+
+
+def _kind(name: str, first: dict[str, Any], second: dict[str, Any]) -> str:
+    if name.startswith("parameter ") and (name in first) != (name in second):
+        return "one method only"
+    return "same" if first.get(name) == second.get(name) else "differs"
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -134,11 +142,11 @@ def _text(value: Any) -> str:
 
 
 def run_name(reader: TraceReader) -> str:
-    """A run in a few words: method, preset, budget, forced."""
+    """A run in a few words: method, preset, budget, forced, held."""
     meta = reader.meta
     parts = [str(meta.get("method"))]
     parts += [f"({meta['preset']})"] if meta.get("preset") else []
-    parts += [f"budget {meta['budget']}"] if meta.get("budget") not in (None, "") else []
+    parts += ["without limit" if meta.get("budget_bytes") is None else f"budget {meta.get('budget')}"]
     parts += ["forced"] if meta.get("forced") else []
     parts += ["with held ranges"] if meta.get("hold") else []
     return " ".join(parts)

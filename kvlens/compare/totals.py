@@ -16,18 +16,22 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Total:
-    """One number of a run; NaN is 'not recorded'."""
+    """One number of a run."""
 
     name: str
     unit: str
     """'bytes', 'tokens', 'steps', 'step', 'spans', 'copies', 's', 'nats', 'share'"""
     value: float
+    absent: str = "not recorded"
+    """what NaN means here"""
 
     def text(self, value: float | None = None) -> str:
         """The value, or another of the same kind, as it is printed."""
         shown = self.value if value is None else value
         if not np.isfinite(shown):
-            return "not recorded"
+            return self.absent
+        if self.unit == "step":
+            return f"step {shown:.0f}"
         if self.unit == "bytes":
             return si_bytes(shown)
         if self.unit == "share":
@@ -47,7 +51,7 @@ def totals(reader: TraceReader) -> list[Total]:
     return [
         Total("prompt", "tokens", _number(meta.get("prompt_tokens"))),
         Total("decode steps", "steps", float(reader.n_steps)),
-        Total("budget", "bytes", _number(meta.get("budget_bytes"))),
+        Total("budget", "bytes", _number(meta.get("budget_bytes")), "no limit"),
         Total("peak on the device, inside a step", "bytes", _most(steps["peak_bytes"])),
         Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
         Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
@@ -65,8 +69,9 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
         Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
         Total("KL from full KV, largest", "nats", _most(loss["kl"])),
-        Total("first step that disagrees with full KV", "step", float(lost.min()) if len(lost) else float("nan")),
-    ]
+        Total("first step that disagrees with full KV", "step", float(lost.min()) if len(lost) else float("nan"),
+              "none" if len(loss) else "not recorded"),
+    ]  # fmt: skip
 
 
 def attended(reader: TraceReader) -> float:
@@ -87,34 +92,27 @@ def delta_table(a: TraceReader, b: TraceReader) -> pd.DataFrame:
     for first, second in zip(totals(a), totals(b), strict=True):
         rows.append(
             {
-                "quantity": first.name, "A": _said(first), "B": _said(second), "B beside A": beside(first, second.value),
+                "quantity": first.name, "A": first.text(), "B": second.text(), "B beside A": beside(first, second),
                 "unit": first.unit, "value A": first.value, "value B": second.value,
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
 
 
-def _said(total: Total) -> str:
-    if total.name.startswith("first step") and not np.isfinite(total.value):
-        return "none, or not recorded"
-    if total.name == "budget" and not np.isfinite(total.value):
-        return "no limit"
-    return total.text()
-
-
-def beside(a: Total, b: float) -> str:
+def beside(a: Total, b: Total) -> str:
     """'3.1 MB more, 2.4 times A', '12 steps less', 'the same', or why nothing can be said."""
-    if not (np.isfinite(a.value) and np.isfinite(b)):
-        return "cannot be said"
-    difference = b - a.value
-    if abs(difference) <= SAME * max(abs(a.value), abs(b)):
+    missing = [f"{total.absent} in {name}" for name, total in (("A", a), ("B", b)) if not np.isfinite(total.value)]
+    if missing:
+        return f"{a.absent} in both" if len(missing) == 2 and a.absent == b.absent else ", ".join(missing)
+    difference = b.value - a.value
+    if abs(difference) <= SAME * max(abs(a.value), abs(b.value)):
         return "the same"
     if a.unit == "step":
         return f"{abs(difference):,.0f} steps {'later' if difference > 0 else 'earlier'}"
     words = f"{a.text(abs(difference))} {'more' if difference > 0 else 'less'}"
-    if a.unit == "nats" and min(a.value, b) < 0:
+    if b.value == 0 or a.value <= 0 or b.value < 0:
         return words
-    return f"{words}, {b / a.value:.3g} times A" if a.value > 0 else words
+    return f"{words}, {b.value / a.value:.3g} times A"
 
 
 def _number(value: object) -> float:

@@ -37,7 +37,7 @@ def overlaid(tracks: list[Track], step: int, divergence: int | None) -> go.Figur
                 line={"color": color, "width": 2, "dash": dash},
                 hovertext=[f"{name}, step {at}: {value_of(float(v), track.unit)}" for at, v in zip(steps, values, strict=True)],
             )  # fmt: skip
-        axis = {"tickformat": "~s", "ticksuffix": "B"} if track.unit == "bytes" else {}
+        axis = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if track.unit == "bytes" else {}
         figure.update_yaxes(title_text=track.unit, row=row, col=1, nticks=4, **axis)
         if not (np.isfinite(track.a).any() or np.isfinite(track.b).any()):
             figure.add_annotation(text="not recorded in either run", x=0.5, y=0.5, xref="x domain", yref="y domain", showarrow=False,

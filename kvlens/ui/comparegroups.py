@@ -28,20 +28,21 @@ def quality() -> None:
     table = points(found)
     places = {f"{model} · {task or 'no task named'}": (model, task) for model, task in _cells(table)}
     left, right = st.columns(2, gap="medium")
-    place = left.selectbox("Model and task", list(places), key="compare_cell") if len(places) > 1 else next(iter(places))
-    model, task = places.get(str(place), next(iter(places.values())))
+    cell = left.selectbox("Model and task", list(places), key="compare_cell") if len(places) > 1 else next(iter(places))
+    model, task = places.get(str(cell), next(iter(places.values())))
     shown = table[(table["model"] == model) & (table["task"] == task)]
     costs = [name for name in AXES if name != "attended_tokens"]
     axis = str(right.selectbox("Bytes", costs, key="compare_bytes", format_func=lambda name: AXES[name]))
     titles = {str(entry["name"]): str(entry["title"]) for entry in data.catalogue()}
-    for where, name in ((left, axis), (right, "attended_tokens")):
-        with where:
+    for place, name in zip(st.columns(2, gap="medium"), (axis, "attended_tokens"), strict=True):
+        with place:
             _points(shown, name, titles, f"{model}-{task}")
-    prompts = int(shown["n"].max())
+    most = int(shown["n"].max())
+    each = "one prompt" if most == 1 else f"at most {most} prompts"
     st.caption(plain(
-        f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, at most {prompts} prompts per point. "
-        "Exact match: the first line of the free output is the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which says "
-        "little. Of several runs of one prompt the newest counts; forced runs and runs with held ranges are left out."
+        f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} each. Exact match: the first line "
+        "of the free output is the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which says little. Of several runs of "
+        "one prompt the newest counts; forced runs and runs with held ranges are left out."
         + (f" Only the newest {MOST} runs were looked at." if left_out else "")
     ))  # fmt: skip
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import streamlit as st
 
-from kvlens.compare.pair import ABSENT, Pair, config_difference, divergence_words, run_name
+from kvlens.compare.pair import ABSENT, KINDS, Pair, config_difference, divergence_words, run_name
 from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
@@ -34,16 +34,18 @@ def names(pair: Pair) -> None:
 def differences(pair: Pair) -> None:
     """Settings that differ, the others folded away."""
     table = config_difference(pair.a, pair.b)
-    shown = table[table["differs"]].drop(columns="differs")
+    shown, alone, same = (table.loc[table["kind"] == kind, ["setting", "A", "B"]] for kind in KINDS)
     st.markdown("##### What was set differently")
     if shown.empty:
         st.text("Nothing: both runs have the same settings.")
     else:
         st.dataframe(shown, hide_index=True, width="stretch", height=min(320, 38 + 35 * len(shown)))
         st.caption(f"{ABSENT}: the run has no such setting.")
-    same = table[~table["differs"]]
+    if len(alone):
+        with st.expander(f"{len(alone)} parameters that only one of the methods has"):
+            st.dataframe(alone, hide_index=True, width="stretch")
     with st.expander(f"{len(same)} settings are the same"):
-        st.dataframe(same.drop(columns=["differs", "B"]).rename(columns={"A": "A and B"}), hide_index=True, width="stretch")
+        st.dataframe(same.drop(columns="B").rename(columns={"A": "A and B"}), hide_index=True, width="stretch")
     menu(table, f"{stem(pair)}-settings", "compare_settings", image=False)
 
 
@@ -73,7 +75,8 @@ def metric_picker(pair: Pair, chosen: Selection) -> None:
         st.info("The runs recorded no figure per step and head in common, so there is no map to compare.")
         return
     st.session_state["compare_metric"] = chosen.metric
-    st.selectbox("Metric of maps and curves", common, key="compare_metric", format_func=lambda name: metric_of(name).label,
+    place = st.columns([1, 2])[0]
+    place.selectbox("Metric of maps and curves", common, key="compare_metric", format_func=lambda name: metric_of(name).label,
                  on_change=lambda: session.change({"metric": st.session_state["compare_metric"]}))  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def maps(pair: Pair, chosen: Selection) -> None:
     st.markdown("##### Maps")
     step, both = chosen.step or 0, min(pair.a.n_steps, pair.b.n_steps)
     until = both if pair.divergence is None else pair.divergence + 1
-    same, every = f"steps 0–{until - 1}, same context", f"steps 0–{both - 1} of both"
+    same, every = f"{_steps(until)}, same context", f"{_steps(both)} of both"
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     ranges = {"step": f"step {step}", "same": same} | ({} if until == both else {"all": every})
     if st.session_state.get("compare_over") not in ranges:
@@ -137,21 +140,34 @@ def maps(pair: Pair, chosen: Selection) -> None:
                      f"around 0: red is more in B, blue less.{apart}"))  # fmt: skip
 
 
+def _steps(stop: int) -> str:
+    return f"steps 0–{stop - 1}" if stop > 1 else "step 0"
+
+
 def curves(pair: Pair, chosen: Selection) -> None:
     """Curves of both runs over each other."""
-    st.markdown("##### Over the steps")
-    found = comparedata.tracks(pair, chosen.metric, chosen.layer or 0, chosen.head or 0)
-    chart(
-        overlaid(found, chosen.step or 0, pair.divergence), partial(track_table, found), f"{stem(pair)}-tracks", "compare_tracks",
-        "Quantities of A and B over the decode steps",
-    )  # fmt: skip
+    with st.expander("The curves as a chart, to point at and to save"):
+        found = comparedata.tracks(pair, chosen.metric, chosen.layer or 0, chosen.head or 0)
+        chart(
+            overlaid(found, chosen.step or 0, pair.divergence), partial(track_table, found), f"{stem(pair)}-tracks", "compare_tracks",
+            "Quantities of A and B over the decode steps",
+        )  # fmt: skip
+
+
+_WIDE = {"quantity": st.column_config.TextColumn(width="medium"), "B beside A": st.column_config.TextColumn(width="medium")}
 
 
 def deltas(pair: Pair) -> None:
     """Totals of both runs and what B is beside A, in words."""
     st.markdown("##### Totals")
     table = delta_table(pair.a, pair.b)
-    st.dataframe(table.drop(columns=["unit", "value A", "value B"]), hide_index=True, width="stretch", height=38 + 35 * len(table))
+    st.dataframe(
+        table.drop(columns=["unit", "value A", "value B"]),
+        hide_index=True,
+        width="stretch",
+        height=38 + 35 * len(table),
+        column_config=_WIDE,
+    )
     st.caption(plain("Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over all steps, layers and query heads; after "
                      "the runs part, they stand for different contexts."))  # fmt: skip
     menu(table, f"{stem(pair)}-totals", "compare_totals", image=False)

@@ -25,6 +25,16 @@ class PartedStrip extends TokenStrip {
 
 // Curves of A (blue, solid) and B (orange, dashed); the values of both stand at the right end.
 class PairTracks extends Tracks {
+  // A recorded step between two that were not has no line to be part of.
+  curve(ctx, values, y, width, color, dash) {
+    super.curve(ctx, values, y, width, color, dash);
+    ctx.fillStyle = color;
+    for (let step = 0; step < values.length; step++) {
+      const alone = [step - 1, step + 1].every((at) => !(at in values) || Number.isNaN(values[at]));
+      if (alone && !Number.isNaN(values[step])) ctx.fillRect(this.x(step, width) - 3, y(values[step]) - 3, 6, 6);
+    }
+  }
+
   draw(view, width, height, theme) {
     super.draw(view, width, height, theme);
     const ctx = this.canvas.getContext("2d");
@@ -63,7 +73,7 @@ function difference(a, b, metricA, metricB) {
 
 // The tracks of both runs under one name; what one of them did not record is empty there.
 function pairTracks(a, b) {
-  const plainTitles = { peak: "KV bytes on the device, peak in step" };
+  const plainTitles = { peak: "KV bytes on the device, peak in step", kl: "KL(full KV \u2016 run) of the next token" };
   const names = [...new Set([...a.header.tracks, ...b.header.tracks].map((track) => track.name))];
   return names.map((name) => {
     const track = [...a.header.tracks, ...b.header.tracks].find((t) => t.name === name);
