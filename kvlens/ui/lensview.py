@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.ui import data, lensdata, lensjobs, lenswhatif
 from kvlens.ui.data import TraceReader
@@ -65,14 +64,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} · full KV's mass on it "
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret {plain(f'{missed.regret:.2f}')}"
     )
-    return [*said, f"**Why it was not there**: {plain(why(missed))}.", _moved(found)]
-
-
-def why(missed: Missed) -> str:
-    """The recorded state of the span for the KV head."""
-    if missed.state is None:
-        return "where the span lay at this step was not recorded"
-    return f"it was {missed.state} for this KV head ({STATE_MEANINGS[missed.state]})"
+    return [*said, f"**Why it was not there**: {plain(missed.reason.says)}.", _moved(found)]
 
 
 def _span(reader: TraceReader, missed: Missed) -> str:
