@@ -10,7 +10,8 @@ import streamlit as st
 from kvlens.figures.grid import Cell
 from kvlens.ui import benchview, data
 from kvlens.ui.griddata import Suite, trials_of
-from kvlens.ui.widgets import plain
+from kvlens.ui.submit import submit_trial
+from kvlens.ui.widgets import error, plain
 
 SHOWN = (
     "score", "answer", "output", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "seed", "infeasible", "refused",
@@ -64,7 +65,10 @@ def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
         return
     model = str(about.get("request", {}).get("model", "demo"))
     if st.button("Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"):
-        from kvlens.ui.submit import submit_trial
-
-        st.switch_page("pages/run.py", query_params={"job": submit_trial({**row, "model": model})})
+        try:
+            job = submit_trial({**row, "model": model})
+        except ValueError as problem:
+            error(f"{str(problem)[0].upper()}{str(problem)[1:]}".rstrip(".") + ".")
+            return
+        st.switch_page("pages/run.py", query_params={"job": job})
     st.caption("This sweep stored no traces; the trial's prompt comes from its seed, so the run is the same.")
