@@ -57,7 +57,11 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
     ]
     missed = found.missed
     if missed is None:
-        return [*said, f"**Missed most**: not recorded at this step{plain(sampling(reader))}.", _moved(found)]
+        if len(reader.triples(found.step)):
+            said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
+        else:
+            said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        return [*said, _moved(found)]
     group = reader.q_heads // reader.kv_heads
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
