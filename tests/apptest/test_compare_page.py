@@ -14,6 +14,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui import comparegroups
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +153,15 @@ def test_all_runs_with_an_answer_are_points(visit: Visit, pair: PairRuns) -> Non
     assert len(points) == 2
     assert points[0]["data"][0]["marker"]["symbol"] == ["circle-open"]
     assert points[1]["layout"]["xaxis"]["title"]["text"] == "attended tokens per step and KV head"
+
+
+def test_older_runs_are_read_when_asked_for(visit: Visit, pair: PairRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparegroups, "FIRST", 1)
+    app = visit(pair.folder, "compare")
+    assert "No run has a known answer yet." in words(app)
+    next(button for button in app.button if button.label == "Read the 4 older runs too").click().run()
+    assert "No run has a known answer yet." not in words(app)
+    assert "a line per method and preset" in words(app)
 
 
 def test_without_a_known_answer_it_says_so(visit: Visit, tmp_path: Path) -> None:
