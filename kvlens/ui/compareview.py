@@ -15,8 +15,8 @@ from kvlens.figures.comparetracks import overlaid, track_table
 from kvlens.figures.metrics import metric_of
 from kvlens.store.reader import TraceReader
 from kvlens.ui import comparedata, data, lensdata, session
-from kvlens.ui.chart import chart, menu
-from kvlens.ui.compareplayer import pair_player
+from kvlens.ui.chart import canvas_menu, chart, menu
+from kvlens.ui.compareplayer import KEY, pair_player
 from kvlens.ui.player import payload
 from kvlens.ui.reportbutton import report_button
 from kvlens.ui.state import Selection
@@ -99,6 +99,13 @@ def player(pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None
         "labels": [run_name(pair.a), run_name(pair.b)],
     }  # fmt: skip
     pair_player(sent[0][1], sent[1][1], header, on_commit)
+    if chosen.metric is not None and pair.same_shape:
+        step, metric = chosen.step or 0, metric_of(chosen.metric)
+        a, b = (comparedata.map_of(reader, metric.name, step) for reader in (pair.a, pair.b))
+        caption = f"{metric.label} at step {step}\nA: {run_name(pair.a)}, {pair.a.uid} · B: {run_name(pair.b)}, {pair.b.uid}"
+        canvas_menu(
+            partial(map_table, a, b, pair.a.kv_heads, metric, f"step {step}"), f"{stem(pair)}-{metric.name}-step-{step}", KEY, caption
+        )
     if not pair.same_shape:
         st.caption("The models have different layers or heads, so there is no map of B minus A.")
 
