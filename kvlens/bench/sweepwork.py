@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -164,13 +165,14 @@ class WorkerLost(ValueError):
 
 
 def serve(pipe: Connection, place: Place) -> None:
-    """A worker process: answers until the pipe is closed."""
+    """A worker process: answers until the pipe is closed. Ctrl-C reaches it too, and is the coordinator's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     worker: Worker | None = None
     while True:
         try:
             what, trial = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
         try:
             worker = worker or Worker(place)
