@@ -16,7 +16,7 @@ from kvlens.rows import SPAN_STATES
 from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.details import window_range
+from kvlens.ui.details import metric_table, window_range
 from kvlens.ui.player import lens, payload
 from kvlens.ui.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.ui.state import Selection
@@ -92,6 +92,14 @@ def test_the_player_replays_every_event_that_moves_a_span() -> None:
     kinds = re.search(r"kind::VARCHAR IN \((.*?)\)", queries.ALL_STATE_EVENTS)
     assert kinds is not None
     assert set(re.findall(r"\w+", kinds.group(1))) == set(payload._STATE_EVENTS)
+
+
+def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceReader) -> None:
+    table = metric_table(reader, "resident_bytes").set_index(["step", "layer", "q_head"])
+    assert len(table) == reader.n_steps * reader.n_layers * reader.q_heads
+    row = table.loc[(7, 2, 5)]
+    assert row["kv_head"] == 1
+    assert row["Resident bytes (bytes)"] == reader.kv_cube("resident_bytes")[7, 2, 1]
 
 
 def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
