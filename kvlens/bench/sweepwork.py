@@ -77,7 +77,7 @@ def serve(pipe: Connection, place: Place) -> None:
     while True:
         try:
             what, trial = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             worker = worker or Worker(place)
