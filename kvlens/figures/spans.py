@@ -139,8 +139,7 @@ def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
 
 
 def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
-    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing has a number: Plotly
-    draws nothing at all when a colour axis has no user."""
+    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing has a number."""
     values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
