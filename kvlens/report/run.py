@@ -92,6 +92,30 @@ def answer(reader: TraceReader) -> str:
     return table(("", "text"), rows) + shown
 
 
+def held(reader: TraceReader) -> str:
+    """Of a counterfactual: what was held, and what that changed against the run it repeats."""
+    meta = reader.meta
+    rows = [
+        (f"span {hold['span']}", f"tokens {hold['tok_start']}–{hold['tok_end'] - 1}", f"from step {hold['from_step']}",
+         ", ".join(f"L{layer} KV{head}" for layer, head in hold["heads"]))
+        for hold in meta["hold"]
+    ]  # fmt: skip
+    tried = meta.get("whatif") or {}
+    changed = [
+        ("KL at the step of loss (nats)", tried.get("kl_before"), tried.get("kl_after")),
+        ("answer", tried.get("answer_before"), tried.get("answer_after")),
+        ("held, beyond the budget", "nothing", si_bytes(tried.get("held_bytes"))),
+    ]
+    restored = tried.get("restored")
+    said = "Whether the answer came back is not known."
+    if restored is not None:
+        said = "The answer came back." if restored else "The answer did not come back."
+    return (
+        paragraph(said, "verdict") + table(("held exactly", "tokens", "when", "for"), rows)
+        + table(("", "before", "with the held ranges"), changed)
+    )  # fmt: skip
+
+
 def parameters(reader: TraceReader) -> str:
     """The method's parameters as they were in force, and which of them the paper does not decide."""
     entry, config = about(reader.meta), reader.meta.get("config") or {}
@@ -126,10 +150,12 @@ def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
     at = (0, 0) if found is None or found.missed is None else (found.missed.layer, found.missed.q_head)
+    counterfactual = [("What if it had been there", held(reader))] if reader.meta.get("hold") else []
     return [
         ("Verdict", verdict_text(reader, found)),
         ("What the run is", facts(reader)),
         ("The answer", answer(reader)),
+        *counterfactual,
         ("What was lost, step by step", loss_over_steps(reader, figures, 0 if found is None else found.step)),
         ("Which spans were missed", spans_at(reader, figures, found)),
         ("Which heads", head_maps(reader, figures, at)),

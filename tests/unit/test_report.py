@@ -164,6 +164,19 @@ def test_runs_of_other_prompts_are_totals_only(runs: PairRuns) -> None:
     assert "B − A" not in "".join(json.dumps(spec, ensure_ascii=False) for spec in specs(text))
 
 
+def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        reader.meta["hold"] = [{"span": 7, "tok_start": 30, "tok_end": 46, "heads": [[1, 0], [2, 1]], "from_step": 2}]
+        reader.meta["whatif"] = {"kl_before": 4.5, "kl_after": 0.01, "answer_before": "<u>9</u>", "answer_after": "4172", "restored": True,
+                                 "held_bytes": 2_000_000}  # fmt: skip
+        text = report_bytes(reader).decode()
+    said = html.unescape(body(text))
+    assert "The answer came back." in said
+    assert "L1 KV0, L2 KV1" in said
+    assert "2 MB" in said
+    assert "u" not in Page(text).tags
+
+
 def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 8, lens=False, trace_level="summary", answer=None)
     with TraceReader.open(tmp_path, uid) as reader:
