@@ -32,6 +32,21 @@ def runs() -> pd.DataFrame:
     return list_runs(runs_dir())
 
 
+@st.cache_data(ttl=5, max_entries=4, show_spinner=False)
+def _lately(folder: str) -> pd.DataFrame:
+    return list_runs(Path(folder))
+
+
+def runs_lately() -> pd.DataFrame:
+    """The runs as they were at most five seconds ago: for parts of a page that are drawn at every move of the player."""
+    return _lately(str(runs_dir()))
+
+
+def forget_runs() -> None:
+    """A run has ended: what `runs_lately` knows is old."""
+    _lately.clear()
+
+
 @st.cache_data(show_spinner=False)
 def catalogue() -> list[dict[str, Any]]:
     """The methods with their parameters and presets."""

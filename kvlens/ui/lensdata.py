@@ -117,6 +117,6 @@ def of_this_run(uid: str) -> dict[str, str]:
     if lensjobs.job_of(uid) is not None:
         extra["job"] = st.query_params["job"]
     asked = st.query_params.get("whatif")
-    if asked and asked in set(data.runs().query("parent == @uid")["uid"]):
+    if asked and asked in set(data.runs_lately().query("parent == @uid")["uid"]):
         extra["whatif"] = asked
     return extra

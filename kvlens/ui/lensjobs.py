@@ -45,6 +45,7 @@ def _follow(job: Job) -> None:
         st.text(job.title)
         jobview.progress(job)
         return
+    data.forget_runs()
     if job.state != "done":
         jobview.outcome(job)
         if jobview.watched(job, ended=True):

@@ -31,7 +31,7 @@ def banner(reader: TraceReader) -> None:
 
 def panel(reader: TraceReader, chosen: Selection) -> None:
     """The verdict and, beside it, what can be tried; below them a running repeat and what was tried before."""
-    table = data.runs()
+    table = data.runs_lately()
     found = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
     with st.container(border=True, key="verdict"):
