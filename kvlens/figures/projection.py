@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.figures.spans import UNKNOWN, coloraxis, groups, span_hover
-from kvlens.figures.theme import SELECTED, finish
+from kvlens.figures.theme import GREEN, SELECTED, finish
 
 
 def pca(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -31,21 +31,15 @@ def pca(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def projection_figure(
-    points: pd.DataFrame, axes: tuple[str, str], column: str, label: str, selected: int | None, title: str, needle: Sequence[int]
-) -> go.Figure:
+    points: pd.DataFrame, axes: tuple[str, str], column: str, label: str, selected: int | None, title: str, needle: Sequence[int],
+    equal: bool,
+) -> go.Figure:  # fmt: skip
     """Spans as points. `points`: x, y, span, kind, tok_start, tok_end, text and `column`, by which they are coloured as on the strip of
-    spans (`label` names it with its unit). A star marks the spans `needle`, a ring the selected one. Points carry their span's id."""
+    spans (`label` names it with its unit). A star marks the spans `needle`, a ring the selected one. `equal`: both axes have one scale, as
+    distances want it. Points carry their span's id."""
     figure = go.Figure()
     for name, part, color in groups(points, column):
-        part = part.assign(star=part["span"].isin(needle))
-        if isinstance(color, list):
-            color = part.assign(color=color).sort_values("star", kind="stable")["color"].tolist()
-        part = part.sort_values("star", kind="stable")  # stars are drawn over the others
-        star = part["star"]
-        marker: dict[str, object] = {
-            "color": color, "size": np.where(star, 17, 10).tolist(), "symbol": np.where(star, "star", "circle").tolist(),
-            "line": {"width": 1, "color": "rgba(128,128,128,0.9)"},
-        }  # fmt: skip
+        marker: dict[str, object] = {"color": color, "size": 10, "line": {"width": 1, "color": "rgba(128,128,128,0.9)"}}
         if isinstance(color, list):
             marker["coloraxis"] = "coloraxis"
         same = {"marker": {"opacity": 1.0}}
@@ -54,14 +48,18 @@ def projection_figure(
             hovertext=[span_hover(row, column, label) for _, row in part.iterrows()], hoverinfo="text", selected=same, unselected=same,
             showlegend=column == "state" or name == UNKNOWN,
         )  # fmt: skip
-    ring = points[points["span"] == selected]
-    figure.add_scatter(x=ring["x"], y=ring["y"], mode="markers", hoverinfo="skip", name="selected span", showlegend=bool(len(ring)),
-                       marker={"symbol": "circle-open", "size": 24, "color": SELECTED, "line": {"width": 3}})  # fmt: skip
+    marks = (
+        ("holds the needle", points["span"].isin(needle), {"symbol": "star-open", "size": 20, "color": GREEN, "line": {"width": 3}}),
+        ("selected span", points["span"] == selected, {"symbol": "circle-open", "size": 24, "color": SELECTED, "line": {"width": 3}}),
+    )  # fmt: skip
+    for name, which, marker in marks:  # drawn last, over all points; a click goes through to the point below
+        figure.add_scatter(x=points.loc[which, "x"], y=points.loc[which, "y"], mode="markers", hoverinfo="skip", name=name, marker=marker,
+                           showlegend=bool(which.any()))  # fmt: skip
     finish(figure, 420, uirevision=f"projection-{title}", legend=True)
     figure.update_layout(
         title_text=title, clickmode="event+select", dragmode="pan", hovermode="closest", coloraxis=coloraxis(points, column, label),
         legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
     )  # fmt: skip
     figure.update_xaxes(title_text=axes[0], zeroline=False)
-    figure.update_yaxes(title_text=axes[1], zeroline=False, scaleanchor="x")
+    figure.update_yaxes(title_text=axes[1], zeroline=False, scaleanchor="x" if equal else None)
     return figure

@@ -99,7 +99,7 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     star = view.table.loc[view.table["needle"], "span"].tolist()
     chart(
         projection_figure(place, (axes[0], axes[1]), view.column, COLOURS[view.column], view.selected,
-                          f"{name} of mean span keys, L{layer} KV{kv_head}", star),
+                          f"{name} of mean span keys, L{layer} KV{kv_head}", star, name == "PCA"),
         place.drop(columns=["text", "reason"]), f"{reader.uid}-span-keys-{name.lower()}-l{layer}-kv{kv_head}", key,
         f"{name} of the spans' mean keys", on_select=lambda: span_clicked(key),
     )  # fmt: skip

@@ -135,12 +135,13 @@ def test_pca_of_what_has_no_components() -> None:
 
 def test_the_map_marks_the_needle_with_a_star_and_the_selection_with_a_ring(own: pd.DataFrame) -> None:
     points = own.assign(x=[0.0, 1.0, 2.0], y=[5.0, 6.0, 7.0])
-    figure = projection_figure(points, ("a", "b"), "mass", "mass (share)", 9, "t", [4])
+    figure = projection_figure(points, ("a", "b"), "mass", "mass (share)", 9, "t", [4], True)
     known = named(figure, "recorded")
-    # The star is drawn last, over the others.
-    assert [item[0] for item in known.customdata] == [9, 4]
-    assert list(known.marker.symbol) == ["circle", "star"]
-    assert list(known.marker.color) == [0.1, 0.5]
+    assert [item[0] for item in known.customdata] == [4, 9]
+    assert list(known.marker.color) == [0.5, 0.1]
+    assert [trace.name for trace in figure.data][-2:] == ["holds the needle", "selected span"]
+    assert (list(figure.data[-2].x), figure.data[-2].marker.symbol) == ([0.0], "star-open")
+    assert (figure.layout.yaxis.scaleanchor, figure.data[-2].hoverinfo) == ("x", "skip")
     ring = named(figure, "selected span")
     assert (list(ring.x), list(ring.y)) == ([2.0], [7.0])
 
