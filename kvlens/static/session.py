@@ -54,6 +54,7 @@ class StaticSession:
         it can (heads as wide as a power of two), PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
+        assert not any(pool.zones.held for pool in session.memory.hot.pools), "holds are the ordinary session's"
         self.session, self.model = session, model
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group

@@ -29,3 +29,15 @@ def test_the_kernel_fills_the_same_cells(page: int, token_major: bool) -> None:
         assert torch.equal(plain, kernel)
     assert (slots[0][0][~fill] == -1).all()
     assert (slots[0][0][fill] != -1).all()
+
+
+@pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
+def test_a_pool_made_before_inference_mode_can_be_read_inside_it() -> None:
+    """As `kvlens bench gpu` does: its host memory is pinned once, for parts that know no inference mode as well."""
+    pool = torch.randn(8, 2, 2, 16, 16)
+    with torch.inference_mode():
+        keys, values = torch.zeros(2, 2, 3, 16, 16)
+        cuda.fetch(pool, torch.tensor([[1, 0, 7], [2, 2, 0]]), torch.tensor([[True, False, True], [True, True, False]]), keys, values)
+        assert torch.equal(keys[0, 2], pool[7, 0, 0])
+        assert torch.equal(values[1, 0], pool[2, 1, 1])
+        assert not keys[0, 1].any()
