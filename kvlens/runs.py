@@ -169,7 +169,7 @@ def _meta(request: RunRequest, preset: str | None, params: Any, info: dict[str, 
     import transformers
 
     from kvlens.kernels.attend import KERNELS
-    from kvlens.memory.link import HostLink
+    from kvlens.memory.link import link_name
 
     shape, source = context.shape, prompt.source
     ours = {f.name: getattr(params, f.name) for f in dataclasses.fields(params) if f.metadata.get("ours")}
@@ -180,7 +180,7 @@ def _meta(request: RunRequest, preset: str | None, params: Any, info: dict[str, 
         "budget_bytes": context.budget_bytes, "prompt_tokens": len(prompt.ids), "max_new": context.max_new, "seed": request.seed,
         "temperature": request.temperature, "top_p": request.top_p, "forced": request.forced is not None, "layers": shape.layers,
         "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "token_bytes": shape.token_bytes,
-        "full_kv_bytes": context.full_kv_bytes, "link": HostLink.name, "kernels": KERNELS, "task": source.task, "answer": source.answer,
+        "full_kv_bytes": context.full_kv_bytes, "link": link_name(context.device), "kernels": KERNELS, "task": source.task, "answer": source.answer,
         "needle": [list(pair) for pair in source.needle], "prompt_text": source.text, "coverage": request.coverage,
         "machine": machine(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
