@@ -88,6 +88,8 @@ def run(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
     coverage: Annotated[bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")] = True,
+    against_full: Annotated[bool, typer.Option("--against-full", help="Log what each step lost against full KV.")] = False,
+    forced: Annotated[bool, typer.Option("--forced", help="Compare, and feed full KV's tokens, so that all steps compare.")] = False,
     threads: Annotated[int, typer.Option(help="torch threads; 0: 1 for a small model, torch's choice otherwise.")] = 0,
     runs: RunsDir = None,
     progress_json: Annotated[bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")] = False,
@@ -111,7 +113,7 @@ def run(
         request = RunRequest(
             model=model, method=method, preset=preset, budget=budget, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p,
             stop=tuple(stop or ()), overrides=parse_set(set_ or []), device=device, dtype=dtype, trace_level=trace_level,
-            coverage=coverage, threads=threads, ignore_eos=ignore_eos,
+            coverage=coverage, threads=threads, ignore_eos=ignore_eos, against=against_full or forced, forced_reference=forced,
         )  # fmt: skip
         uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
     except BaseException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ def _names(text: str) -> tuple[str, ...]:
 def quality(
     model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
     methods: Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")] = "",
-    tasks: Annotated[str, typer.Option(help="needle, multikey, list, chain, note; comma-separated.")] = "needle,multikey,list",
+    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated.")] = "needle,multikey,list",
     budgets: Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")] = "5%,10%,20%",
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 25,
@@ -53,6 +54,74 @@ def quality(
     if doc is not None:
         doc.write_text(document(result), encoding="utf-8")
     typer.echo(markdown(result))
+
+
+@bench_app.command("sweep")
+def sweep(
+    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    methods: Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")] = "",
+    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH.")] = "needle",
+    budgets: Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")] = "10%,20%",
+    lengths: Annotated[str, typer.Option(help="Tokens of a generated prompt, comma-separated.")] = "512,1024,2048",
+    depths: Annotated[str, typer.Option(help="0 (start) to 1 (end), comma-separated.")] = "0.1,0.3,0.5,0.7,0.9",
+    prompts: Annotated[int, typer.Option(help="Prompts per task, length and depth; of a file, its first so many.")] = 5,
+    cut: Annotated[int | None, typer.Option(help="Cut a file's prompts in their middle to so many tokens.")] = None,
+    seed: Annotated[int, typer.Option(help="First seed of the prompts.")] = 9_000_000,
+    minutes: Annotated[float, typer.Option(help="Stop after this long; run again to continue.")] = 60.0,
+    traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Store every trial as a run.")] = True,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
+    runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")] = None,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/grid.json"),
+    kept: Annotated[Path, typer.Option(help="One line per finished trial, so that an interrupted sweep continues.")] = Path(
+        "runs/sweep.jsonl"
+    ),
+) -> None:
+    """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to continue."""
+    from kvlens.bench import sweepfile
+    from kvlens.bench.sweep import SweepRequest
+    from kvlens.bench.sweep import sweep as run
+    from kvlens.progress import stop_signals
+
+    request = SweepRequest(
+        model=model, tasks=_names(tasks), budgets=_names(budgets), lengths=_numbers(lengths, int), depths=_numbers(depths, float),
+        prompts=prompts, cut=cut, first_seed=seed, minutes=minutes, traces=traces, device=device, dtype=dtype, workers=workers, ray=ray,
+        **({"methods": _names(methods)} if methods else {}),
+    )  # fmt: skip
+    folder = runs or Path(os.environ.get("KVLENS_RUNS") or "runs")
+    about, rows = run(request, kept, folder, lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True), stop_signals())
+    sweepfile.write(out, about, rows)
+    typer.echo(f"{about['trials']} of {about['planned']} trials in {out}")
+
+
+def _trial(row: dict[str, Any]) -> str:
+    came = f"score {row['score']:.2f}" if "score" in row else row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
+    place = "" if row["length"] is None else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
+    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {came}"
+
+
+def _numbers(text: str, kind: type) -> tuple[Any, ...]:
+    try:
+        return tuple(kind(name) for name in _names(text))
+    except ValueError:
+        raise ValueError(f"'{text}' is not a list of numbers separated by commas.") from None
+
+
+@bench_app.command("tasks")
+def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False) -> None:
+    """The tasks there are, and what scores them. Files of published benchmarks are named KIND:PATH."""
+    from kvlens import tasks
+
+    entries = tasks.catalogue()
+    if as_json:
+        typer.echo(json.dumps({"tasks": entries, "files": list(tasks.FILES)}, ensure_ascii=False))
+        return
+    for entry in entries:
+        whose = "the demo model's own" if entry["demo_language"] else "for any model; the demo model cannot do it"
+        typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
+    typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
 
 
 @bench_app.command("claims")

@@ -9,8 +9,8 @@ from itertools import groupby
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.measure import Attended, Ranked, Snapshot, Zooms
 from kvlens.memory import Memory, Selection
+from kvlens.snapshot import Attended, Ranked, Snapshot, Zooms
 
 
 @dataclass
@@ -68,8 +68,13 @@ class Freezer:
         return shot
 
     def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
-        """Runs of a pool's layers that can be frozen in one go: none frozen before, and with or without a bias alike."""
-        for _, run in groupby(layers, key=lambda i: (self._seen[i].bias is None, i if self._seen[i].frozen else -1)):
+        """Runs of a pool's layers that can be frozen in one go: none frozen before, and a bias over equally many slots, or none."""
+
+        def width(layer: int) -> int:
+            bias = self._seen[layer].bias
+            return -1 if bias is None else bias.shape[-1]
+
+        for _, run in groupby(layers, key=lambda i: (width(i), i if self._seen[i].frozen else -1)):
             members = list(run)
             yield range(members[0], members[-1] + 1), [self._seen[i] for i in members]
 
@@ -103,7 +108,7 @@ class Freezer:
         pool = self.memory.hot.pool(layers.start)
         at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
         plain = seen[0].bias is None
-        live = self.memory.live_prefix(layers.start) if plain else None
+        live = self.memory.attended(layers.start, seen[0].bias)
         bias = None if plain else torch.stack([s.bias for s in seen if s.bias is not None])
         weights = attention_weights(torch.stack([s.q for s in seen]), pool.keys[at, :, :live], bias, seen[0].scaling)
         tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))

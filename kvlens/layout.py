@@ -20,17 +20,18 @@ class Zones:
     """Slots per zone of one layer, the same for all its KV heads.
 
     kept: full-resolution tokens that stay; coarse: one entry per summarised span; recall: tokens of spans fetched from the cold
-    tier; window: ring of the newest tokens.
+    tier; window: ring of the newest tokens; held: what a counterfactual keeps exactly, which no method asks for.
     """
 
     kept: int
     coarse: int
     recall: int
     window: int
+    held: int = 0
 
     @property
     def slots(self) -> int:
-        return self.kept + self.coarse + self.recall + self.window
+        return self.kept + self.coarse + self.recall + self.window + self.held
 
     def layer_bytes(self, shape: KVShape) -> int:
         """Device bytes of one layer's slots, tables included."""

@@ -1,89 +1,21 @@
 """From what steps looked like to what is logged of them: masses, entropies, coverage. Pure functions of snapshots.
 
-Steps are measured several at a time: each tensor operation then costs its overhead once, not once per step.
-Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, S span ids, D head size.
+Steps are measured several at a time: each tensor operation then costs its overhead once, not once per step. Shapes as in
+``snapshot.py``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kvlens.kernels.attend import attention_weights
 from kvlens.memory import FREE, ROLE
-from kvlens.rows import MASS_COLUMNS, Scores
-
-EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
-"""Roles whose entries are attended exactly, for coverage."""
-
-
-@dataclass
-class Attended:
-    """The attention of some layers, frozen: weights [l, H_kv, G, C] and what each slot held, role, span, position [l, H_kv, C]."""
-
-    weights: torch.Tensor
-    bias: torch.Tensor | None
-    """[l, H_kv, G, C]; None: every slot was attended as it is"""
-    role: torch.Tensor
-    span: torch.Tensor
-    position: torch.Tensor
-
-
-@dataclass
-class Zooms:
-    """What each layer could and did read token by token: fine, hot [L, H_kv, G|1, S], zoomable [L, S], all bool."""
-
-    fine: torch.Tensor
-    hot: torch.Tensor
-    zoomable: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Ranked:
-    """How one layer ranked spans: score [H_kv, S], NaN = no candidate; want [H_kv, W] span ids, -1 = none."""
-
-    score: torch.Tensor
-    want: torch.Tensor
-
-
-@dataclass
-class Snapshot:
-    """One step as it was when its attention had been computed."""
-
-    groups: list[Attended]
-    """covering the layers in order"""
-    q: torch.Tensor
-    """[L, Hq, D] float32, post-RoPE"""
-    previous_q: torch.Tensor | None
-    zooms: Zooms | None
-    ranked: list[Ranked | None]
-    """per layer; None: no ranking there"""
-    head_columns: dict[str, torch.Tensor]
-    """columns the method itself knows, [L, Hq], NaN where it does not"""
-    kv_columns: dict[str, torch.Tensor]
-    """[L, H_kv]"""
-    shadow: torch.Tensor | None
-    """[L, H_kv, n, D]: keys of all positions so far"""
-    scaling: float
-    spans: int
-
-
-@dataclass
-class Measured:
-    """One step. head: columns [L, Hq]; kv: columns [L, H_kv]; top_span, top_mass [L, Hq, K]: the spans with most mass, -1 = none;
-    tail_mass [L, Hq]: mass on the others; worst: largest |sum of masses - 1|."""
-
-    head: dict[str, np.ndarray]
-    kv: dict[str, np.ndarray]
-    top_span: np.ndarray
-    top_mass: np.ndarray
-    tail_mass: np.ndarray
-    scores: Scores | None
-    worst: float
+from kvlens.oracle import compare, coverage, full_attention
+from kvlens.rows import MASS_COLUMNS, Oracle, Scores
+from kvlens.snapshot import Attended, Measured, Snapshot, Zooms
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:
@@ -108,8 +40,13 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
         columns["qcos"] = torch.cosine_similarity(now, before, dim=-1)
     if first.zooms is not None:
         columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
+    oracles: list[Oracle | None] = [None] * steps
+    regrets: list[np.ndarray | None] = [None] * steps
+    oracle_worst = [0.0] * steps
     if first.shadow is not None:
-        columns["coverage"] = _coverage(shots, groups)
+        full = full_attention(shots)
+        columns["coverage"] = coverage(full, groups)
+        oracles, regrets, oracle_worst = compare(shots, full, mass, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
@@ -122,8 +59,9 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     top_mass, scores = top.values.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
-            {name: column[t] for name, column in head.items()}, {name: column[t] for name, column in kv.items()}, top_span[t],
-            top_mass[t], tail[t], scores[t], worst[t],
+            {name: column[t] for name, column in head.items()} | ({} if (regret := regrets[t]) is None else {"regret": regret}),
+            {name: column[t] for name, column in kv.items()}, top_span[t], top_mass[t], tail[t], scores[t], worst[t], oracles[t],
+            oracle_worst[t],
         )
         for t in range(steps)
     ]  # fmt: skip
@@ -165,29 +103,6 @@ def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:
     possible = zoomable.sum(-1, keepdim=True).float()
     zoomed = torch.where(possible > 0, zoomed, torch.nan)
     return {"n_zoomed": zoomed, "zoom_rate": torch.where(possible > 0, zoomed / possible.clamp(min=1), torch.nan)}
-
-
-def _coverage(shots: list[Snapshot], groups: list[Attended]) -> torch.Tensor:
-    """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly."""
-    longest = shots[-1].shadow
-    assert longest is not None
-    n, steps = longest.shape[2], len(shots)
-    seen = torch.tensor([shot.shadow.shape[2] for shot in shots if shot.shadow is not None], device=longest.device)
-    unwritten = torch.arange(n, device=longest.device) >= seen[:, None]
-    bias = longest.new_zeros(steps, n, dtype=torch.float32).masked_fill(unwritten, -math.inf)[:, None, None, None]
-    full = attention_weights(torch.stack([shot.q for shot in shots]), longest, bias, shots[0].scaling)
-    padded = F.pad(full, (0, 1))  # slots that are not attended exactly look up this position of weight 0
-    covered, first = [], 0
-    for group in groups:
-        exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
-        attended = exact[:, :, None].expand_as(group.weights)
-        if group.bias is not None:
-            attended = attended & (group.bias > -math.inf)
-        where = torch.where(attended, group.position.long()[:, :, None], n).unflatten(0, (steps, -1))
-        layers = where.shape[1]
-        covered.append(padded[:, first : first + layers].gather(-1, where).sum(-1).flatten(2, 3))
-        first += layers
-    return torch.cat(covered, 1)
 
 
 def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:

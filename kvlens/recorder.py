@@ -14,12 +14,16 @@ import numpy as np
 import torch
 
 from kvlens.freezing import Freezer
-from kvlens.measure import Snapshot, alike, measure
+from kvlens.measure import alike, measure
 from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
 from kvlens.methods.base import Method
-from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, StepRecord, TraceSink
+from kvlens.oracle import Owners
+from kvlens.rows import JournalRow, Loss, PrefillRecord, PromptToken, SelfCheck, SpanKeys, StepRecord, TraceSink
+from kvlens.sampling import OracleSampling
 from kvlens.selfcheck import Tally
+from kvlens.snapshot import Snapshot
+from kvlens.spankeys import span_keys
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
@@ -42,6 +46,8 @@ class StepFacts:
     text: str
     logprob: float
     next_entropy: float
+    loss: Loss | None = None
+    """against the full-KV reference; None: not compared"""
 
 
 class Recorder:
@@ -49,11 +55,20 @@ class Recorder:
 
     top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep a copy of all keys
     (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries attended exactly.
+    oracle: steps and layers at which full attention's mass on each span is logged beside the method's; needs coverage.
     """
 
-    def __init__(self, memory: Memory, method: Method, sink: TraceSink, top_k: int = 16, coverage: bool = False) -> None:
+    def __init__(
+        self, memory: Memory, method: Method, sink: TraceSink, top_k: int = 16, coverage: bool = False,
+        oracle: OracleSampling | None = None,
+    ) -> None:  # fmt: skip
+        assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
+        self.oracle = oracle
         self._freezer, self._tally = Freezer(memory), Tally(memory)
+        self._owners: Owners | None = None
+        self._prompt_keys: torch.Tensor | None = None
+        """the prompt's keys [L, H_kv, n, D] until its spans are known"""
         self._error: BaseException | None = None
         self._newest: tuple[Snapshot, StepRecord] | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
@@ -67,16 +82,19 @@ class Recorder:
         self._freezer.layer(layer, q, bias, scaling, selection)
 
     def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
-        """The prompt's keys [L, H_kv, n, D], of which coverage keeps a copy."""
+        """The prompt's keys [L, H_kv, n, D], of which coverage keeps a copy and means over spans are logged."""
+        self._prompt_keys = keys
         if self.coverage:
             self._freezer.watch_keys(keys, max_new)
+        if self.oracle is not None:
+            self._owners = Owners(keys.shape[2] + max_new, keys.device)
 
     def prefill(self, tokens: list[PromptToken], prefill_us: int, peak_bytes: int) -> None:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
         record = PrefillRecord(
             tokens, memory.spans.drain_born(), memory.drain_span_heads(), memory.drain_transfers(), memory.drain_events(), prefill_us,
-            peak_bytes, memory.cold.bytes, memory.account.resident, self._journal(),
+            peak_bytes, memory.cold.bytes, memory.account.resident, self._journal(), self._span_keys(),
         )  # fmt: skip
         self._tally.opened(memory.ledger.opened)
         self._tally.rows(record.transfers)
@@ -88,6 +106,8 @@ class Recorder:
         if self._error is not None:
             raise self._error
         shot, memory = self._freezer.snapshot(position), self.memory
+        if self.oracle is not None and self._owners is not None and (sampled := self.oracle.at(facts.step)):
+            shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
         account = memory.account
         self._tally.step(account.limit, account.peak)
@@ -96,10 +116,14 @@ class Recorder:
             facts.step, facts.t_us, facts.dur_us, 0, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
             none, none, [], memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
-            self._journal(),
+            self._journal(), loss=facts.loss,
         )  # fmt: skip
         self._newest = shot, record
         record.record_us = (time.perf_counter_ns() - began) // 1000
+
+    def _span_keys(self) -> SpanKeys | None:
+        keys, self._prompt_keys = self._prompt_keys, None
+        return None if keys is None else span_keys(keys, self.memory.spans.rows, self.method.context.rotate)
 
     def _complete_newest(self) -> None:
         """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's sizes alone."""
@@ -190,6 +214,6 @@ class Recorder:
             for (_, record), measured in zip(pairs, measure([shot for shot, _ in pairs], self.top_k, RANKED_SPANS), strict=True):
                 record.head, record.kv = measured.head, record.kv | measured.kv
                 record.top_span, record.top_mass, record.tail_mass = measured.top_span, measured.top_mass, measured.tail_mass
-                record.scores = measured.scores
-                self._tally.measured(measured.worst, measured.head["entropy"].size)
+                record.scores, record.oracle = measured.scores, measured.oracle
+                self._tally.measured(measured)
                 self.sink.step(record)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within 1e-3).
 #: sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span that is hot;
@@ -20,7 +20,8 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
-HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "n_zoomed", "zoom_rate", "corrected")
+#: regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
+HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed); blocking_bytes:
 #: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every token that was wanted and
 #: hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's queries and the last step's, mean over the
@@ -33,9 +34,11 @@ KV_COLUMNS = (
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
-#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good.
+#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good;
+#: hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does.
 EVENT_KINDS = (
     "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused", "release",
+    "hold",
 )  # fmt: skip
 #: partial: some of the span's tokens are on the device, the others are gone.
 SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import resource
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvlens import __version__, methods
-from kvlens.budget import Budget
-from kvlens.machine import machine
+from kvlens import methods
+from kvlens.holds import Hold
 from kvlens.prompts import PromptText
 
 DEFAULT_SHARE = "0.2"
@@ -49,6 +46,18 @@ class RunRequest(BaseModel):
     forced: tuple[int, ...] | None = None
     threads: int = Field(0, ge=0)
     """torch threads of the engine; 0: one for a model under SMALL parameters, torch's choice otherwise"""
+    against: bool = False
+    """compare every step with the full-KV reference, which is made first where it is not stored"""
+    forced_reference: bool = False
+    """feed the reference's tokens instead of the method's own choices; compares as well"""
+    hold: tuple[Hold, ...] = ()
+    """what is kept exactly for some heads, whatever the method does"""
+
+    @model_validator(mode="after")
+    def _one_way_of_forcing(self) -> RunRequest:
+        if self.forced is not None and (self.against or self.forced_reference):
+            raise ValueError("a run is fed given tokens or compared with its reference, not both")
+        return self
 
 
 def default_preset(method: str, model: str) -> str | None:
@@ -80,108 +89,20 @@ Report = Callable[[str, int, int], None]
 def carry_out(
     request: RunRequest, source: PromptText, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
 ) -> tuple[str, str, str]:
-    """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode, store.
+    """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode, store; before the
+    run itself, `reference` where a full-KV run has to be made to compare with.
 
     Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget; nothing is
     stored then. Raises the store's TraceError when the trace cannot be written.
     """
-    method = methods.get(request.method)
-    preset = request.preset or default_preset(request.method, request.model)
-    params = methods.make_parameters(method, preset, dict(request.overrides))
-    budget = Budget.parse(request.budget or default_budget(request.method))
-    report("load", 0, 1)
-    from kvlens.models import load
-    from kvlens.prompts import tokenize
+    from kvlens.lens.reference import obtain, reference_key
+    from kvlens.storing import Pairing, plan, prepare, store
 
-    loaded = load(request.model, request.device, request.dtype)
-    steps = len(request.forced) if request.forced is not None else request.max_new
-    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps)
-    if request.threads or loaded.info["parameters"] < SMALL:
-        import torch
-
-        torch.set_num_threads(request.threads or 1)
-    report("load", 1, 1)
-
-    from kvlens.engine import Cancelled, Engine, Options
-    from kvlens.store.writer import TraceWriter
-
-    engine = Engine(loaded)
-    options = Options(
-        max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
-        ignore_eos=request.ignore_eos, prefill_chunk=request.prefill_chunk, forced=request.forced, top_k=request.top_k,
-        coverage=request.coverage,
-    )  # fmt: skip
-    context = engine.context(prompt, budget, options)
-    writer = TraceWriter(runs_dir, trace_level=request.trace_level)
-    sink = _LateSink(writer, _meta(request, preset, params, loaded.info, prompt, context))
-    status, error, checks = "completed", None, []
-    extra: dict[str, Any] = {}
-    try:
-        result = engine.run(prompt, method, params, budget, options, sink, report, cancelled)
-        checks = result.checks
-        extra = {
-            "output_text": result.text, "stopped": result.stopped, "prefill_s": round(result.prefill_s, 4),
-            "decode_s": round(result.decode_s, 4), "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        }  # fmt: skip
-    except Cancelled as stopped:
-        status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
-    except Exception as failure:
-        if sink.begun:
-            writer.finish("failed", f"{type(failure).__name__}: {failure}", [], {"output_text": sink.text()})
-        raise
-    if not sink.begun:
-        raise ValueError("cancelled before anything was decoded.")
-    report("store", 0, 1)
-    writer.finish(status, error, checks, extra or {"output_text": sink.text()})
-    report("store", 1, 1)
-    return writer.uid, status, str(extra.get("output_text", sink.text()))
-
-
-class _LateSink:
-    """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
-
-    def __init__(self, writer: Any, meta: dict[str, Any]) -> None:
-        self._writer, self._meta, self.begun = writer, meta, False
-        self._pieces: list[str] = []
-
-    def begin(self, meta: dict[str, Any]) -> None:
-        raise AssertionError("the run's meta is given once, when the sink is made")
-
-    def prefill(self, record: Any) -> None:
-        self._writer.begin(self._meta)
-        self.begun = True
-        self._writer.prefill(record)
-
-    def step(self, record: Any) -> None:
-        self._pieces.append(record.text)
-        self._writer.step(record)
-
-    def finish(self, *args: Any) -> None:
-        self._writer.finish(*args)
-
-    def text(self) -> str:
-        """What was generated so far, token by token."""
-        return "".join(self._pieces)
-
-
-def _meta(request: RunRequest, preset: str | None, params: Any, info: dict[str, Any], prompt: Any, context: Any) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    from kvlens.kernels.attend import KERNELS
-    from kvlens.memory.link import link_name
-
-    shape, source = context.shape, prompt.source
-    ours = {f.name: getattr(params, f.name) for f in dataclasses.fields(params) if f.metadata.get("ours")}
-    return {
-        "kvlens": __version__, "torch": torch.__version__, "transformers": transformers.__version__, "model": request.model,
-        "model_info": info, "device": request.device, "dtype": request.dtype, "method": request.method, "preset": preset,
-        "config": dataclasses.asdict(params), "own_decisions": ours, "budget": request.budget or default_budget(request.method),
-        "budget_bytes": context.budget_bytes, "prompt_tokens": len(prompt.ids), "max_new": context.max_new, "seed": request.seed,
-        "temperature": request.temperature, "top_p": request.top_p, "forced": request.forced is not None, "layers": shape.layers,
-        "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "token_bytes": shape.token_bytes,
-        "full_kv_bytes": context.full_kv_bytes, "link": link_name(context.device), "kernels": KERNELS, "task": source.task, "answer": source.answer,
-        "needle": [list(pair) for pair in source.needle], "prompt_text": source.text, "coverage": request.coverage,
-        "machine": machine(),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }  # fmt: skip
+    prepared = prepare(request, source, report)
+    pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
+    if request.against or request.forced_reference:
+        reference = obtain(prepared, request, runs_dir, report, cancelled)
+        forced = reference.ids if request.forced_reference else None
+        pairing = replace(pairing, reference=reference, reference_uid=reference.uid)
+    stored = store(prepared, request, plan(request, forced), pairing, runs_dir, report, cancelled)
+    return stored.uid, stored.status, stored.text

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kvlens.memory import Memory
 from kvlens.memory.ledger import Entry
 from kvlens.rows import SelfCheck, TransferRow
+from kvlens.snapshot import Measured
 
 MASS_TOLERANCE = 1e-3
 
@@ -16,7 +19,8 @@ class Tally:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.worst_mass = 0.0
+        self.worst_mass = self.worst_oracle = 0.0
+        self.oracle_rows = 0
         self.head_rows = self.steps = self.over_budget = 0
         self.kv_bytes, self.row_bytes = {"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}
 
@@ -24,9 +28,12 @@ class Tally:
         self.steps += 1
         self.over_budget += limit is not None and peak > limit
 
-    def measured(self, worst: float, rows: int) -> None:
-        self.worst_mass = max(self.worst_mass, worst)
-        self.head_rows += rows
+    def measured(self, step: Measured) -> None:
+        self.worst_mass = max(self.worst_mass, step.worst)
+        self.head_rows += step.head["entropy"].size
+        if step.oracle is not None:
+            self.worst_oracle = max(self.worst_oracle, step.oracle_worst)
+            self.oracle_rows += int(np.isfinite(step.oracle.tail_full).sum())
 
     def opened(self, entries: list[Entry]) -> None:
         for entry in entries:
@@ -50,4 +57,9 @@ class Tally:
             ("peak within budget", self.over_budget == 0, self.over_budget,
              "no limit was set" if limit is None else f"steps whose peak passed {limit} B"),
         ]  # fmt: skip
+        if self.oracle_rows:
+            checks.append(
+                ("full attention adds up to 1", self.worst_oracle <= MASS_TOLERANCE, self.worst_oracle,
+                 f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head)")
+            )  # fmt: skip
         return [SelfCheck(name, bool(passed), float(value), detail) for name, passed, value, detail in checks]

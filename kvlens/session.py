@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 
+from kvlens.holds import Hold
 from kvlens.kernels.attend import decode_attention, prefill_attention
 from kvlens.memory import Memory, Selection
+from kvlens.memory.held import Held
 from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
@@ -27,14 +29,17 @@ class Session:
     """
 
     def __init__(
-        self, method: type[Method], params: object, context: RunContext, queries: int | None = None, peeks: bool | None = None
-    ) -> None:
+        self, method: type[Method], params: object, context: RunContext, queries: int | None = None, peeks: bool | None = None,
+        holds: Sequence[Hold] = (),
+    ) -> None:  # fmt: skip
         """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether the last prompt
-        token is to be seen before it is fed; None: as the method says."""
+        token is to be seen before it is fed; None: as the method says. holds: what is kept exactly, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, context)
-        self.memory = Memory(context.shape, context.dtype, context.device, context.prompt_tokens)
+        n = context.prompt_tokens
+        held = Held(holds, context.shape.kv_heads, n, n + context.max_new, context.device)
+        self.memory = Memory(context.shape, context.dtype, context.device, n, held)
         self.observer: LayerObserver | None = None
         self.decoding = False
         self.peeks = method.peeks if peeks is None else peeks
@@ -76,8 +81,7 @@ class Session:
         if selection is not None:
             memory.recall(layer, selection, later=False)
         bias = memory.bias(layer, selection)
-        live = memory.live_prefix(layer) if bias is None else None
-        slots = memory.hot.slots(layer)
+        live, slots = memory.attended(layer, bias), memory.hot.slots(layer)
         out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling)
         if self.observer is not None:
             self.observer.layer(layer, q[0, :, 0], bias, scaling, selection)
@@ -160,7 +164,7 @@ class Session:
         memory.place_prompt(placement)
         self.prefill_peak = memory.account.peak
         self.hold_method()
-        memory.account.limit = limit
+        memory.account.limit = None if limit is None else limit + memory.held_bytes
         memory.account.start_step()
         self.decoding = True
 

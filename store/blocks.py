@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, Scores, StepRecord
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, Oracle, Scores, StepRecord
 from kvlens.store.errors import TraceError
+from kvlens.store.oracles import copied_oracle, oracle_table
 from kvlens.store.rowtables import check_shape, copied
 from kvlens.store.schema import MAX_SPAN, head_type, kv_type
 from kvlens.store.scores import copied_scores, score_table
@@ -64,13 +65,15 @@ class Block:
         self.journal: list[JournalRow] = []
         self.scores: list[tuple[int, Scores]] = []
         """(step, what it ranked), for the steps that ranked spans"""
+        self.oracles: list[tuple[int, Oracle]] = []
+        """(step, full attention), for the steps that were sampled"""
         self.n = 0
 
     def reset(self) -> None:
         """Empties the block; a column that the next steps do not log is then NULL."""
         self.head.fill(np.nan)
         self.kv.fill(np.nan)
-        self.records, self.journal, self.scores, self.n = [], [], [], 0
+        self.records, self.journal, self.scores, self.oracles, self.n = [], [], [], [], 0
 
     def put(self, record: StepRecord) -> None:
         """Copies one record's arrays in and keeps its small rows."""
@@ -95,6 +98,8 @@ class Block:
             self.tail_mass[n] = record.tail_mass
             if record.scores is not None:
                 self.scores.append((record.step, copied_scores(record.step, record.scores, kv_shape)))
+            if record.oracle is not None:
+                self.oracles.append((record.step, copied_oracle(record.step, record.oracle, q_shape)))
         self.journal += copied(record.journal)
         self.records.append(record)
         self.n = n + 1
@@ -139,3 +144,7 @@ class Block:
     def score_table(self) -> pa.Table:
         """Rows of kv_span, see ``scores.py``."""
         return score_table(self.scores, self.shape.layers, self.shape.kv_heads)
+
+    def oracle_table(self) -> pa.Table:
+        """Rows of oracle, see ``oracles.py``."""
+        return oracle_table(self.oracles)

@@ -47,8 +47,9 @@ def _row(folder: Path) -> dict[str, Any]:
         return {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
     row = {name: info.get(name) for name in SUMMARY}
     row |= {"uid": folder.name, "status": derived_status(folder, info["status"]), "created": str(info.get("created") or "")}
-    for name in ("model", "method", "preset", "task", "output_text", "error"):
+    for name in ("model", "method", "preset", "task", "output_text", "error", "reference", "parent", "reference_key"):
         row[name] = None if row[name] is None else str(row[name])
+    row |= {name: bool(row[name]) for name in ("forced", "hold")}
     if isinstance(row["budget"], (dict, list)):
         row["budget"] = str(row["budget"])
     return row

@@ -23,7 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from kvlens.rows import HEAD_COLUMNS
-from kvlens.store import chrometrace, queries
+from kvlens.store import chrometrace, lensqueries, queries
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
@@ -42,6 +42,9 @@ _STATEMENTS = {
     "tokens": queries.TOKENS,
     "journal": queries.ALL_JOURNAL,
     "scores": queries.ALL_SCORES,
+    "loss": lensqueries.LOSS,
+    "oracle": lensqueries.ALL_ORACLE,
+    "span-keys": lensqueries.ALL_SPAN_KEYS,
 }
 EXPORTS = ("heads", *_STATEMENTS)
 #: No table but a timeline, in its own JSON.

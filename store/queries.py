@@ -12,7 +12,7 @@ SPANS = "SELECT * FROM run.main.span ORDER BY span"
 STEPS = "SELECT * FROM run.main.step ORDER BY step"
 SELF_CHECKS = "SELECT * FROM run.main.self_check ORDER BY rowid"
 META = "SELECT key, value FROM run.main.meta"
-HAS_ROLLUP = "SELECT count(*) FROM run.main.head_run"
+HAS_ROLLUP = f"SELECT count(*) FROM {source('head_run')}"
 STATE = "SELECT status, last_step, error FROM run.main.run_state"
 TABLES = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run' AND schema_name = 'main'"
 
@@ -131,11 +131,11 @@ ALL_SPAN_MASS = f"""
         SELECT step, layer, q_head, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span)
     ORDER BY step, layer, q_head, mass DESC, span"""
 
-HEAD_STEPS = "SELECT {columns} FROM run.main.head_step ORDER BY step, layer, q_head"
+HEAD_STEPS = f"SELECT {{columns}} FROM {source('head_step')} ORDER BY step, layer, q_head"
 
 HEAD_TIMELINE = f"""
     SELECT step, {", ".join(f"h.{c}" for c in HEAD_COLUMNS)}, {", ".join(f"k.{c}" for c in KV_COLUMNS)}
-    FROM (SELECT * FROM run.main.head_step WHERE layer = $layer AND q_head = $q_head) AS h
+    FROM (SELECT * FROM {source("head_step")} WHERE layer = $layer AND q_head = $q_head) AS h
     LEFT JOIN (SELECT * FROM {source("kv_step")} WHERE layer = $layer AND kv_head = $kv_head) AS k USING (step)
     ORDER BY step"""
 
@@ -172,7 +172,7 @@ def head_summary(metric: str, aggregate: str) -> str:
     return (
         "SELECT layer::BIGINT * $heads + q_head AS place, "
         f"coalesce({AGGREGATES[aggregate]}({metric}::DOUBLE), 'nan'::DOUBLE)::FLOAT AS value "
-        "FROM run.main.head_step WHERE step >= $start AND step < $stop GROUP BY layer, q_head"
+        f"FROM {source('head_step')} WHERE step >= $start AND step < $stop GROUP BY layer, q_head"
     )
 
 
@@ -180,7 +180,7 @@ def head_summary_rollup(metric: str, aggregate: str) -> str:
     """As `head_summary` over the whole run, from the rollup."""
     value = f"{metric}_sum / nullif({metric}_n, 0)" if aggregate == "mean" else f"{metric}_{aggregate}"
     place = "layer::BIGINT * $heads + q_head AS place"
-    return f"SELECT {place}, coalesce({value}, 'nan'::DOUBLE)::FLOAT AS value FROM run.main.head_run"
+    return f"SELECT {place}, coalesce({value}, 'nan'::DOUBLE)::FLOAT AS value FROM {source('head_run')}"
 
 
 def _head_table(expressions: dict[str, str], heads: str, kvs: str) -> str:
@@ -204,6 +204,8 @@ def head_table_columns() -> dict[str, str]:
         columns[f"{name}_mean"] = mean
         if c == "qcos" or c == "coverage":
             columns[f"{name}_min"] = f"h.{c}_min"
+        if c == "regret":
+            columns[f"{name}_max"] = f"h.{c}_max"
         if c == "n_zoomed":
             columns[f"{name}_max"] = f"h.{c}_max"
             columns[f"{name}_total"] = f"h.{c}_sum"

@@ -19,6 +19,7 @@ from kvlens.store import queries
 from kvlens.store.attach import attach, read_meta
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.lensrecords import LensRecords
 from kvlens.store.memoryrecords import MemoryRecords
 from kvlens.store.methodrecords import MethodRecords
 from kvlens.store.rollup import head_run_sql, kv_run_sql
@@ -30,7 +31,7 @@ from kvlens.store.versions import source
 __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader", "UnreadableRun", "list_runs"]
 
 
-class TraceReader(MethodRecords, MemoryRecords):
+class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     """A run that is not being written any more. Safe to use from several threads."""
 
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:

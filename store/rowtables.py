@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,10 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "journal": {"step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "name": "VARCHAR", "values": "FLOAT[]"},
     "self_check": {"name": "VARCHAR", "passed": "BOOLEAN", "value": "DOUBLE", "detail": "VARCHAR"},
+    "loss": {
+        "step": "UINTEGER", "ref_token": "INTEGER", "ref_text": "VARCHAR", "top_token": "INTEGER", "top_text": "VARCHAR",
+        "agrees": "BOOLEAN", "kl": "FLOAT", "ref_logprob": "FLOAT", "logprob": "FLOAT", "logit_diff": "FLOAT", "ref_rank": "UINTEGER",
+    },
     "step": {
         "step": "UINTEGER", "t_us": "UBIGINT", "dur_us": "UBIGINT", "wait_us": "UBIGINT", "record_us": "UBIGINT",
         "resident_bytes": "UBIGINT", "peak_bytes": "UBIGINT", "cold_bytes": "UBIGINT",
@@ -107,6 +112,11 @@ def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:
         return pa.table({column: _arrow([getattr(row, column) for row in rows], kind) for column, kind in COLUMNS[name].items()})
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise TraceError(f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it.") from error
+
+
+def loss_rows(records: Sequence[StepRecord]) -> list[SimpleNamespace]:
+    """The steps that were compared with a reference, as rows of the table `loss`."""
+    return [SimpleNamespace(step=record.step, **vars(record.loss)) for record in records if record.loss is not None]
 
 
 def moved_bytes(record: StepRecord) -> tuple[int, int]:

@@ -25,9 +25,11 @@ _MAX_INFO_BYTES = 16 << 20
 SUMMARY = (
     "uid", "status", "created", "model", "method", "preset", "budget", "task", "prompt_tokens", "steps", "max_new",
     "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes", "output_text", "error",
+    "reference", "parent", "forced", "reference_key", "hold",
 )  # fmt: skip
 
-_FROM_META = ("model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes")
+_FROM_META = ("model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes",
+              "reference", "parent", "forced", "reference_key")  # fmt: skip
 
 
 def new_uid() -> str:
@@ -83,7 +85,8 @@ def first_info(meta: dict[str, Any]) -> dict[str, Any]:
     """run.json of a run that begins, from its meta."""
     return {
         "schema_version": meta["schema_version"], "uid": meta["run_uid"], "status": "created", "created": meta["created"],
-        **{name: meta.get(name) for name in _FROM_META}, "trace_level": meta["trace_level"], "pid": os.getpid(), "error": None,
+        **{name: meta.get(name) for name in _FROM_META}, "hold": bool(meta.get("hold")),
+        "trace_level": meta["trace_level"], "pid": os.getpid(), "error": None,
     }  # fmt: skip
 
 

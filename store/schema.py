@@ -1,4 +1,4 @@
-"""Schema v2 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v3 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there changes the
 file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a fingerprint).
@@ -11,6 +11,9 @@ from kvlens.rows import EVENT_KINDS, HEAD_COLUMNS, KV_COLUMNS, SCHEMA_VERSION
 
 #: How ``head_span.mass`` is coded: mass = (code / 255)^2, so that small masses keep their relative precision.
 MASS_CODEC = "sqrt_u8"
+#: How the masses of ``oracle`` are coded: mass = (code / 65535)^2. Finer, as regret is the difference of two of them.
+ORACLE_CODEC = "sqrt_u16"
+ORACLE_CODES = 65_535
 #: Span ids are USMALLINT.
 MAX_SPAN = 65_535
 
@@ -27,6 +30,8 @@ UNITS = {
     "mean_surprisal": "mean_surprisal_nats",
     "logprob": "logprob_nats",
     "next_entropy": "next_entropy_nats",
+    "kl": "kl_nats",
+    "ref_logprob": "ref_logprob_nats",
 }
 
 
@@ -60,6 +65,20 @@ JOURNAL = "CREATE TABLE journal (step INTEGER NOT NULL, layer UTINYINT, kv_head 
 KV_SPAN = (
     "CREATE TABLE kv_span (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
     "span USMALLINT[] NOT NULL, score FLOAT[] NOT NULL, chosen BOOLEAN[] NOT NULL, n_candidates UINTEGER NOT NULL)"
+)
+LOSS = (
+    "CREATE TABLE loss (step UINTEGER NOT NULL, ref_token INTEGER NOT NULL, ref_text VARCHAR NOT NULL, top_token INTEGER NOT NULL, "
+    "top_text VARCHAR NOT NULL, agrees BOOLEAN NOT NULL, kl FLOAT, ref_logprob FLOAT, logprob FLOAT, logit_diff FLOAT, "
+    "ref_rank UINTEGER NOT NULL)"
+)
+#: full_mass, mass: full attention's and the method's mass on each listed span, coded as ORACLE_CODEC says.
+ORACLE = (
+    "CREATE TABLE oracle (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
+    "span USMALLINT[] NOT NULL, full_mass USMALLINT[] NOT NULL, mass USMALLINT[] NOT NULL, tail_full FLOAT NOT NULL)"
+)
+SPAN_KEY = (
+    "CREATE TABLE span_key (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, form VARCHAR NOT NULL, "
+    "key FLOAT[] NOT NULL)"
 )
 
 
@@ -102,16 +121,19 @@ def statements() -> list[str]:
         f"CREATE TABLE layer_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, {means}, {layer_kv})",
         JOURNAL,
         KV_SPAN,
+        LOSS,
+        ORACLE,
+        SPAN_KEY,
     ]
 
 
 #: Every table a reader may touch, hence the allow-list for identifiers.
 TABLES = (
     "meta", "run_state", "token", "step", "span", "span_head", "head_step", "kv_step", "head_span", "transfer", "event",
-    "self_check", "head_run", "kv_run", "layer_step", "journal", "kv_span",
+    "self_check", "head_run", "kv_run", "layer_step", "journal", "kv_span", "loss", "oracle", "span_key",
 )  # fmt: skip
 
 __all__ = [
-    "JOURNAL", "KV_SPAN", "MASS_CODEC", "MAX_SPAN", "SCHEMA_VERSION", "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type",
-    "layer_type", "moments", "statements",
+    "JOURNAL", "KV_SPAN", "LOSS", "MASS_CODEC", "MAX_SPAN", "ORACLE", "ORACLE_CODEC", "ORACLE_CODES", "SCHEMA_VERSION", "SPAN_KEY",
+    "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type", "layer_type", "moments", "statements",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ class Replay:
     A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of them. A span
     that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as factors. An offload is
     news only for a span that was hot: one with a summary stays coarse. Of a partial span the tokens that are gone stay gone: only evicting
-    the others changes it.
+    the others changes it. A span that a counterfactual holds stays resident, whatever the method does with its own copy.
     """
 
     def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
@@ -24,10 +24,14 @@ class Replay:
             self.state[span], self._form[span] = birth, form
         self._before: dict[int, str] = {}
         self._holders: dict[int, set[int | None]] = {}
+        self._held: set[int] = set()
 
     def apply(self, span: int, kind: str, q_head: int | None) -> None:
         """One event; spans this replay does not know are ignored."""
-        if span not in self.state or (self.state[span] == "partial" and kind != "evict"):
+        if kind == "hold" and span in self.state:
+            self._held.add(span)
+            self.state[span] = "resident"
+        if span not in self.state or span in self._held or (self.state[span] == "partial" and kind != "evict"):
             return
         if kind == "zoom_in":
             self._zoom_in(span, q_head)

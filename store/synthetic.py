@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.rows import SelfCheck
+from kvlens.store.synthetic_lens import LensMaker, span_keys
 from kvlens.store.synthetic_scene import SINK, WINDOW, Scene, make_prefill
 from kvlens.store.synthetic_steps import StepMaker
 from kvlens.store.writer import TraceWriter
@@ -28,14 +29,21 @@ def write_synthetic(
     **meta: Any,
 ) -> str:
     """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`, `status`, `error`,
-    `writer_class` steer the writing; all others go into the run's meta."""
+    `writer_class` steer the writing; all others go into the run's meta.
+
+    `lens=False`: a run without loss, full attention and span keys. `loss_step`: where it first disagrees with the reference (three
+    quarters through). Of the meta, `forced` says that losses go on after that, `oracle` which steps and layers have full attention.
+    """
     rng = np.random.default_rng(seed)
     writer = meta.pop("writer_class", TraceWriter)(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
     top_k, n_prompt = int(meta.pop("top_k", 16)), int(meta.pop("prompt_tokens", 600))
+    lens, loss_step = meta.pop("lens", True), int(meta.pop("loss_step", 3 * steps // 4))
     status, error = meta.pop("status", "completed"), meta.pop("error", None)
     scene = Scene(layers, q_heads, kv_heads, 64, rng)
     full = (n_prompt + steps) * layers * kv_heads * scene.token_bytes()
     prefill, text = make_prefill(scene, n_prompt, spans)
+    sampling = meta.setdefault("oracle", {"every": 1, "layers": list(range(layers))}) if lens else None
+    prefill.span_keys = span_keys(scene, seed) if lens else None
     writer.begin(
         {
             "model": "synthetic", "method": "sekv", "preset": "made up", "task": "synthetic", "device": "none", "dtype": "bfloat16",
@@ -43,12 +51,13 @@ def write_synthetic(
             "max_new": steps, "seed": seed, "forced": False, "layers": layers, "q_heads": q_heads, "kv_heads": kv_heads,
             "head_dim": scene.head_dim, "token_bytes": scene.token_bytes() * layers * kv_heads, "full_kv_bytes": full,
             "budget_bytes": int(0.35 * full), "link": "none (synthetic)", "prompt_text": text, "needle": [],
-            "machine": "none (synthetic)",
+            "machine": "none (synthetic)", "oracle": None, "reference": None, "parent": None, "hold": [], "whatif": None,
         }
         | meta
     )  # fmt: skip
     writer.prefill(prefill)
-    maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us)
+    made = LensMaker(scene, seed, loss_step, bool(meta.get("forced")), sampling) if lens else None
+    maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us, made)
     for step in range(steps):
         writer.step(maker.make(step))
     check = SelfCheck("synthetic", True, None, "this run was made up by kvlens.store.synthetic; nothing in it was measured")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvlens.rows import EventRow, JournalRow, Scores, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.store.synthetic_lens import LensMaker
 from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
@@ -30,7 +31,8 @@ def ranking(score: np.ndarray, zoomed: np.ndarray, candidate: np.ndarray) -> Sco
 class StepMaker:
     """Makes records in order; holds what one step leaves to the next."""
 
-    def __init__(self, scene: Scene, n_prompt: int, top_k: int, clock_us: int) -> None:
+    def __init__(self, scene: Scene, n_prompt: int, top_k: int, clock_us: int, lens: LensMaker | None) -> None:
+        self.lens = lens
         self.scene, self.n_prompt, self.top_k, self.clock = scene, n_prompt, top_k, clock_us
         count = len(scene.spans)
         self.taste = scene.rng.normal(0, 0.7, (scene.layers, scene.q_heads, count)).astype(np.float32)
@@ -66,7 +68,13 @@ class StepMaker:
         up = (came * cold_size).sum(-1).astype(float)
         resident = resident_bytes(scene, self.n_prompt + step + 1, (self.zoomed * lengths).sum(-1))
         down = np.full_like(up, sum(t.bytes for t in transfers if t.cause == "leave") / up.size)
-        head = self._head_columns(mass)
+        head, oracle, loss = self._head_columns(mass), None, None
+        if self.lens is not None:
+            read_exactly, summarised = self._reading()
+            full = self.lens.full(step, mass, summarised, self.needle)
+            oracle, head["regret"] = self.lens.oracle(step, full, mass, self.top_k)
+            head["coverage"] = (full * read_exactly).sum(-1)
+            loss = self.lens.loss(step, head["regret"])
         coarse = sum(s.kind == "entropy" for s in scene.spans)
         tokens = {"recalled_tokens": (came * lengths).sum(-1), "reused_tokens": ((self.zoomed & before) * lengths).sum(-1)}
         kv = {
@@ -88,7 +96,7 @@ class StepMaker:
             step, self.clock, dur + wait, wait, 60, 1000 + step % len(ANSWER), " " + ANSWER[step % len(ANSWER)],
             -float(rng.gamma(1.2, 0.5)), float(rng.gamma(1.5, 0.8)), int(resident.sum()), int(resident.sum() + up.max()), self.cold,
             head, kv, top, top_mass, tail, transfers, events, born, [], born_heads, journal(step, score, self.zoomed),
-            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
+            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])), loss, oracle,
         )  # fmt: skip
         self.clock += dur + wait
         return record
@@ -139,6 +147,14 @@ class StepMaker:
         floor = np.sort(ranked, -1)[..., -min(_MAX_ZOOMED, ranked.shape[-1])]
         return wanted & (ranked >= np.maximum(floor, 1e-9)[..., None])
 
+    def _reading(self) -> tuple[np.ndarray, np.ndarray]:
+        """bool [L, Hq, S]: which spans each query head reads exactly, and which as a summary."""
+        scene = self.scene
+        zoomed = np.repeat(self.zoomed, scene.q_heads // scene.kv_heads, axis=1)
+        entropy = np.array([s.kind == "entropy" for s in scene.spans])
+        factors = np.array([s.span in scene.cold and scene.cold[s.span].form == "factors" for s in scene.spans])
+        return ~entropy | (zoomed & ~factors), entropy & ~zoomed
+
     def _head_columns(self, mass: np.ndarray) -> dict[str, np.ndarray]:
         scene, rng = self.scene, self.scene.rng
         kinds = np.array([s.kind for s in scene.spans])
@@ -155,6 +171,6 @@ class StepMaker:
             "mass_sink": total["sink"], "mass_anchor": total["anchor"], "mass_window": total["window"], "mass_resident": exact,
             "mass_coarse": coarse, "mass_reconstructed": rebuilt, "entropy": -(mass * logs).sum(-1),
             "qcos": np.clip(rng.normal(0.86, 0.08, coarse.shape), -1, 1).astype(np.float32),
-            "coverage": total["sink"] + total["anchor"] + total["window"] + exact, "n_zoomed": n_zoomed,
+            "n_zoomed": n_zoomed,
             "zoom_rate": n_zoomed / max(int(entropy.sum()), 1),
         }  # fmt: skip

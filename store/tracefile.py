@@ -14,7 +14,8 @@ import pyarrow as pa
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
-from kvlens.store.rowtables import copied, moved_bytes, rows_table, step_tables
+from kvlens.store.oracles import span_key_table
+from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import statements
 from kvlens.store.versions import upgrades
@@ -29,6 +30,7 @@ class TraceFile:
 
     def __init__(self, con: duckdb.DuckDBPyConnection) -> None:
         self._con = con
+        self._heads = 0, 0
         self._prompt_tokens = 0
         self._text: list[str] = []
         self._peak = 0
@@ -44,6 +46,7 @@ class TraceFile:
                 con.execute(statement)
             con.execute("INSERT INTO run_state VALUES ('running', -1, NULL)")
             file = cls(con)
+            file._heads = meta["layers"], meta["kv_heads"]
             file._put_meta(meta)
             con.commit()
         except BaseException:
@@ -92,7 +95,7 @@ class TraceFile:
         if isinstance(job, Block):
             tables, closed = self._block_tables(job, trace_level), _closed(job.records)
         else:
-            tables, closed = self._prefill_tables(job), []
+            tables, closed = self._prefill_tables(job, trace_level), []
         con = self._con
         con.begin()
         try:
@@ -157,19 +160,23 @@ class TraceFile:
             ("transfer", [row for record in records for row in record.transfers]),
             ("event", [row for record in records for row in record.events]),
             ("journal", block.journal),
+            ("loss", loss_rows(records)),
         ):
             tables.append((name, rows_table(name, rows)))
         tables += [("head_step", block.head_table()), ("kv_step", block.kv_table())]
         if trace_level == "spans":
-            tables += [("head_span", block.span_table()), ("kv_span", block.score_table())]
+            tables += [("head_span", block.span_table()), ("kv_span", block.score_table()), ("oracle", block.oracle_table())]
         return tables
 
-    def _prefill_tables(self, record: PrefillRecord) -> list[tuple[str, pa.Table]]:
-        return [
+    def _prefill_tables(self, record: PrefillRecord, trace_level: str) -> list[tuple[str, pa.Table]]:
+        tables = [
             ("token", rows_table("prompt", record.tokens)), ("span", rows_table("span", record.spans)),
             ("span_head", rows_table("span_head", record.span_heads)), ("transfer", rows_table("transfer", record.transfers)),
             ("event", rows_table("event", record.events)), ("journal", rows_table("journal", copied(record.journal))),
         ]  # fmt: skip
+        if trace_level == "spans" and record.span_keys is not None:
+            tables.append(("span_key", span_key_table(record.span_keys, self._heads)))
+        return tables
 
     def _merge(self, tables: dict[str, pa.Table]) -> None:
         self._con.register("block_heads", tables["head_step"])

@@ -2,26 +2,44 @@
 
 Reading: the tables that grew or came after schema 1 are read through a relation of the same name in the reader's private database,
 a view of the file's own table where there is one. Recovering: an unfinished file is brought to this schema before it is finished.
-
-Schema 2 added the KV metrics below and the tables journal and kv_span.
 """
 
 from __future__ import annotations
 
-from kvlens.store.schema import JOURNAL, KV_SPAN, SCHEMA_VERSION, kv_type, layer_type, moments
+from dataclasses import dataclass
 
-_METRICS = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity")
-#: Columns that schema 1 lacks, with their types.
-_COLUMNS: dict[str, dict[str, str]] = {
-    "kv_step": {name: kv_type(name) for name in _METRICS},
-    "kv_run": moments(_METRICS),
-    "layer_step": {name: layer_type(name) for name in _METRICS},
+from kvlens.store.schema import JOURNAL, KV_SPAN, LOSS, ORACLE, SCHEMA_VERSION, SPAN_KEY, head_type, kv_type, layer_type, moments
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What one schema added to the one before it."""
+
+    columns: dict[str, dict[str, str]]
+    """table -> column -> type"""
+    tables: dict[str, str]
+    """table -> how an empty one is made"""
+
+
+_V2 = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity")
+_V3 = ("regret",)
+ADDED = {
+    2: Addition(
+        {
+            "kv_step": {name: kv_type(name) for name in _V2},
+            "kv_run": moments(_V2),
+            "layer_step": {name: layer_type(name) for name in _V2},
+        },
+        {"journal": JOURNAL, "kv_span": KV_SPAN},
+    ),
+    3: Addition(
+        {"head_step": {name: head_type(name) for name in _V3}, "head_run": moments(_V3), "layer_step": dict.fromkeys(_V3, "FLOAT")},
+        {"loss": LOSS, "oracle": ORACLE, "span_key": SPAN_KEY},
+    ),
 }
-#: Tables that schema 1 lacks, and how an empty one is made.
-_TABLES = {"journal": JOURNAL, "kv_span": KV_SPAN}
 
 #: Read from the private database; all other tables are read from the file.
-GROWN = (*_COLUMNS, *_TABLES)
+GROWN = tuple(dict.fromkeys(table for added in ADDED.values() for table in (*added.columns, *added.tables)))
 
 
 def source(table: str) -> str:
@@ -29,32 +47,31 @@ def source(table: str) -> str:
     return f"memory.main.{table}" if table in GROWN else f"run.main.{table}"
 
 
+def _later(version: int | None) -> list[Addition]:
+    """What schemas after a file's added; a file that does not say its schema is taken for one of this."""
+    return [] if version is None else [added for number, added in ADDED.items() if number > version]
+
+
 def tables_of(version: int | None, tables: tuple[str, ...]) -> set[str]:
-    """Those of `tables` that a file of that schema must hold; a file that does not say its schema is taken for one of this."""
-    return set(tables) - (set(_TABLES) if _first(version) else set())
+    """Those of `tables` that a file of that schema must hold."""
+    return set(tables).difference(*(added.tables for added in _later(version)))
 
 
 def relations(version: int | None) -> list[str]:
     """Statements that make the relations of `source` in a private database to which the file is attached as `run`."""
-    made = []
+    made, later = [], _later(version)
     for table in GROWN:
-        if not _first(version):
-            made.append(f"CREATE VIEW {table} AS SELECT * FROM run.main.{table}")
-        elif table in _COLUMNS:
-            absent = ", ".join(f"NULL::{kind} AS {name}" for name, kind in _COLUMNS[table].items())
-            made.append(f"CREATE VIEW {table} AS SELECT *, {absent} FROM run.main.{table}")
-        else:
-            made.append(_TABLES[table])
+        absent = {name: kind for added in later for name, kind in added.columns.get(table, {}).items()}
+        empty = next((added.tables[table] for added in later if table in added.tables), None)
+        columns = "".join(f", NULL::{kind} AS {name}" for name, kind in absent.items())
+        made.append(empty or f"CREATE VIEW {table} AS SELECT *{columns} FROM run.main.{table}")
     return made
 
 
 def upgrades(version: int | None) -> list[str]:
     """Statements that bring an open, unfinished file of that schema to this one."""
-    if not _first(version):
-        return []
-    added = [f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for table, columns in _COLUMNS.items() for name, kind in columns.items()]
-    return [*added, *_TABLES.values(), f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"]
-
-
-def _first(version: int | None) -> bool:
-    return version is not None and version < 2
+    made: list[str] = []
+    for added in _later(version):
+        made += [f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for table, new in added.columns.items() for name, kind in new.items()]
+        made += added.tables.values()
+    return [*made, f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"] if made else []

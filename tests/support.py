@@ -89,7 +89,8 @@ def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int
 
 
 def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, preset: str | None = None, sink: Any = None,
-        overrides: dict[str, Any] | None = None, keep_logits: bool = False, read: Any = None, **options: Any) -> Any:  # fmt: skip
+        overrides: dict[str, Any] | None = None, keep_logits: bool = False, read: Any = None, against: Any = None, holds: Any = (),
+        **options: Any) -> Any:  # fmt: skip
     """Engine.run with a method by name."""
     from kvlens import methods
     from kvlens.budget import Budget
@@ -98,4 +99,5 @@ def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, pres
     chosen = methods.get(method)
     params = methods.make_parameters(chosen, preset, overrides or {})
     limit = None if budget is None else Budget.parse(budget)
-    return Engine(model).run(prompt, chosen, params, limit, Options(**options), sink, keep_logits=keep_logits, read=read)
+    made = Options(**options)
+    return Engine(model).run(prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +10,12 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from kvlens import __version__, methods
-from kvlens.bench.intervals import wilson
-from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out, settings
+from kvlens import methods, tasks
+from kvlens.bench import kept as lines_kept
+from kvlens.bench.provenance import about, origin
+from kvlens.bench.summary import grouped, summary
+from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
 from kvlens.budget import Budget
-from kvlens.machine import machine
 
 REFERENCE = "full"
 """run once per prompt, without a limit"""
@@ -41,8 +40,7 @@ class QualityRequest(BaseModel):
     @classmethod
     def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for task in value:
-            if task not in NEW_TOKENS:
-                raise ValueError(f"unknown task '{task}'; known: {', '.join(NEW_TOKENS)}.")
+            tasks.get(task)
         return value
 
     @field_validator("budgets")
@@ -59,7 +57,12 @@ class QualityRequest(BaseModel):
             for task in self.tasks:
                 for name in self.methods:
                     for budget in ("",) if name == REFERENCE else self.budgets:
-                        yield Trial(task, self.length, index, name, budget)
+                        yield Trial(task, self.length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, name, budget)
+
+
+def key(trial: Trial) -> str:
+    """By which the table knows a trial."""
+    return f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
 
 
 def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
@@ -74,8 +77,8 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     from kvlens.engine import Engine
     from kvlens.models import load
 
-    origins = _origins(request)
-    rows = _kept_rows(kept, origins)
+    origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
+    rows = lines_kept.read(kept, ("key", "method", "origin"), lambda row: origins.get(row["method"]) == row["origin"])
     seen = {row["key"] for row in rows}
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
@@ -83,93 +86,28 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     planned = list(request.trials())
     begun = time.monotonic()
     for done, trial in enumerate(planned):
-        if trial.key in seen:
+        if key(trial) in seen:
             continue
         if time.monotonic() - begun > 60 * request.minutes:
             break
-        row = carry_out(engine, prompts, trial) | {"origin": origins[trial.method]}
+        row = {"key": key(trial), **carry_out(engine, prompts, trial), "origin": origins[trial.method]}
         rows.append(row)
-        with kept.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        lines_kept.append(kept, row)
         report(done + 1, len(planned), row)
-    wanted = {trial.key for trial in planned}
+    wanted = {key(trial) for trial in planned}
     rows = [row for row in rows if row["key"] in wanted]
-    return {"about": _about(request, origins, len(rows), len(planned)), "lines": summarise(rows, request)}
-
-
-def _kept_rows(kept: Path, origins: dict[str, str]) -> list[dict[str, Any]]:
-    """Trials of earlier calls that are still comparable: of this model, these seeds and their method's present parameters. A line cut
-    by an interruption is dropped. Raises ValueError for a file of something else."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    text = kept.read_text(encoding="utf-8") if kept.exists() else ""
-    lines, rows = text.splitlines(), []
-    for place, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-            method, origin = row["method"], row["origin"]
-        except (ValueError, KeyError, TypeError):
-            if place == len(lines) - 1 and not text.endswith("\n"):
-                break
-            raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
-        if origins.get(method) == origin:
-            rows.append(row)
-    if lines and not text.endswith("\n"):
-        kept.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
-    return rows
-
-
-def _origins(request: QualityRequest) -> dict[str, str]:
-    """What makes two trials of a method comparable: model weights, seeds, and the method's parameters."""
-    from kvlens.models import resolve
-
-    weights = hashlib.sha256()
-    for path in sorted(Path(resolve(request.model)).glob("*.safetensors")):
-        weights.update(path.read_bytes())
-    origins = {}
-    for name in request.methods:
-        method = methods.get(name)
-        parameters = methods.make_parameters(method, settings(method, request.model, "")[0], {})
-        said = json.dumps([request.model, weights.hexdigest(), request.first_seed, repr(parameters)])
-        origins[name] = hashlib.sha256(said.encode()).hexdigest()[:16]
-    return origins
-
-
-def _about(request: QualityRequest, origins: dict[str, str], done: int, planned: int) -> dict[str, Any]:
-    import torch
-    import transformers
-
-    presets = {name: settings(methods.get(name), request.model, "")[0] for name in request.methods}
-    return {
-        "kvlens": __version__, "torch": torch.__version__, "transformers": transformers.__version__, "machine": machine(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()), "request": request.model_dump(mode="json"), "depths": DEPTHS,
-        "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks}, "presets": presets, "origins": origins,
-        "trials": done, "planned": planned,
+    made = about(request.methods, request.model) | {
+        "request": request.model_dump(mode="json"), "depths": DEPTHS, "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks},
+        "origins": origins, "trials": len(rows), "planned": len(planned),
     }  # fmt: skip
+    return {"about": made, "lines": summarise(rows, request)}
 
 
 def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[str, Any]]:
     """One line per method, budget and task, in the order asked for."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], row["budget"], row["task"]), []).append(row)
-    order = [(trial.method, trial.budget, trial.task) for trial in request.trials() if trial.index == 0]
-    out = []
-    for name, budget, task in sorted(set(order), key=order.index):
-        members = groups.get((name, budget, task), [])
-        done = [row for row in members if "exact" in row]
-        refused = [row["infeasible"] for row in members if "infeasible" in row]
-        line: dict[str, Any] = {"method": name, "budget": budget, "task": task, "n": len(done), "infeasible": len(refused)}
-        line["rule"] = members[0]["rule"] if members else None
-        line["smallest_feasible"] = float(np.mean(refused)) if refused else None
-        if done:
-            exact = float(np.mean([row["exact"] for row in done]))
-            line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(done))), strict=True))
-            line["attended_share"] = float(np.mean([row["attended_tokens"] / row["prompt_tokens"] for row in done]))
-            line["failed_self_checks"] = sum(not row["passed"] for row in done)
-            for column in ("score", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step"):
-                line[column] = float(np.mean([row[column] for row in done]))
-        out.append(line)
-    return out
+    groups = grouped(rows, ("method", "budget", "task"))
+    order = dict.fromkeys((trial.method, trial.budget, trial.task) for trial in request.trials() if trial.index == 0)
+    return [{"method": m, "budget": b, "task": t, **summary(groups.get((m, b, t), []))} for m, b, t in order]
 
 
 def markdown(result: dict[str, Any]) -> str:

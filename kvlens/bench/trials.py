@@ -1,45 +1,49 @@
-"""One trial of the quality table: a generated prompt, a method, a budget, and what came out of it."""
+"""One trial of a benchmark: a task's prompt, a method, a budget, and what came out of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from kvlens import methods
+from kvlens import methods, tasks
 from kvlens.budget import Budget, BudgetInfeasible
-from kvlens.demo.tasks import TaskPrompt, make_prompt, score
 from kvlens.engine import Engine, Options
 from kvlens.methods.base import Method
 from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.runs import default_preset
+from kvlens.tasks import Asked
 
-NEW_TOKENS = {"needle": 12, "multikey": 12, "chain": 80, "note": 48, "list": 110}
+NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 """tokens generated at most"""
 DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is run: prompt `index` of a task under a method. `budget` is a share of full KV, '' = no limit."""
+    """What is run: prompt `index` of a task under a method. `budget` is a share of full KV, '' = no limit. Of a prompt that is read
+    from a file, length and depth are None and index is its place in the file."""
 
     task: str
-    length: int
+    length: int | None
+    depth: float | None
+    seed: int
     index: int
     method: str
     budget: str
 
     @property
-    def key(self) -> str:
-        return f"{self.task}/{self.length}/{self.index}/{self.method}/{self.budget}"
+    def prompt(self) -> tuple[str, int | None, float | None, int, int]:
+        """What its prompt is made from."""
+        return self.task, self.length, self.depth, self.seed, self.index
 
 
 class Means:
-    """A sink that keeps what the table needs of every step."""
+    """A sink that keeps what the tables need of every step."""
 
     def __init__(self) -> None:
         self.coverage: list[float] = []
@@ -62,24 +66,55 @@ class Means:
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Nothing to keep."""
 
+    def figures(self) -> dict[str, float]:
+        """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads; bytes per step."""
+        return {
+            "coverage": float(np.mean(self.coverage)), "attended_tokens": float(np.mean(self.attended)),
+            "h2d_bytes_per_step": float(np.mean(self.h2d)), "d2h_bytes_per_step": float(np.mean(self.d2h)),
+        }  # fmt: skip
+
 
 class Prompts:
-    """Generated prompts in the model's own tokens, each read once for all methods that follow."""
+    """Prompts in the model's own tokens, each made and read once for all trials that follow on it."""
 
-    def __init__(self, engine: Engine, first_seed: int) -> None:
+    def __init__(self, engine: Engine, first_seed: int = 0) -> None:
         self.engine, self.first_seed = engine, first_seed
-        self._key: tuple[str, int, int] | None = None
-        self._made: tuple[TaskPrompt, Prompt, ReadPrompt] | None = None
+        tokenizer = engine.loaded.tokenizer
+        self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        self._special = tokenizer.num_special_tokens_to_add()
+        self._key: tuple[Any, ...] | None = None
+        self._asked: Asked | None = None
+        self._prompt: Prompt | None = None
+        self._read: ReadPrompt | None = None
 
-    def __call__(self, task: str, length: int, index: int) -> tuple[TaskPrompt, Prompt, ReadPrompt]:
-        key = (task, length, index)
-        if self._made is None or self._key != key:
-            loaded = self.engine.loaded
-            encode: Callable[[str], list[int]] = lambda text: loaded.tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-            source = make_prompt(task, length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, encode)
-            prompt = tokenize(PromptText(source.text), loaded.tokenizer, loaded.max_positions, NEW_TOKENS[task])
-            self._key, self._made = key, (source, prompt, self.engine.read(prompt))
-        return self._made
+    def __call__(self, task: str, length: int, index: int) -> tuple[Asked, Prompt, ReadPrompt]:
+        """Prompt `index` of the quality table, whose depth goes round with the index."""
+        trial = Trial(task, length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, "", "")
+        return self.asked(trial), self.prompt(trial), self.read(trial)
+
+    def asked(self, trial: Trial) -> Asked:
+        """The trial's prompt as text. Raises ValueError with one sentence."""
+        if self._asked is None or self._key != trial.prompt:
+            self._prompt = self._read = None
+            self._asked = tasks.remake(asdict(trial), self._encode, self._special)
+            self._key = trial.prompt
+        return self._asked
+
+    def prompt(self, trial: Trial) -> Prompt:
+        """In tokens. Raises BadPrompt when the model cannot take it."""
+        asked = self.asked(trial)
+        if self._prompt is None:
+            loaded, new = self.engine.loaded, tasks.get(trial.task).new_tokens
+            source = PromptText(asked.text, asked.answer, asked.needle, asked.task, asked.seed)
+            self._prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, new)
+        return self._prompt
+
+    def read(self, trial: Trial) -> ReadPrompt:
+        """Prefilled."""
+        prompt = self.prompt(trial)
+        if self._read is None:
+            self._read = self.engine.read(prompt)
+        return self._read
 
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:
@@ -94,24 +129,42 @@ def settings(method: type[Method], model: str, budget: str) -> tuple[str | None,
     return preset, {"keep": share}, "attended tokens"
 
 
+def header(trial: Trial, model: str) -> dict[str, Any]:
+    """What a row says of a trial before it is run."""
+    preset, overrides, rule = settings(methods.get(trial.method), model, trial.budget)
+    return {**asdict(trial), "rule": rule, "preset": preset, "overrides": overrides}
+
+
 def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
-    """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept."""
-    source, prompt, read = prompts(trial.task, trial.length, trial.index)
-    method = methods.get(trial.method)
-    preset, overrides, rule = settings(method, engine.loaded.name, trial.budget)
-    params = methods.make_parameters(method, preset, overrides)
-    limit = Budget.parse(trial.budget) if rule == "resident bytes" else None
-    row: dict[str, Any] = {"key": trial.key, **vars(trial), "rule": rule, "preset": preset}
-    sink, new = Means(), NEW_TOKENS[trial.task]
+    """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept, `refused` (a sentence)
+    where the model cannot take the prompt."""
+    row = header(trial, engine.loaded.name)
     try:
-        result = engine.run(prompt, method, params, limit, Options(max_new=new, coverage=True), sink, read=read)
+        asked, prompt = prompts.asked(trial), prompts.prompt(trial)
+    except ValueError as error:
+        return row | {"refused": str(error)}
+    method = methods.get(trial.method)
+    params = methods.make_parameters(method, row["preset"], row["overrides"])
+    limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
+    sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True)
+    try:
+        result = engine.run(prompt, method, params, limit, options, sink, read=prompts.read(trial))
     except BudgetInfeasible as error:
-        return row | {"infeasible": round(error.smallest / error.full, 4)}
-    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + new)
-    right = score(trial.task, source.answer, result.text)
+        return row | infeasible(error)
+    row |= sink.figures() | outcome(asked, result.text)
+    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + options.max_new)
     return row | {
-        "exact": float(right == 1.0), "score": right, "coverage": float(np.mean(sink.coverage)),
-        "attended_tokens": float(np.mean(sink.attended)), "prompt_tokens": len(prompt.ids), "resident_share": result.peak_bytes / full,
-        "h2d_bytes_per_step": float(np.mean(sink.h2d)), "d2h_bytes_per_step": float(np.mean(sink.d2h)), "steps": len(result.ids),
-        "output": result.text[:200], "passed": all(check.passed for check in result.checks),
+        "prompt_tokens": len(prompt.ids), "resident_share": result.peak_bytes / full, "steps": len(result.ids),
+        "passed": all(check.passed for check in result.checks), "uid": None,
     }  # fmt: skip
+
+
+def infeasible(error: BudgetInfeasible) -> dict[str, Any]:
+    """The column of a trial whose budget cannot be kept: the smallest share of full KV that could be."""
+    return {"infeasible": round(error.smallest / error.full, 4)}
+
+
+def outcome(asked: Asked, output: str) -> dict[str, Any]:
+    """Score and texts of a trial; `exact` is a full score."""
+    right = tasks.get(asked.task).grade(asked, output)
+    return {"exact": float(right == 1.0), "score": right, "output": output[:200], "answer": asked.answer[:200]}

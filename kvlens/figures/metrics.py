@@ -71,6 +71,8 @@ METRICS: dict[str, Metric] = {
         Metric("entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"),
         Metric("qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True),
         _share("coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"),
+        Metric("regret", "Regret", "share", "q", 0.0, None,
+               "full attention's mass that the method did not give the same span, added up over all spans"),
         Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
         Metric("zoom_rate", "Zoom rate", "share", "q", 0.0, None, "expanded spans as a share of the spans it could have expanded"),
         Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),

@@ -14,6 +14,7 @@ class BudgetAccount:
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
         self._held: dict[str, dict[int, int]] = {}
+        self._apart: dict[str, tuple[str, int]] = {}
         self.resident = 0
         self.peak = 0
 
@@ -27,9 +28,17 @@ class BudgetAccount:
         self._held.pop(name, None)
         self._recount()
 
+    def set_apart(self, name: str, of: str, size: int) -> None:
+        """Say `size` of the bytes held under `of` under a name of their own."""
+        self._apart[name] = of, size
+
     def by_name(self) -> dict[str, int]:
         """Bytes held under each name."""
-        return {name: sum(storages.values()) for name, storages in self._held.items()}
+        named = {name: sum(storages.values()) for name, storages in self._held.items()}
+        for name, (of, size) in self._apart.items():
+            named[of] -= size
+            named[name] = named.get(name, 0) + size
+        return named
 
     def start_step(self) -> None:
         self.peak = self.resident

@@ -30,6 +30,14 @@ class Slots:
     span: torch.Tensor
     role: torch.Tensor
 
+    def before(self, end: int) -> Slots:
+        """The slots below `end`."""
+        return Slots(self.keys[:, :end], self.values[:, :end], self.position[:, :end], self.span[:, :end], self.role[:, :end])
+
+    def after(self, start: int) -> Slots:
+        """The slots from `start` on."""
+        return Slots(self.keys[:, start:], self.values[:, start:], self.position[:, start:], self.span[:, start:], self.role[:, start:])
+
 
 class Pool:
     """Owns the slots of consecutive layers with equal zones: keys, values [l, H_kv, C, D] and the tables [l, H_kv, C]."""
@@ -53,6 +61,7 @@ class Pool:
             "coarse": zones.kept,
             "recall": zones.kept + zones.coarse,
             "window": zones.kept + zones.coarse + zones.recall,
+            "held": zones.slots - zones.held,
         }
         self.used = {"kept": 0, "coarse": 0}
         self.window_origin = 0

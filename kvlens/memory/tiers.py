@@ -8,6 +8,7 @@ from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_bias
 from kvlens.memory.cold import ColdTier, RawCodec, Unit
+from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Move, Ticket, link_for
@@ -24,7 +25,8 @@ class Memory:
     `leave_window` where tokens leave the window, `feed`, and per layer `write`, `land`, `recall`, `bias`.
     """
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int) -> None:
+    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None) -> None:
+        self.held = held or Held((), shape.kv_heads, prompt_tokens, prompt_tokens, device)
         self.shape, self.dtype, self.device = shape, dtype, device
         self.account, self.ledger = BudgetAccount(), Ledger()
         self.link = link_for(device, self.ledger)
@@ -40,7 +42,8 @@ class Memory:
     # ------------------------------------------------------------------------------------------------ prefill and placement
     def lay_out(self, layout: Layout) -> None:
         """Take the device's slots. Called once, when prefill has ended."""
-        shape, self.layout = self.shape, layout
+        shape = self.shape
+        self.layout = layout = self.held.widen(layout, shape.layers)
         self.hot = HotTier(shape, layout, self.dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device)
         self.governed = torch.zeros(layout.span_capacity, dtype=torch.bool, device=self.device)
@@ -49,6 +52,8 @@ class Memory:
         if layout.cold_pages:
             self.cold.reserve(shape, layout.cold_pages, layout.cold_page_tokens, self.dtype)
         self.account.hold("hot", *self.hot.tensors())
+        self.account.hold("held", *self.held.tensors())
+        self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
         self.account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
         self.account.hold("spans", *self.spans.tensors(), self.governed, self.is_hot)
         assert self.prompt is not None
@@ -69,6 +74,7 @@ class Memory:
             self._keep(pool, placement, keys, values, 0, ids)
         self._place(placement, keys, values, 0, ids, "offload")
         self._tell_losses(placement, ids)
+        self.held.place(self.hot, self.prompt)
         self.link.quiet()
         self.prompt = None
         self.account.release("prompt")
@@ -100,8 +106,9 @@ class Memory:
             for span, state in zip(placement.spans, placement.states, strict=True)
         ]
         ids = self.spans.add(rows)
-        for span in ids:
+        for span, row in zip(ids, rows, strict=True):
             self._event("span_open", span=span)
+            self.held.name(self.hot, row.tok_start, row.tok_end, span)
         governed = [ids[i] for i in (*placement.offload, *placement.selectable)]
         self.governed[torch.tensor(governed, dtype=torch.long, device=self.device)] = True
         kept = torch.tensor([ids[i] for i in placement.selectable], dtype=torch.long, device=self.device)
@@ -217,6 +224,8 @@ class Memory:
         self.advance(position)
         for pool in self.hot.pools:
             pool.take_window(position, position + 1, WINDOW)
+        for layer, kv_head, span in self.held.start_step(self.hot, self.step, position):
+            self._event("hold", layer, kv_head, span)
 
     def advance(self, position: int) -> None:
         """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
@@ -231,6 +240,7 @@ class Memory:
         """The step's token: keys, values [H_kv, D]."""
         slots, at = self.hot.slots(layer), self.hot.pool(layer).window_slot(self._position)
         slots.keys[:, at], slots.values[:, at] = keys, values
+        self.held.write(self.hot, layer, self._position, keys, values)
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
@@ -255,11 +265,26 @@ class Memory:
     def bias(self, layer: int, selection: Selection | None) -> torch.Tensor | None:
         """Additive bias [H_kv, G, C] over the layer's slots: log|S| on coarse entries, -inf on what a query head does not attend.
 
-        None when every slot written so far is attended as it is (then the live slots are a prefix of the pool).
+        None when every slot written so far is attended as it is (then the live slots are a prefix of the pool). Without the held
+        zone's slots where nothing is held at this step.
         """
-        if selection is None and self.live_prefix(layer) is not None:
+        live = self.held.live(layer)
+        if selection is None and not live and self.live_prefix(layer) is not None:
             return None
-        return slot_bias(self.hot.slots(layer), self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
+        slots = self.hot.slots(layer)
+        if not live:
+            slots = slots.before(self.hot.pool(layer).start["held"])
+        bias = slot_bias(slots, self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
+        return self.held.show(layer, slots, bias) if live else bias
+
+    @property
+    def held_bytes(self) -> int:
+        """Device bytes of what is held beside what the method asked for."""
+        return self.account.by_name().get("held", 0)
+
+    def attended(self, layer: int, bias: torch.Tensor | None) -> int | None:
+        """How many of the layer's slots, from the first on, a step's attention with this bias goes through; None: all."""
+        return self.live_prefix(layer) if bias is None else bias.shape[-1]
 
     def live_prefix(self, layer: int) -> int | None:
         """Number of the layer's live slots if they are exactly its first ones, else None."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from kvlens.memory import Placement, Selection
     from kvlens.memory.spantable import SpanTable
+    from kvlens.spans import Span
 
 
 def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = (), ours: bool = False) -> Any:
@@ -37,6 +38,23 @@ class Rotate(Protocol):
 
     def __call__(self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False) -> torch.Tensor:
         """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m, D]. float32."""
+
+
+class PromptFacts(Protocol):
+    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored run."""
+
+    @property
+    def shape(self) -> KVShape: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def max_new(self) -> int: ...
+    @property
+    def budget_bytes(self) -> int | None: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def tokens(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -175,6 +193,12 @@ class Method(ABC):
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         """Estimate, before anything has run, of the least device bytes this method can decode such a prompt with. No torch."""
         raise NotImplementedError(cls.name)
+
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span] | None:
+        """The spans that `prefill_end` would cut, up to where the window begins: for looking at a text through several methods without
+        running them. surprisal [prompt_tokens]: nats, NaN where there is none. No torch. None: this method does not say."""
+        return None
 
     def prefill_layer(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """A chunk of the prompt went through `layer`: q [Hq, m, D], k and v [H_kv, m, D], post-RoPE."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.layout import Layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.chess_params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess_trigger import page_uncertainty, thresholds
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from kvlens.memory import Placement, Selection
@@ -73,6 +75,10 @@ class Chess(Method):
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         return Sizes.of(params, prompt_tokens, max_new).bytes(params, shape, prompt_tokens, max_new)
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        return [_span(params, page) for page in range(Sizes.of(params, prompt.prompt_tokens, prompt.max_new).leaving)]
+
     # ------------------------------------------------------------------------------------------------------------ end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
@@ -97,7 +103,7 @@ class Chess(Method):
             use_tail = p.anchor_tail and tail.shape[2] > 0
             self._reconstruct(complete, n, self._vectors(tail, complete * p.page, tail.shape[2]) if use_tail else None)
         pages = range(sizes.leaving)
-        spans = [self._span(page) for page in pages]
+        spans = self.segments(p, context, ())
         kept = torch.arange(sizes.leaving * p.page, device=context.device)
         placement = Placement(
             spans, ["resident"] * len(spans), [self._role(page) for page in pages], kept,
@@ -115,12 +121,6 @@ class Chess(Method):
             assert self.context.rotate is not None
             keys = self.context.rotate(keys, torch.arange(start, start + keys.shape[2], device=keys.device), back=True)
         return page_vectors(keys, page, self.params.scale)
-
-    def _span(self, page: int) -> Span:
-        p = self.params
-        chunk = page // p.chunk_pages
-        kind = "sink" if page < p.sink_pages else "page"
-        return Span(page * p.page, (page + 1) * p.page, kind, f"Page {page}, in chunk {chunk}, in grid {chunk // p.grid_chunks}.")
 
     def _role(self, page: int) -> str:
         return "sink" if page < self.params.sink_pages else "resident"
@@ -204,7 +204,7 @@ class Chess(Method):
         if out < 0:
             return None
         kept = torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device)
-        placement = Placement([self._span(out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else [])
+        placement = Placement([_span(p, out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else [])
         return WindowLeave(out * p.page, (out + 1) * p.page, placement)
 
     def _judge(self, start: int) -> tuple[float, float]:
@@ -227,3 +227,9 @@ class Chess(Method):
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"hierarchy": (self._tree.vectors,), "selection": (self._mask, self._want)}
+
+
+def _span(p: ChessParameters, page: int) -> Span:
+    chunk = page // p.chunk_pages
+    kind = "sink" if page < p.sink_pages else "page"
+    return Span(page * p.page, (page + 1) * p.page, kind, f"Page {page}, in chunk {chunk}, in grid {chunk // p.grid_chunks}.")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.layout import Layout
 from kvlens.methods import compresskv_budget as budget
-from kvlens.methods.base import Method, Prefilled, RunContext
+from kvlens.methods.base import Method, Prefilled, PromptFacts, RunContext
 from kvlens.methods.compresskv_heads import chosen, load
 from kvlens.methods.compresskv_params import OBSERVED, PRESETS, CompressKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from kvlens.memory import Placement
@@ -61,6 +63,15 @@ class CompressKV(Method):
         least = min(params.tokens or params.floor, prompt_tokens + last)
         return budget.layout([least] * shape.layers, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n, last, layers = prompt.prompt_tokens, int(params.peek), prompt.shape.layers
+        # No layer can keep more than everything: all do exactly when their sum says so, whatever the calibration.
+        whole = _total(params, prompt) >= layers * (n + last)
+        some = [n + last if whole else 0] * layers
+        until = budget.layout(some, params.window, n, prompt.max_new, params.page, last).window_from
+        return fixed_chunks(0, until, params.page, kind="page")
+
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         context, p = self.context, self.params
         n, page = context.prompt_tokens, p.page
@@ -69,20 +80,14 @@ class CompressKV(Method):
         layout = budget.layout(tokens, p.window, n, context.max_new, page, self._last)
         self._note_calibration(tokens)
         kept = self._select(prompt, tokens, layout.window_from)
-        return layout, self._place(kept, layout.window_from)
+        return layout, self._place(kept, self.segments(p, context, ()))
 
     # ------------------------------------------------------------------------------------------------------------------ how many
     def _layer_tokens(self) -> list[int]:
         """Prompt tokens every layer keeps, window included."""
         context, p, shape = self.context, self.params, self.context.shape
         n, layers = context.prompt_tokens + self._last, shape.layers
-        floor = min(p.floor, n)
-        if p.tokens:
-            total = layers * min(p.tokens, n)
-        elif context.budget_bytes is None:
-            total = layers * n
-        else:
-            total = budget.affordable(context.budget_bytes, shape, floor, context.prompt_tokens, context.max_new, p.page, self._last)
+        floor, total = min(p.floor, n), _total(p, context)
         if p.layers == "equal" or self._calibration is None:
             return [total // layers + (layer < total % layers) for layer in range(layers)]
         most = max(budget.ceiling_of(total, layers, p.ceiling, n), floor)
@@ -119,16 +124,16 @@ class CompressKV(Method):
         scores = None if found is None or p.heads == "all" else found.scores[p.heads][layer]
         return chosen(scores, self.context.shape.q_heads, p.top_heads, p.unscored)
 
-    def _place(self, kept: list[torch.Tensor], window_from: int) -> Placement:
+    def _place(self, kept: list[torch.Tensor], pages: list[Span]) -> Placement:
         import torch
 
         from kvlens.memory import Placement
 
-        on_device = torch.zeros(len(kept), window_from, dtype=torch.bool)
+        on_device = torch.zeros(len(kept), pages[-1].tok_end if pages else 0, dtype=torch.bool)
         for layer, positions in enumerate(kept):
             on_device[layer, positions.cpu()] = True
         spans, states = [], []
-        for span in fixed_chunks(0, window_from, self.params.page, kind="page"):
+        for span in pages:
             counts = on_device[:, span.tok_start : span.tok_end].sum(1)
             some, all_of_it = int((counts > 0).sum()), bool((counts == len(span)).all())
             states.append("resident" if all_of_it else "partial" if some else "evicted")
@@ -154,3 +159,13 @@ class CompressKV(Method):
         for name, kind in (("srh_score", "srh"), ("trh_score", "trh")):
             for layer, row in enumerate(self._calibration.scores[kind]):
                 self.note(name, torch.tensor(row), layer)
+
+
+def _total(p: CompressKVParameters, prompt: PromptFacts) -> int:
+    """Prompt tokens that all layers keep together."""
+    n, layers = prompt.prompt_tokens + int(p.peek), prompt.shape.layers
+    if p.tokens:
+        return layers * min(p.tokens, n)
+    if prompt.budget_bytes is None:
+        return layers * n
+    return budget.affordable(prompt.budget_bytes, prompt.shape, min(p.floor, n), prompt.prompt_tokens, prompt.max_new, p.page, int(p.peek))

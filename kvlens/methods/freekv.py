@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.layout import Layout
 from kvlens.methods import freekv_layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.freekv_params import PRESETS, FreeKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from kvlens.memory import Placement, Selection
@@ -49,6 +51,14 @@ class FreeKV(Method):
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         return freekv_layout.floor_bytes(params, shape, prompt_tokens, max_new)
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n = prompt.prompt_tokens
+        plan = freekv_layout.plan_within(params, prompt.shape, n, prompt.max_new, prompt.budget_bytes)
+        sinks = min(params.sinks, n)
+        spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []
+        return spans + fixed_chunks(sinks, n if plan is None else plan.window_from, params.page, kind="page")
+
     # ------------------------------------------------------------------------------------------------------------ end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
@@ -62,23 +72,21 @@ class FreeKV(Method):
         self.refuse_below(self.floor_bytes(params, shape, n, context.max_new))
         self._plan = plan = freekv_layout.plan_within(params, shape, n, context.max_new, context.budget_bytes)
         sinks = min(params.sinks, n)
-        start = n if plan is None else plan.window_from
-        spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []
-        pages = fixed_chunks(sinks, start, params.page, kind="page")
-        roles = ["sink"] * len(spans) + ["resident"] * len(pages)
+        spans = self.segments(params, context, ())
+        roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
         if plan is None:
             kept = torch.arange(n, device=context.device)
             layout = freekv_layout.whole_layout(params, n, context.max_new)
-            return layout, Placement([*spans, *pages], ["resident"] * len(roles), roles, kept)
+            return layout, Placement(spans, ["resident"] * len(roles), roles, kept)
         self._allocate(plan)
         layers = slice(params.dense_layers, None)
-        self._summaries[:, :, : len(pages)] = summarise(prompt.keys[layers, :, sinks:start], params.page)
-        self._pages = len(pages)
+        offload = [index for index, role in enumerate(roles) if role == "resident"]
+        self._pages = len(offload)
+        self._summaries[:, :, : self._pages] = summarise(prompt.keys[layers, :, sinks : plan.window_from], params.page)
         self._filled.fill_(self._pages)
-        offload = list(range(len(spans), len(roles)))
-        states = ["resident"] * len(spans) + ["cold"] * len(pages)
+        states = ["resident" if role == "sink" else "cold" for role in roles]
         kept = torch.arange(sinks, device=context.device)
-        return plan.layout(params, shape), Placement([*spans, *pages], states, roles, kept, offload=offload, codec=RawCodec())
+        return plan.layout(params, shape), Placement(spans, states, roles, kept, offload=offload, codec=RawCodec())
 
     def _allocate(self, plan: freekv_layout.Plan) -> None:
         """Tensors of the layers that are not dense, l of them, held for the whole run."""

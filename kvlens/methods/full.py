@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.layout import Layout, Zones
-from kvlens.methods.base import Method, Prefilled, param
+from kvlens.methods.base import Method, Prefilled, PromptFacts, param
 from kvlens.shape import KVShape
-from kvlens.spans import fixed_chunks
+from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvlens.memory import Placement
 
 
@@ -41,6 +43,10 @@ class FullKV(Method):
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         return _layout(params, prompt_tokens, max_new).bytes(shape)
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        return fixed_chunks(0, prompt.prompt_tokens, params.page, kind="page")
+
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -48,7 +54,7 @@ class FullKV(Method):
 
         context, n = self.context, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))
-        spans = fixed_chunks(0, n, self.params.page, kind="page")
+        spans = self.segments(self.params, context, ())
         kept = torch.arange(n, device=context.device)
         return _layout(self.params, n, context.max_new), Placement(spans, ["resident"] * len(spans), ["resident"] * len(spans), kept)
 

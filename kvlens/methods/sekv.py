@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout
 from kvlens.methods import sekv_layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.sekv_files import trained_router
 from kvlens.methods.sekv_params import JOURNAL, PRESETS, SeKVParameters
 from kvlens.methods.sekv_spans import COMPRESSED, segment
@@ -16,6 +17,8 @@ from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from kvlens.memory import Placement, Selection
@@ -68,6 +71,12 @@ class SeKV(Method):
         plan = sekv_layout.plan(params, spans, prompt_tokens, max_new)
         return plan.bytes(params, shape, plan.least_recall(params))
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        prefix = max(0, prompt.prompt_tokens - params.window)
+        cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
+        return segment(params, surprisal[:prefix], 0, Surprisal.of(surprisal), cap)
+
     # ------------------------------------------------------------------------------------------------------------ end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
@@ -97,10 +106,8 @@ class SeKV(Method):
 
     def _cut(self, budget: int | None) -> tuple[list[Span], sekv_layout.Plan]:
         """Spans of the prompt before the window, and the sizes they need."""
-        params, context = self.params, self.context
-        prefix = max(0, context.prompt_tokens - params.window)
-        cap = sekv_layout.anchor_cap(params, context.shape, budget)
-        spans = segment(params, self._nats[:prefix], 0, self._stats, cap)
+        params, context = self.params, replace(self.context, budget_bytes=budget)
+        spans = self.segments(params, context, self._nats)
         return spans, sekv_layout.plan(params, spans, context.prompt_tokens, context.max_new)
 
     def _smallest(self) -> int:

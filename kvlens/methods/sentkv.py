@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout
 from kvlens.methods import sentkv_layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.sentkv_params import PRESETS, SentKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 from kvlens.spans.marks import mark_of, set_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from kvlens.memory import Placement, Selection
@@ -45,13 +47,22 @@ class SentKVCompress(Method):
 
     def __init__(self, params: SentKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._marks = set_for(context.model_name) if params.marks == "auto" else params.marks
+        self._marks = _marks(params, context)
         self._splitter = params.splitter()
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         plan = sentkv_layout.expected(params, shape, prompt_tokens, max_new)
         return plan.bytes(plan.least_recall())
+
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n, sinks = prompt.prompt_tokens, min(params.sinks, prompt.prompt_tokens)
+        pieces = prompt.tokens[sinks:n]
+        assert len(pieces) == n - sinks, "the splitter needs the text of every prompt token"
+        marks = _marks(params, prompt)
+        chunks = params.splitter().cut([mark_of(piece, marks) for piece in pieces], sinks)[:-1]
+        return [*([Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []), *chunks]
 
     # ------------------------------------------------------------------------------------------------------------ end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
@@ -60,7 +71,8 @@ class SentKVCompress(Method):
         from kvlens.memory import Placement, RawCodec
 
         context = self.context
-        chunks = self._closed_chunks()
+        spans = self.segments(self.params, context, ())
+        chunks = [span for span in spans if span.kind == "chunk"]
         self._plan = plan = self._sizes(chunks)
         recall = plan.recall_within(context.budget_bytes)
         if recall is None:
@@ -71,23 +83,16 @@ class SentKVCompress(Method):
         self._register([(c.tok_start, c.tok_end) for c in chunks], prompt.keys, 0)
         covered = (plan.window_from - plan.sinks) * plan.compressed * context.shape.kv_heads * context.shape.head_token_bytes
         self.note("preselection_bytes", torch.tensor([plan.table_bytes(len(chunks)), covered], dtype=torch.float32))
-        sinks = [Span(0, plan.sinks, "sink", f"The first {plan.sinks} tokens are always attended.")] if plan.sinks else []
-        cold = list(range(len(sinks), len(sinks) + len(chunks))) if plan.compressed else []
+        sinks = len(spans) - len(chunks)
+        cold = list(range(sinks, len(spans))) if plan.compressed else []
         return plan.layout(recall), Placement(
-            [*sinks, *chunks],
-            ["resident"] * len(sinks) + ["cold" if cold else "resident"] * len(chunks),
-            ["sink"] * len(sinks) + ["resident"] * len(chunks),
+            spans,
+            ["resident"] * sinks + ["cold" if cold else "resident"] * len(chunks),
+            ["sink"] * sinks + ["resident"] * len(chunks),
             torch.arange(plan.sinks, device=context.device),
             offload=cold,
             codec=RawCodec(),
         )
-
-    def _closed_chunks(self) -> list[Span]:
-        """Chunks of the prompt after the sinks, without the newest, which stays open."""
-        n, sinks = self.context.prompt_tokens, min(self.params.sinks, self.context.prompt_tokens)
-        pieces = self.context.tokens[sinks:n]
-        assert len(pieces) == n - sinks, "the splitter needs the text of every prompt token"
-        return self._splitter.cut([mark_of(piece, self._marks) for piece in pieces], sinks)[:-1]
 
     def _sizes(self, chunks: list[Span]) -> sentkv_layout.Plan:
         context, params = self.context, self.params
@@ -196,3 +201,8 @@ class SentKVCompress(Method):
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"extremes": (self._high, self._low), "lengths": (self._lengths, self._quota)}
+
+
+def _marks(params: SentKVParameters, prompt: PromptFacts) -> str:
+    """Name of the set of marks: the parameter's, or the one that suits the model."""
+    return set_for(prompt.model_name) if params.marks == "auto" else params.marks

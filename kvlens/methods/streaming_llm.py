@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.layout import Layout, Zones
-from kvlens.methods.base import Method, Prefilled, param
+from kvlens.methods.base import Method, Prefilled, PromptFacts, param
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvlens.memory import Placement
 
 
@@ -41,26 +43,37 @@ class StreamingLLM(Method):
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         return _layout(params, prompt_tokens, 1, prompt_tokens).bytes(shape)
 
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        sinks, window = min(params.sinks, prompt.prompt_tokens), _window(params, prompt)
+        spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
+        why = f"Older than the newest {window} tokens when decoding began: evicted."
+        pages = fixed_chunks(sinks, max(sinks, prompt.prompt_tokens - window), params.page, kind="page")
+        return [*spans, *(Span(s.tok_start, s.tok_end, s.kind, why) for s in pages)]
+
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
         from kvlens.memory import Placement
 
         context, n, p = self.context, self.context.prompt_tokens, self.params
-        sinks = min(p.sinks, n)
-        window = n - sinks + context.max_new
-        if context.budget_bytes is not None:
-            floor = self.floor_bytes(p, context.shape, n, context.max_new)
-            per_token = _layout(p, n, 2, n).bytes(context.shape) - floor
-            self.refuse_below(floor)
-            window = min(window, 1 + (context.budget_bytes - floor) // per_token)
-        first = max(sinks, n - window)
-        spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
-        why = f"Older than the newest {window} tokens when decoding began: evicted."
-        evicted = [Span(s.tok_start, s.tok_end, s.kind, why) for s in fixed_chunks(sinks, first, p.page, kind="page")]
-        states = ["resident"] * len(spans) + ["evicted"] * len(evicted)
-        kept = torch.arange(sinks, device=context.device)
-        return _layout(p, n, window, first), Placement([*spans, *evicted], states, ["sink"] * len(states), kept)
+        self.refuse_below(self.floor_bytes(p, context.shape, n, context.max_new))
+        spans, window = self.segments(p, context, ()), _window(p, context)
+        first = spans[-1].tok_end if spans else max(0, n - window)
+        states = ["resident" if span.kind == "sink" else "evicted" for span in spans]
+        kept = torch.arange(min(p.sinks, n), device=context.device)
+        return _layout(p, n, window, first), Placement(spans, states, ["sink"] * len(states), kept)
+
+
+def _window(p: StreamingParameters, prompt: PromptFacts) -> int:
+    """Newest tokens that the budget holds beside the sinks."""
+    n = prompt.prompt_tokens
+    most = n - min(p.sinks, n) + prompt.max_new
+    if prompt.budget_bytes is None:
+        return most
+    floor = _layout(p, n, 1, n).bytes(prompt.shape)
+    per_token = _layout(p, n, 2, n).bytes(prompt.shape) - floor
+    return max(1, min(most, 1 + (prompt.budget_bytes - floor) // per_token))
 
 
 def _layout(p: StreamingParameters, n: int, window: int, first: int) -> Layout:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from kvlens.bench.gpu.floors import METHODS
 from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, Result, StepRow
 from kvlens.bench.gpu.schema import measured, read
+from kvlens.figures.drawn import drawn
 from kvlens.figures.gpu import kernel_shares, step_times, zero_copy
 from kvlens.ui.benchview import folder
+from kvlens.ui.chart import chart
 from kvlens.ui.widgets import error, plain
 
 Kind = TypeVar("Kind")
@@ -72,6 +76,10 @@ def _failures(result: Result) -> None:
         st.caption(plain(f"All {done} checks of kernels, engine and ledger passed on this device."))
 
 
+def _draw(figure: go.Figure, key: str, alt: str) -> None:
+    chart(figure, partial(drawn, figure), key.replace("_", "-"), key, alt)
+
+
 def _ceilings(result: Result) -> None:
     found = rows(result, CeilingRow)
     if not found:
@@ -80,13 +88,13 @@ def _ceilings(result: Result) -> None:
     for row, column in zip([row for row in found if row not in bus], st.columns(2), strict=False):
         value = f"{row.rate / 1e12:.2f} TB/s" if row.unit == "B/s" else f"{row.rate / 1e12:.0f} TFLOP/s"
         column.metric(plain(row.name), value, help=row.setting)
-    st.plotly_chart(zero_copy(bus), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
+    _draw(zero_copy(bus), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
 
 
 def _kernels(result: Result) -> None:
     found = rows(result, KernelRow)
     if any(row.share is not None for row in found):
-        st.plotly_chart(kernel_shares(found), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
+        _draw(kernel_shares(found), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
         st.caption("Blue reaches its aim of 80 %, orange does not, grey has none.")
 
 
@@ -97,7 +105,7 @@ def _steps(result: Result) -> None:
         return
     cell = st.segmented_control("Context and batch", list(cells), default=next(iter(cells)), key="gpu_cell", required=True)
     context, batch = cells.get(str(cell), next(iter(cells.values())))
-    st.plotly_chart(step_times(found, context, batch), key="gpu_steps", alt="Time of one step by method against its floor")
+    _draw(step_times(found, context, batch), key="gpu_steps", alt="Time of one step by method against its floor")
     st.caption(plain(f"{result.note} The floor counts bytes at the rates measured on this device."))
     st.dataframe(_step_table([row for row in found if (row.context, row.batch) == (context, batch)]), hide_index=True)
 

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
+from kvlens.figures.drawn import map_frame, unit_name
 from kvlens.figures.heads import head_histogram, head_map
 from kvlens.figures.metrics import Metric, head_label, metric_of, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.ui import data, session
+from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
 from kvlens.ui.download import downloads
 from kvlens.ui.headdata import AGGREGATES, Series, series, summary
@@ -103,22 +106,29 @@ def figures(reader: TraceReader, view: View) -> None:
     left, right = st.columns([11, 9], gap="medium")
     with left:
         key = f"map_{session.revision()}_{layer}_{head}"
-        st.plotly_chart(
-            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit), key=key, on_select=lambda: cell_clicked(key),
-            selection_mode="points", alt=f"{view.metric.title} by layer and query head",
+        steps = f"steps-{view.start}-{view.stop - 1}"
+        chart(
+            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit),
+            lambda: map_frame(values, reader.kv_heads, view.metric, view.agg), f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", key,
+            f"{view.metric.title} by layer and query head", on_select=lambda: cell_clicked(key),
         )  # fmt: skip
         st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
     with right:
         found: Series = series(reader, view.metric.name, layer, head)
         if np.isfinite(found.values).any():
             name = f"timeline_{session.revision()}_{view.chosen.step}"
-            st.plotly_chart(
-                head_timeline(found.values, view.metric, label, view.chosen.step or 0, view.start, view.stop), key=name,
-                on_select=lambda: _step_clicked(name), selection_mode="points", alt=f"{view.metric.title} of {label} over decode steps",
+            chart(
+                head_timeline(found.values, view.metric, label, view.chosen.step or 0, view.start, view.stop),
+                pd.DataFrame({"step": range(found.values.size), unit_name(view.metric): found.values}),
+                f"{reader.uid}-{view.metric.name}-L{layer}-Q{head}", name, f"{view.metric.title} of {label} over decode steps",
+                on_select=lambda: _step_clicked(name),
             )  # fmt: skip
         else:
             st.info(f"{view.metric.title} was not recorded per step for {label}.")
-        st.plotly_chart(head_histogram(values, view.metric, (layer, head)), key="spread", alt="Spread over query heads")
+        chart(
+            head_histogram(values, view.metric, (layer, head)), lambda: map_frame(values, reader.kv_heads, view.metric, view.agg),
+            f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", "spread", "Spread over query heads",
+        )  # fmt: skip
 
 
 def _point(key: str) -> list[int]:

@@ -7,10 +7,12 @@ from pathlib import Path
 import streamlit as st
 from streamlit.navigation.page import Page
 
+from kvlens.ui import chart
+
 #: The tab's icon comes from this package: a material icon would be fetched from the network.
 ICON = str(Path(__file__).with_name("icon.svg"))
 #: Less empty room above and beside a page; no content from data.
-STYLE = "<style>.stMainBlockContainer { padding: 4.4rem 2.4rem 3rem; }</style>"
+STYLE = f"<style>.stMainBlockContainer {{ padding: 4.4rem 2.4rem 3rem; }} {chart.STYLE}</style>"
 _ENTERED = "kvlens_entered"
 
 

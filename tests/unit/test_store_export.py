@@ -33,6 +33,8 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "heads": 8, "head-steps": 96, "spans": len(reader.spans()), "span-mass": masses, "transfers": len(reader.transfers()),
         "events": len(reader.events()), "tokens": len(reader.tokens()),
         "journal": sum(map(len, reader.journal()["values"])),
+        "loss": len(reader.loss()), "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
+        "span-keys": sum(keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))),
         "scores": sum(len(reader.score_history(layer, head)) for layer in range(2) for head in range(2)),
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A trace of schema 1, made by the statements of that time, still opens: what it did not have was not recorded."""
+"""Traces of schemas 1 and 2, made by the statements of their time, still open: what they did not have was not recorded."""
 
 from __future__ import annotations
 
@@ -10,26 +10,36 @@ import duckdb
 import numpy as np
 import pytest
 
-from kvlens.rows import KV_COLUMNS
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader
 from kvlens.store.recover import recover
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
+from kvlens.store.versions import ADDED
 
-SCRIPT = Path(__file__).resolve().parents[1] / "schema_v1.sql"
+SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-ADDED = {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity"}
+KV_ADDED = {1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity"}, 2: set()}
+ENDED = {1: KV_ADDED[1] | {"regret"}, 2: {"regret"}}
+versions = pytest.mark.parametrize("version", [1, 2])
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    """A folder with a finished run 'old-run' of schema 1: 3 steps, 2 layers, one head, without rollups."""
-    folder = tmp_path / "old-run"
+def make(root: Path, version: int) -> Path:
+    """A folder with a finished run 'old-run' of that schema: 3 steps, 2 layers, one head, without rollups."""
+    folder = root / "old-run"
     folder.mkdir()
-    meta = {"schema_version": 1, "layers": LAYERS, "q_heads": 1, "kv_heads": 1, "model": "m", "method": "full", "trace_level": "spans"}
+    meta = {
+        "schema_version": version,
+        "layers": LAYERS,
+        "q_heads": 1,
+        "kv_heads": 1,
+        "model": "m",
+        "method": "full",
+        "trace_level": "spans",
+    }
     con = duckdb.connect(str(folder / "trace.duckdb"))
-    con.execute(SCRIPT.read_text(encoding="utf-8"))
+    con.execute((SCRIPTS / f"schema_v{version}.sql").read_text(encoding="utf-8"))
     con.executemany("INSERT INTO meta VALUES (?, ?)", [[key, json.dumps(value)] for key, value in meta.items()])
     con.execute("INSERT INTO run_state VALUES ('completed', $last, NULL)", {"last": STEPS - 1})
     for step in range(STEPS):
@@ -40,43 +50,63 @@ def runs(tmp_path: Path) -> Path:
             con.execute("INSERT INTO head_step (step, layer, q_head, kv_head, entropy) VALUES ($step, $layer, 0, 0, 1.5)", where)
             con.execute("INSERT INTO kv_step (step, layer, kv_head, h2d_bytes, n_recalled) VALUES ($step, $layer, 0, 7, 2)", where)
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
+    if version == 2:
+        con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
     con.close()
-    (folder / "run.json").write_text(json.dumps({"schema_version": 1, "uid": "old-run", "status": "completed"}))
-    return tmp_path
+    (folder / "run.json").write_text(json.dumps({"schema_version": version, "uid": "old-run", "status": "completed"}))
+    return root
 
 
-def test_it_opens_and_what_it_lacks_was_not_recorded(runs: Path) -> None:
-    with TraceReader.open(runs, "old-run") as reader:
+@versions
+def test_it_opens_and_what_it_lacks_was_not_recorded(tmp_path: Path, version: int) -> None:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
+        assert reader.metrics() == ["entropy"]
         assert reader.kv_metrics() == ["h2d_bytes", "n_recalled"]
         assert np.isnan(reader.kv_cube("similarity")).all()
+        assert np.isnan(reader.head_cube("regret")).all()
         assert (reader.kv_cube("h2d_bytes") == 7).all()
         line = reader.head_timeline(1, 0)
-        assert list(line.columns[-len(KV_COLUMNS) :]) == list(KV_COLUMNS)
-        assert line[sorted(ADDED)].isna().all().all()
+        assert list(line.columns) == ["step", *HEAD_COLUMNS, *KV_COLUMNS]
+        assert line[sorted(ENDED[version])].isna().all().all()
         table = reader.head_table()
         assert (table["kv_head_h2d_bytes_total"] == 7 * STEPS).all()
-        assert table["kv_head_similarity_mean"].isna().all()
-        assert table["kv_head_blocking_bytes_total"].isna().all()
-        assert reader.journal().empty
-        assert reader.journal_names() == []
+        for name in ("kv_head_similarity_mean", "kv_head_blocking_bytes_total", "regret_mean", "regret_max"):
+            assert table[name].isna().all()
+        assert reader.journal_names() == (["kept"] if version == 2 else [])
         assert list(reader.journal("x").columns) == ["step", "layer", "kv_head", "name", "values"]
         assert reader.scores(0, 0, 0).empty
         assert reader.scores(0, 0, 0).attrs["candidates"] is None
         assert list(reader.transfer_times()["blocking_bytes"]) == [7 * LAYERS] * STEPS
 
 
+@versions
+def test_it_has_no_loss_no_full_attention_and_no_span_keys(tmp_path: Path, version: int) -> None:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
+        assert reader.loss().empty
+        assert reader.oracle(0, 0, 0).empty
+        assert np.isnan(reader.oracle_tail(0, 0, 0))
+        assert reader.oracle_step(0).empty
+        assert reader.oracle_history(0, 0, 0).empty
+        assert reader.regret_by_step().empty
+        assert reader.triples(0).empty
+        assert reader.span_keys(0, 0) is None
+
+
+@versions
 @pytest.mark.parametrize("what", EXPORTS)
-def test_it_can_be_exported(runs: Path, what: str) -> None:
+def test_it_can_be_exported(tmp_path: Path, version: int, what: str) -> None:
     out = io.BytesIO()
-    with TraceReader.open(runs, "old-run") as reader:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
         export(reader, what, "csv", out)
     assert out.getvalue().count(b"\n") >= 1
 
 
-def test_an_unfinished_one_is_finished_in_this_schema(runs: Path) -> None:
+@versions
+def test_an_unfinished_one_is_finished_in_this_schema(tmp_path: Path, version: int) -> None:
+    runs = make(tmp_path, version)
     with duckdb.connect(str(runs / "old-run" / "trace.duckdb")) as con:
         con.execute("UPDATE run_state SET status = 'running'")
-    (runs / "old-run" / "run.json").write_text(json.dumps({"schema_version": 1, "uid": "old-run", "status": "running"}))
+    (runs / "old-run" / "run.json").write_text(json.dumps({"schema_version": version, "uid": "old-run", "status": "running"}))
     assert recover(runs, "old-run") == STEPS
     with TraceReader.open(runs, "old-run") as reader:
         assert reader.meta["schema_version"] == SCHEMA_VERSION
@@ -85,11 +115,15 @@ def test_an_unfinished_one_is_finished_in_this_schema(runs: Path) -> None:
         assert reader._has_rollup()
         assert (reader.head_table()["kv_head_h2d_bytes_total"] == 7 * STEPS).all()
         assert reader.kv_metrics() == ["h2d_bytes", "n_recalled"]
+        assert reader.metrics() == ["entropy"]
+        assert np.isnan(reader.head_summary("regret")).all()
     assert json.loads((runs / "old-run" / "run.json").read_text())["schema_version"] == SCHEMA_VERSION
 
 
-def test_a_newer_file_without_its_journal_is_refused(runs: Path) -> None:
+@versions
+def test_a_newer_file_without_a_table_of_its_schema_is_refused(tmp_path: Path, version: int) -> None:
+    runs = make(tmp_path, version)
     with duckdb.connect(str(runs / "old-run" / "trace.duckdb")) as con:
-        con.execute("UPDATE meta SET value = '2' WHERE key = 'schema_version'")
-    with pytest.raises(UnreadableRun, match="lacks table journal"):
+        con.execute("UPDATE meta SET value = $next WHERE key = 'schema_version'", {"next": str(version + 1)})
+    with pytest.raises(UnreadableRun, match=f"lacks table {min(ADDED[version + 1].tables)}"):
         TraceReader.open(runs, "old-run")

@@ -103,7 +103,8 @@ def _hierarchy(reader: TraceReader, run: Run) -> None:
     chosen = next(iter(names))
     if len(names) > 1:
         chosen = str(st.select_slider("Reconstruction", list(names), key=f"chess_reconstruction_{reader.uid}"))
-    st.plotly_chart(
+    parts.draw(
+        reader,
         figures.strips(names[chosen], asked(reader)),
         key="chess_strips",
         alt="Scores and kept units of grids, chunks and pages, by token position",
@@ -144,7 +145,8 @@ def _triggers(reader: TraceReader, run: Run) -> None:
         return
     entropy, varentropy = pages["entropy_nats"].to_numpy(), pages["varentropy_nats2"].to_numpy()
     if np.isfinite(entropy).any():
-        st.plotly_chart(
+        parts.draw(
+            reader,
             figures.uncertainty(pages["page"].astype(int).tolist(), entropy, varentropy, pages["reconstructed"].to_numpy(), run.thresholds),
             key="chess_uncertainty", alt="Mean entropy against varentropy of each page of generated tokens",
         )  # fmt: skip
@@ -176,12 +178,11 @@ def _share(reader: TraceReader, run: Run) -> None:
     if not np.isfinite(run.share).any():
         st.info("Tokens attended per step were not recorded in this run.")
         return
-    st.plotly_chart(
-        figures.attended_share(run.share, [r.step for r in run.found]), key="chess_share", alt="Share of tokens attended per step"
-    )
+    parts.draw(
+        reader, figures.attended_share(run.share, [r.step for r in run.found]), key="chess_share", alt="Share of tokens attended per step",
+        data=pd.DataFrame({"step": np.arange(len(run.share)), "attended_share": run.share}),
+    )  # fmt: skip
     st.caption(
         "Entries that entered the softmax, mean over layers and KV heads, of all tokens in memory: sinks and window counted. The paper's "
         "budgets (Table 1) are products of the three ratios."
     )
-    frame = pd.DataFrame({"step": np.arange(len(run.share)), "attended_share": run.share})
-    parts.download(frame, f"{reader.uid}-chess-attended")

@@ -64,8 +64,11 @@ def _heads(reader: TraceReader) -> None:
     shown = [(title, normalised(values) if share else values) for title, values in maps]
     chosen = np.zeros(srh.shape, bool) if selector is None else selector > 0
     group = reader.q_heads // reader.kv_heads
-    st.plotly_chart(figures.head_maps(shown, group, chosen, "share" if share else "score", share), key="compresskv_heads",
-                    alt="Traditional and semantic retrieval scores by layer and query head")  # fmt: skip
+    layers, heads = np.indices(srh.shape)
+    frame = pd.DataFrame({"layer": layers.ravel(), "q_head": heads.ravel(), "kv_head": heads.ravel() // group, "srh_score": srh.ravel(),
+                          "trh_score": trh.ravel(), "chose": chosen.ravel()})  # fmt: skip
+    parts.draw(reader, figures.head_maps(shown, group, chosen, "share" if share else "score", share), key="compresskv_heads",
+               alt="Traditional and semantic retrieval scores by layer and query head", data=frame)  # fmt: skip
     raw = "" if share else " Raw scores: left, share of the answer copied; right, attention mass summed over the answer's steps."
     chance = over_layers(reader, "srh_chance")
     if chance is not None:
@@ -75,10 +78,6 @@ def _heads(reader: TraceReader) -> None:
         "As the paper's Figure 9, from the calibration of this model. Outlined: the heads that chose the tokens in this run "
         f"(heads={config.get('heads', 'not recorded')}, at most {config.get('top_heads', '?')} per layer).{raw}"
     ))  # fmt: skip
-    layers, heads = np.indices(srh.shape)
-    frame = pd.DataFrame({"layer": layers.ravel(), "q_head": heads.ravel(), "kv_head": heads.ravel() // group, "srh_score": srh.ravel(),
-                          "trh_score": trh.ravel(), "chose": chosen.ravel()})  # fmt: skip
-    parts.download(frame, f"{reader.uid}-compresskv-heads")
 
 
 def _budgets(reader: TraceReader) -> None:
@@ -91,15 +90,16 @@ def _budgets(reader: TraceReader) -> None:
     floor = min(int(config.get("floor", 0)), n)
     most = max(ceiling_of(total, len(tokens), float(config.get("ceiling", 1)), n), floor)
     used = config.get("layers") == "error"
-    st.plotly_chart(figures.layer_budgets(tokens, errors, floor, most), key="compresskv_budgets", alt="Prompt tokens kept by layer")
+    columns: dict[str, Any] = {"layer": range(len(tokens)), "prompt_tokens_kept": tokens.astype(int)}
+    frame = pd.DataFrame(columns if errors is None else columns | {"layer_error": errors})
+    parts.draw(reader, figures.layer_budgets(tokens, errors, floor, most), key="compresskv_budgets", alt="Prompt tokens kept by layer",
+               data=frame)  # fmt: skip
     rule = "in proportion to the error above the floor" if used else "the same for every layer (layers=equal)"
     errors_said = "" if errors is not None else " Layer errors were not recorded: this run used no calibration."
     st.caption(plain(
         f"Sec. 3.4: {total:,} tokens over {len(tokens)} layers, {rule}, within the floor m and the ceiling M (never more than the "
         f"prompt's {n:,}). Window included; decoded tokens come on top and stay. The paper prints no such figure.{errors_said}"
     ))  # fmt: skip
-    columns: dict[str, Any] = {"layer": range(len(tokens)), "prompt_tokens_kept": tokens.astype(int)}
-    parts.download(pd.DataFrame(columns if errors is None else columns | {"layer_error": errors}), f"{reader.uid}-compresskv-layers")
 
 
 def _tokens(reader: TraceReader) -> None:
@@ -118,7 +118,10 @@ def _tokens(reader: TraceReader) -> None:
         if _last_counts(_config(reader))
         else "The last prompt token is fed at step 0; this run counts it neither in the window nor among the tokens kept (peek=false)."
     )
-    st.plotly_chart(figures.kept_map(kept, needles, texts, window_from), key="compresskv_kept", alt="Prompt tokens kept by layer")
+    layers, positions = np.nonzero(kept)
+    frame = pd.DataFrame({"layer": layers, "position": positions, "text": [texts[p] for p in positions]})
+    parts.draw(reader, figures.kept_map(kept, needles, texts, window_from), key="compresskv_kept", alt="Prompt tokens kept by layer",
+               data=frame)  # fmt: skip
     st.caption(plain(
         f"All KV heads of a layer keep the same tokens. {_needle_text(kept, needles)} Drag to zoom, double-click to come back. "
         f"{last_said} The paper prints no such figure; its Figure 3 draws the idea."
@@ -128,14 +131,11 @@ def _tokens(reader: TraceReader) -> None:
     if last:
         start = int(st.slider("Strip begins at position", 0, last, start, key=f"compresskv_strip_{reader.uid}"))
     part = slice(start, start + STRIP)
-    st.plotly_chart(figures.token_strip(kept[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
-                    key="compresskv_strip", alt="Kept tokens with their texts")  # fmt: skip
+    parts.draw(reader, figures.token_strip(kept[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
+               key="compresskv_strip", alt="Kept tokens with their texts")  # fmt: skip
     st.caption(
         "Tokens with their texts, one row per layer. Point at a cell for the pooled attention score by which it was kept or dropped."
     )
-    layers, positions = np.nonzero(kept)
-    parts.download(pd.DataFrame({"layer": layers, "position": positions, "text": [texts[p] for p in positions]}),
-                   f"{reader.uid}-compresskv-kept", "Download kept tokens as CSV")  # fmt: skip
 
 
 def _needle_text(kept: np.ndarray, needles: list[tuple[int, int]]) -> str:

@@ -65,7 +65,7 @@ def show(reader: TraceReader) -> None:
     with left:
         _pages(reader, run)
     with right:
-        _reuse(run)
+        _reuse(reader, run)
     left, right = st.columns(2, gap="medium")
     with left:
         parts.bytes_by_cause(reader)
@@ -109,12 +109,12 @@ def _similarity(reader: TraceReader, run: Run) -> None:
             return
         values = reduce_steps(run.similarity, "mean")
         figure = figures.kv_map(values, "Query similarity of the group, mean over steps", "cosine", run.selected)
-        st.plotly_chart(figure, key="freekv_similarity_map", alt="Query similarity by layer and KV head")
+        table = _by_head(reader, values, "similarity_mean")
+        parts.draw(reader, figure, key="freekv_similarity_map", alt="Query similarity by layer and KV head", data=table)
         st.caption("What is compared with τ (sec. 3.3): C_i pooled over the query heads of a KV head. n/r: a layer in which FreeKV does "
                    "not select (dense_layers). Colours span the recorded values.")  # fmt: skip
-        parts.download(_by_head(reader, values, "similarity_mean"), f"{reader.uid}-similarity-by-kv-head")
     figure = figures.similarity_timeline(run.similarity, run.tau, run.selected)
-    st.plotly_chart(figure, key="freekv_similarity_time", alt="Query similarity per decode step")
+    parts.draw(reader, figure, key="freekv_similarity_time", alt="Query similarity per decode step")
     st.caption("Steps below τ are corrected. Step 0 has no step before it. The paper's like is Fig. 3c.")
 
 
@@ -127,11 +127,11 @@ def _corrections(reader: TraceReader, run: Run) -> None:
     values = reduce_steps(run.corrected, "mean")
     with left:
         figure = figures.kv_map(values, "Correction rate, share of steps", "share", run.selected, (0.0, 1.0))
-        st.plotly_chart(figure, key="freekv_correction_map", alt="Correction rate by layer and KV head")
-        parts.download(_by_head(reader, values, "correction_rate"), f"{reader.uid}-correction-rate")
+        table = _by_head(reader, values, "correction_rate")
+        parts.draw(reader, figure, key="freekv_correction_map", alt="Correction rate by layer and KV head", data=table)
     with right:
         figure = figures.correction_timeline(run.corrected)
-        st.plotly_chart(figure, key="freekv_correction_time", alt="Corrections per decode step and layer")
+        parts.draw(reader, figure, key="freekv_correction_time", alt="Corrections per decode step and layer")
     st.caption("A corrected KV head selects and recalls before its attention, which waits (sec. 3.3). The rate is the one of Table 9, its "
                "spread over layers that of Figs. 15-19. Step 0 blocks for all heads and counts as no correction.")  # fmt: skip
 
@@ -142,19 +142,19 @@ def _pages(reader: TraceReader, run: Run) -> None:
     hits = np.nansum(run.hits, (1, 2))
     blocking = np.nansum(np.where(waited, run.misses, 0), (1, 2))
     background = np.nansum(np.where(waited, 0, run.misses), (1, 2))
-    st.plotly_chart(figures.pages(hits, blocking, background), key="freekv_pages", alt="Hits and misses per decode step")
+    steps = pd.DataFrame({"step": np.arange(len(hits)), "hits": hits, "misses_blocking": blocking, "misses_background": background})
+    figure = figures.pages(hits, blocking, background)
+    parts.draw(reader, figure, key="freekv_pages", alt="Hits and misses per decode step", data=steps)
     st.caption("A hit is a selected page that the device still holds. With recall=misses (sec. 4.1, the cache of selected pages) only "
                "misses move; with recall=all every selected page does, and counts as a miss.")  # fmt: skip
-    steps = pd.DataFrame({"step": np.arange(len(hits)), "hits": hits, "misses_blocking": blocking, "misses_background": background})
-    parts.download(steps, f"{reader.uid}-hits-and-misses")
 
 
-def _reuse(run: Run) -> None:
+def _reuse(reader: TraceReader, run: Run) -> None:
     st.markdown("##### Does similarity tell")
     if run.recall == "all" or not np.isfinite(run.similarity).any():
         st.info("Not shown: without reuse of pages (recall=all), or with one step only, the trace does not tell which pages stayed.")
         return
     figure = figures.reuse_by_similarity(run.similarity, run.hits, run.misses, run.tau)
-    st.plotly_chart(figure, key="freekv_reuse", alt="Share of pages kept from the last selection by query similarity")
+    parts.draw(reader, figure, key="freekv_reuse", alt="Share of pages kept from the last selection by query similarity")
     st.caption("Speculation assumes that near queries select the same pages (sec. 3.2). Left of τ the step waited for the new pages, right "
                "of it it read the old ones. The paper has no such figure.")  # fmt: skip

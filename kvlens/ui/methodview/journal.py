@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.figures.journal import curves, vector_map
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview.parts import about, download
+from kvlens.ui.methodview.parts import about, download, draw
 
 
 def journal(reader: TraceReader) -> None:
@@ -60,13 +60,12 @@ def plot(reader: TraceReader, name: str) -> None:
     if frame.empty:
         st.info(f"{name} was not recorded in this run.")
         return
-    download(long(frame), f"{reader.uid}-journal-{name}", f"Download {name} as CSV")
     once = frame["step"].nunique() == 1
     if max(len(values) for values in frame["values"]) <= 1:
         figure = _numbers(frame, name, once)
     else:
         figure = _vectors(_narrowed(frame, name, once), name, once)
-    st.plotly_chart(figure, key=f"journal_{name}", alt=f"{name} as the method noted it")
+    draw(reader, figure, key=f"journal_{name}", alt=f"{name} as the method noted it", data=lambda: long(frame))
 
 
 def long(frame: pd.DataFrame) -> pd.DataFrame:

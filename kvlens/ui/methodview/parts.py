@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from kvlens.figures import transfers
+from kvlens.figures.drawn import drawn, map_frame
 from kvlens.figures.heads import head_map as map_figure
 from kvlens.figures.metrics import head_label, metric_of, si_bytes, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
 from kvlens.ui import data, session
+from kvlens.ui.chart import Data, chart
 from kvlens.ui.headdata import summary
 from kvlens.ui.headview import cell_clicked
 from kvlens.ui.widgets import plain
@@ -42,6 +46,13 @@ def download(frame: pd.DataFrame, name: str, label: str = "Download as CSV") -> 
     )  # fmt: skip
 
 
+def draw(
+    reader: TraceReader, figure: go.Figure, *, key: str, alt: str, data: Data | None = None, on_select: Callable[[], None] | None = None
+) -> None:  # fmt: skip
+    """One chart with its downloads, named after the run and `key`; `data`: the numbers behind it, those that it draws when left out."""
+    chart(figure, partial(drawn, figure) if data is None else data, f"{reader.uid}-{key.replace('_', '-')}", key, alt, on_select=on_select)
+
+
 def bytes_by_cause(reader: TraceReader) -> None:
     """Bytes moved per step by cause, blocking apart from background; what moved at the end of prefill in words."""
     st.markdown("##### What moved")
@@ -53,10 +64,12 @@ def bytes_by_cause(reader: TraceReader) -> None:
     if decode.empty:
         st.info("Nothing moved while decoding.")
     else:
-        st.plotly_chart(transfers.bytes_by_cause(table, reader.n_steps), key="parts_bytes", alt="Bytes moved per decode step by cause")
+        draw(
+            reader, transfers.bytes_by_cause(table, reader.n_steps), key="parts_bytes", alt="Bytes moved per decode step by cause",
+            data=table,
+        )  # fmt: skip
     st.caption(f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(before)}. "
                "Solid: the engine waited for it; hatched: it ran in the background.")  # fmt: skip
-    download(table, f"{reader.uid}-transfers-by-cause")
 
 
 def moved_text(table: pd.DataFrame) -> str:
@@ -79,14 +92,15 @@ def times(reader: TraceReader) -> None:
     if decode.empty:
         st.info("No copy was made while decoding, so the engine waited for none.")
         return
-    st.plotly_chart(transfers.waiting(table, reader.n_steps), key="parts_times", alt="Moving and waiting time per decode step")
+    per_step = decode.groupby("step", as_index=False)[["moving_us", "wait_us", "bytes", "blocking_bytes", "n"]].sum()
+    draw(
+        reader, transfers.waiting(table, reader.n_steps), key="parts_times", alt="Moving and waiting time per decode step", data=per_step,
+    )  # fmt: skip
     moving, waited = decode["moving_us"].sum() / 1000, decode["wait_us"].sum() / 1000
     spent = reader.steps()["dur_us"].sum() / 1000
     share = f", {waited / spent:.1%} of the {spent:.4g} ms that decoding took" if spent > 0 else ""
     st.caption(plain(f"Copies took {moving:.4g} ms added up; they may overlap each other and the computing. The engine waited "
                      f"{waited:.4g} ms for them{share}. Link: {reader.meta.get('link') or 'not recorded'}."))  # fmt: skip
-    per_step = decode.groupby("step", as_index=False)[["moving_us", "wait_us", "bytes", "blocking_bytes", "n"]].sum()
-    download(per_step, f"{reader.uid}-transfer-times")
 
 
 def head_map(reader: TraceReader, metric: str, title: str) -> None:
@@ -99,15 +113,12 @@ def head_map(reader: TraceReader, metric: str, title: str) -> None:
         return
     _, layer, head = selected(reader)
     key = f"parts_map_{metric}_{session.revision()}_{layer}_{head}"
-    st.plotly_chart(
-        map_figure(values, reader.kv_heads, about_it, (layer, head), "mean over all steps"), key=key,
-        on_select=lambda: cell_clicked(key), selection_mode="points", alt=f"{about_it.title} by layer and query head",
+    chart(
+        map_figure(values, reader.kv_heads, about_it, (layer, head), "mean over all steps"),
+        map_frame(values, reader.kv_heads, about_it, "mean"), f"{reader.uid}-{metric}-by-head", key,
+        f"{about_it.title} by layer and query head", on_select=lambda: cell_clicked(key),
     )  # fmt: skip
     owner = " A figure of the KV head, shown for each of its query heads." if about_it.level == "kv" else ""
     label = head_label(layer, head, reader.q_heads // reader.kv_heads)
     mine = value_text(float(values[layer, head]), about_it)
     st.caption(plain(f"{about_it.doc[0].upper()}{about_it.doc[1:]}.{owner} Selected: {label}, {mine}."))
-    layers, heads = np.indices(values.shape)
-    frame = pd.DataFrame({"layer": layers.ravel(), "q_head": heads.ravel(), f"{metric}_mean": values.ravel()})
-    frame.insert(2, "kv_head", frame["q_head"] // (reader.q_heads // reader.kv_heads))
-    download(frame, f"{reader.uid}-{metric}-by-head")

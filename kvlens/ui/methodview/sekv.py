@@ -36,8 +36,8 @@ def _zoom_over_steps(reader: TraceReader) -> None:
         st.info("The zoom rate was not recorded per step in this run.")
         return
     step, layer, head = parts.selected(reader)
-    st.plotly_chart(
-        figures.zoom_over_steps(cube, reader.q_heads // reader.kv_heads, (layer, head), step), key="sekv_zoom_steps",
+    parts.draw(
+        reader, figures.zoom_over_steps(cube, reader.q_heads // reader.kv_heads, (layer, head), step), key="sekv_zoom_steps",
         alt="Zoom rate by query head over decode steps",
     )  # fmt: skip
     means = np.nanmean(cube, axis=0)
@@ -57,10 +57,10 @@ def _spans(reader: TraceReader) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         _ranks(reader, frame, table)
-        _key_space(table)
+        _key_space(reader, table)
     with right:
-        _bytes(frame, table)
-        _errors(table)
+        _bytes(reader, frame, table)
+        _errors(reader, table)
     with st.expander("Table of spans"):
         st.dataframe(table, hide_index=True, width="stretch", height=260)
         st.caption("Per span over the KV heads of all layers: sums of bytes, mean, smallest and largest rank and error.")
@@ -73,9 +73,10 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
         st.info("Ranks were not recorded in this run: its spans lie exactly as they were.")
         return
     most = (reader.meta.get("config") or {}).get("max_rank")
-    st.plotly_chart(figures.rank_histogram(keys, values, None if most is None else int(most)), key="sekv_ranks", alt="Histogram of ranks")
-    st.plotly_chart(
-        figures.per_span(table, {"keys": "rank_k", "values": "rank_v"}, "Rank by span, mean and range over KV heads", "components"),
+    histogram = figures.rank_histogram(keys, values, None if most is None else int(most))
+    parts.draw(reader, histogram, key="sekv_ranks", alt="Histogram of ranks")
+    parts.draw(
+        reader, figures.per_span(table, {"keys": "rank_k", "values": "rank_v"}, "Rank by span, mean and range over KV heads", "components"),
         key="sekv_rank_by_span", alt="Rank of keys and values by span",
     )  # fmt: skip
     known = frame["form"].eq("raw") & frame["rank_k"].notna()
@@ -84,20 +85,21 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
                f"keys {np.nanmean(keys):.1f}, values {np.nanmean(values):.1f}.")  # fmt: skip
 
 
-def _errors(table: pd.DataFrame) -> None:
+def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
     if not table[["err_k", "err_v"]].notna().any(axis=None):
         st.info("No span lies as factors in this run, so nothing is reconstructed with an error.")
         return
-    st.plotly_chart(
-        figures.per_span(table, {"keys": "err_k", "values": "err_v"}, "Reconstruction error by span", "relative Frobenius error"),
+    parts.draw(
+        reader, figures.per_span(table, {"keys": "err_k", "values": "err_v"}, "Reconstruction error by span", "relative Frobenius error"),
         key="sekv_errors", alt="Reconstruction error by span",
     )  # fmt: skip
     st.caption("Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no error and no point. "
                "The quantity under the sum of the paper's eq. 14; the paper shows no values.")  # fmt: skip
 
 
-def _bytes(frame: pd.DataFrame, table: pd.DataFrame) -> None:
-    st.plotly_chart(figures.span_bytes(table), key="sekv_bytes", alt="Bytes of spans in host memory")
+def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> None:
+    sizes = table[["span", "tok_start", "tokens", "factor_bytes", "raw_form_bytes", "exact_bytes"]]
+    parts.draw(reader, figures.span_bytes(table), key="sekv_bytes", alt="Bytes of spans in host memory", data=sizes)
     stored, exact = float(frame["cold_bytes"].sum()), float(frame["exact_bytes"].sum())
     raw = frame["form"].eq("raw")
     parted = ""
@@ -108,11 +110,11 @@ def _bytes(frame: pd.DataFrame, table: pd.DataFrame) -> None:
                f"({stored / exact:.2f}){parted}. {raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw.")  # fmt: skip
 
 
-def _key_space(table: pd.DataFrame) -> None:
+def _key_space(reader: TraceReader, table: pd.DataFrame) -> None:
     if not table["err_k_pre_rope"].notna().any():
         return
-    st.plotly_chart(
-        figures.per_span(
+    parts.draw(
+        reader, figures.per_span(
             table, {"before the rotary embedding": "err_k_pre_rope", "after": "err_k_post_rope"},
             "Keys: best error with the stored rank, by key space", "relative Frobenius error",
         ),
@@ -140,12 +142,11 @@ def _ranking(reader: TraceReader) -> None:
     logits = _thresholds(reader, layer)[kv_head * group : (kv_head + 1) * group]
     lines = {f"Q{kv_head * group + i}": float(value) for i, value in enumerate(logits) if np.isfinite(value)}
     label = f"L{layer} KV{kv_head} at step {step}"
-    st.plotly_chart(figures.ranking(frame, lines, label), key="sekv_ranking", alt=f"Scores of spans, {label}")
+    parts.draw(reader, figures.ranking(frame, lines, label), key="sekv_ranking", alt=f"Scores of spans, {label}", data=frame)
     count = frame.attrs["candidates"]
     st.caption(f"Eq. 5 without its sigmoid, the largest over the group's query heads; {len(frame)} of {count} candidates are logged. "
                "Dotted: logit(τ) of each query head of the group, by which it expands a span on its own score. The paper shows no scores."
                + ("" if lines else " Thresholds were not recorded."))  # fmt: skip
-    parts.download(frame, f"{reader.uid}-scores-step{step}-l{layer}-kv{kv_head}", "Download scores as CSV")
 
 
 def _thresholds(reader: TraceReader, layer: int) -> np.ndarray:

@@ -85,7 +85,7 @@ def _chunks(reader: TraceReader) -> None:
     with left:
         order = chunks["cut"].value_counts().index
         by_cut = {str(cut): chunks.loc[chunks["cut"] == cut, "tokens"].tolist() for cut in order}
-        st.plotly_chart(figures.lengths(by_cut, wanted, deviation), key="sentkv_lengths", alt="Lengths of chunks by what cut them")
+        parts.draw(reader, figures.lengths(by_cut, wanted, deviation), key="sentkv_lengths", alt="Lengths of chunks by what cut them")
         at_mark = chunks["cut"].str.startswith("at ").mean() if len(chunks) else float("nan")
         st.caption(plain(
             f"Algorithm 2 with L = {wanted}, Δ = {deviation}, marks = {config.get('marks', 'not recorded')}: {len(chunks)} chunks, mean "
@@ -114,7 +114,7 @@ def _over_steps(reader: TraceReader, reuse: Reuse) -> None:
         _nothing_selected(reader)
         return
     step, _, _ = parts.selected(reader)
-    st.plotly_chart(figures.reuse_over_steps(reuse.reused, reuse.reusable, step), key="sentkv_reuse_steps", alt="Reuse rate over steps")
+    parts.draw(reader, figures.reuse_over_steps(reuse.reused, reuse.reusable, step), key="sentkv_reuse_steps", alt="Reuse rate over steps")
     st.caption(plain(
         f"Wanted tokens that lay on the device already, mean over layers and KV heads. Over all steps but "
         f"the first: reused {np.nanmean(reuse.reused):.3f}, reusable {np.nanmean(reuse.reusable):.3f}. The paper says 70 % (sec. 1) and "
@@ -136,7 +136,7 @@ def _by_head(reader: TraceReader, reuse: Reuse) -> None:
     for values, cube in zip(maps, (reuse.reused, reuse.reusable), strict=True):
         known = np.isfinite(cube).any(0)
         values[known] = np.nanmean(cube[:, known], axis=0)
-    st.plotly_chart(figures.reuse_map(*maps), key="sentkv_reuse_map", alt="Reuse rate by layer and KV head")
+    parts.draw(reader, figures.reuse_map(*maps), key="sentkv_reuse_map", alt="Reuse rate by layer and KV head")
     st.caption("Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse the same number of "
                "tokens at each step (sec. 4.2.2). Right: what each head had on the device. Grey: the layer selects nothing.")  # fmt: skip
 
@@ -147,7 +147,7 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
         st.info("Nothing was recalled after the first step, so truncation cost nothing.")
         return
     moved, ideal = (np.nansum(cube, axis=(1, 2)) for cube in (reuse.moved, reuse.ideal))
-    st.plotly_chart(figures.moved_and_ideal(moved, ideal), key="sentkv_moved", alt="Bytes to the device per step, had to and did")
+    parts.draw(reader, figures.moved_and_ideal(moved, ideal), key="sentkv_moved", alt="Bytes to the device per step, had to and did")
     if not reuse.truncated:
         st.caption("This run did not truncate (truncate=off): every KV head reused all it could.")
         return
@@ -169,7 +169,7 @@ def _attended(reader: TraceReader) -> None:
     for step, values in zip(frame["step"], frame["values"], strict=True):
         budget[int(step)] = values[1:4]
     step, _, _ = parts.selected(reader)
-    st.plotly_chart(figures.attended(budget, step), key="sentkv_attended", alt="Tokens attended per step")
+    parts.draw(reader, figures.attended(budget, step), key="sentkv_attended", alt="Tokens attended per step")
     prompt = int(reader.meta["prompt_tokens"])
     share = np.nanmean(budget.sum(1)) / prompt
     noted = reader.journal("preselection_bytes")

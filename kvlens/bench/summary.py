@@ -1,0 +1,37 @@
+"""From trials to the figures of a cell: counts, exact match with its interval, means. Plain Python; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvlens.bench.intervals import wilson
+
+MEANS = ("score", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step")
+
+
+def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The trials of one cell -> n, infeasible, refused, rule, smallest_feasible (share, mean over the infeasible), and where n > 0
+    exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of MEANS."""
+    done = [row for row in members if row.get("exact") is not None]
+    infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
+    line: dict[str, Any] = {
+        "n": len(done), "infeasible": len(infeasible), "rule": members[0]["rule"] if members else None,
+        "smallest_feasible": fmean(infeasible) if infeasible else None,
+    }  # fmt: skip
+    if done:
+        exact = fmean(row["exact"] for row in done)
+        line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(done))), strict=True))
+        line["attended_share"] = fmean(row["attended_tokens"] / row["prompt_tokens"] for row in done)
+        line["failed_self_checks"] = sum(not row["passed"] for row in done)
+        line |= {column: fmean(row[column] for row in done) for column in MEANS}
+    return line
+
+
+def grouped(rows: Iterable[dict[str, Any]], by: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Rows by the values of the columns `by`, in the order of their first rows."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[column] for column in by), []).append(row)
+    return groups

@@ -1,0 +1,46 @@
+"""The result of a sweep as a file: provenance, and one row per trial, column names once. Plain Python, so that pages can read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+COLUMNS = (
+    "task", "length", "depth", "seed", "index", "method", "budget", "preset", "overrides", "rule", "exact", "score", "coverage",
+    "attended_tokens", "prompt_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step", "steps", "output", "answer",
+    "passed", "infeasible", "refused", "uid",
+)  # fmt: skip
+"""None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace"""
+NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact")
+
+
+def write(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Replaces the file in one move; numbers are kept to six significant digits."""
+    table = [[_short(row.get(column)) for column in COLUMNS] for row in rows]
+    text = json.dumps({"about": about}, indent=1)[:-2] + ',\n "columns": ' + json.dumps(COLUMNS) + ',\n "trials": [\n'
+    text += ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in table) + "\n ]\n}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(path)
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(about, rows) of a sweep's JSON. Raises ValueError with one sentence."""
+    try:
+        about, columns, trials = dict(found["about"]), list(found["columns"]), list(found["trials"])
+        missing = [column for column in NEEDED if column not in columns]
+        if missing:
+            raise ValueError(f"the sweep '{name}' lacks the column '{missing[0]}'; measure it again with kvlens bench sweep.")
+        for line, row in enumerate(trials, 1):
+            if not isinstance(row, list) or len(row) != len(columns):
+                raise ValueError(f"trial {line} of the sweep '{name}' does not have its {len(columns)} columns; measure it again.")
+    except (KeyError, TypeError):
+        raise ValueError(f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep.") from None
+    empty = dict.fromkeys(COLUMNS)
+    return about, [empty | dict(zip(columns, row, strict=True)) for row in trials]

@@ -1,0 +1,63 @@
+"""What a step's next-token distribution lost against full KV, in the very same context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kvlens.rows import Loss
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The full-KV run of a prompt: what it chose and on which logits."""
+
+    uid: str
+    """of the stored run; '' when it was made in memory"""
+    ids: tuple[int, ...]
+    logits: torch.Tensor
+    """float32 [T, V], row t produced ids[t]"""
+
+
+class Comparison:
+    """Follows one generation beside its reference, as long as both have chosen the same tokens."""
+
+    def __init__(self, reference: Reference, vocabulary: int, decode: Callable[[list[int]], str]) -> None:
+        """Raises ValueError when the reference is of a model with another vocabulary."""
+        if reference.logits.shape != (len(reference.ids), vocabulary):
+            raise ValueError(
+                f"the reference has logits of {reference.logits.shape[-1]:,} tokens, the model a vocabulary of {vocabulary:,}: "
+                "it is a run of another model or tokenizer."
+            )
+        self.reference, self._decode = reference, decode
+        self._together = True
+
+    def step(self, step: int, logits: torch.Tensor, chosen: int) -> Loss | None:
+        """logits float32 [V] of a step that then chose `chosen`. None where the contexts differ or the reference had ended."""
+        if not self._together or step >= len(self.reference.ids):
+            return None
+        wanted = self.reference.ids[step]
+        self._together = chosen == wanted
+        return compare(self.reference.logits[step].to(logits.device), logits, wanted, self._decode)
+
+
+def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, decode: Callable[[list[int]], str]) -> Loss:
+    """Logits float32 [V] under full KV and under the method. Divergence and logarithms are computed in float64.
+
+    The most probable token is taken from float32 log-probabilities, the first of equals, as greedy decoding takes it.
+    """
+    top, full_top = _likeliest(own), _likeliest(full)
+    p, q = full.double().log_softmax(-1), own.double().log_softmax(-1)
+    kl = float((p.exp() * (p - q)).masked_fill(p.isneginf(), 0.0).sum())
+    before = torch.arange(len(own), device=own.device) < ref_token
+    rank = (own > own[ref_token]) | (before & (own == own[ref_token]))
+    return Loss(
+        ref_token, decode([ref_token]), top, decode([top]), top == full_top, max(0.0, kl), float(p[ref_token]), float(q[ref_token]),
+        float(own[ref_token] - full[ref_token]), int(rank.sum()),
+    )  # fmt: skip
+
+
+def _likeliest(logits: torch.Tensor) -> int:
+    return int(logits.log_softmax(-1).argmax())

@@ -1,0 +1,45 @@
+"""Which model a run was made with: a hash of what was loaded, so that a changed file of the same name is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+from kvlens.models import LoadedModel, UnsupportedModel, resolve
+
+_NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
+
+
+def fingerprint(loaded: LoadedModel) -> str:
+    """'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a hub model; a hash
+    of the weights in memory where there is neither."""
+    try:
+        folder = Path(resolve(loaded.name))
+    except UnsupportedModel:
+        return _in_memory(loaded)
+    if folder.is_dir():
+        files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in _NAMES if (folder / name).is_file())]
+        return _of_files(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+    revision = getattr(loaded.model.config, "_commit_hash", None)
+    return f"{loaded.name}@{revision}" if revision else _in_memory(loaded)
+
+
+@lru_cache(maxsize=8)
+def _of_files(files: tuple[tuple[str, int, int], ...]) -> str:
+    """`files`: (path, bytes, time of change); the last two only make a changed file another entry of the cache."""
+    whole = hashlib.sha256()
+    for path, _, _ in files:
+        with open(path, "rb") as file:
+            whole.update(Path(path).name.encode() + hashlib.file_digest(file, "sha256").digest())
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _in_memory(loaded: LoadedModel) -> str:
+    import torch
+
+    whole = hashlib.sha256()
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        whole.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        whole.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return f"sha256:{whole.hexdigest()}"

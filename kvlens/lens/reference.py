@@ -1,0 +1,167 @@
+"""The full-KV reference of a prompt: an ordinary stored run, with the logits of every step beside its trace.
+
+It is found again by what makes two references the same: model, prompt, numbers, and how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlens.lens.comparison import Reference
+from kvlens.runs import Report, RunRequest
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader, list_runs
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlens.engine import Result
+    from kvlens.storing import Prepared
+
+LOGITS_FILE = "logits.safetensors"
+MOST_BYTES = 8 * 2**30
+"""of logits, above which no reference is made"""
+
+
+def reference_key(request: RunRequest, prepared: Prepared) -> str:
+    """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex digits."""
+    import torch
+
+    said = {
+        "model": prepared.fingerprint, "prompt": list(prepared.prompt.ids), "dtype": request.dtype,
+        "device": request.device.partition(":")[0], "torch": torch.__version__, "prefill_chunk": request.prefill_chunk,
+        "seed": request.seed, "max_new": request.max_new, "temperature": request.temperature, "top_p": request.top_p,
+        "stop": list(request.stop), "ignore_eos": request.ignore_eos,
+    }  # fmt: skip
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def find(runs_dir: Path, key: str) -> str | None:
+    """uid of the newest stored full-KV run with this key, whether or not its logits lie beside it."""
+    runs = list_runs(runs_dir)
+    plain = (runs["method"] == "full") & (runs["status"] == "completed") & (runs["forced"] != True) & (runs["hold"] != True)  # noqa: E712
+    found = runs[plain & (runs["reference_key"] == key)]
+    return None if found.empty else str(found["uid"].iloc[0])
+
+
+def obtain(
+    prepared: Prepared, request: RunRequest, runs_dir: Path, report: Report, cancelled: Callable[[], bool] = lambda: False
+) -> Reference:
+    """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed again.
+
+    Raises ValueError with one sentence when the logits would be too large, or when it was cancelled.
+    """
+    key, vocabulary = reference_key(request, prepared), prepared.engine.loaded.model.config.vocab_size
+    size = 4 * vocabulary * request.max_new
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"a reference of {request.max_new:,} steps would keep {size:,} bytes of logits; at most {MOST_BYTES:,} are kept: "
+            "lower --max-new."
+        )
+    uid = find(runs_dir, key)
+    if uid is not None:
+        reference = load(runs_dir, uid, key) or _compute_again(prepared, request, runs_dir, uid, key, report, cancelled)
+        if reference is not None:
+            return reference
+    return _make(prepared, request, runs_dir, key, report, cancelled)
+
+
+def load(runs_dir: Path, uid: str, key: str) -> Reference | None:
+    """A stored reference; None where its logits are missing, damaged, or not this key's."""
+    import torch
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(runs_dir / uid / LOGITS_FILE, framework="pt") as file:
+            said, ids, logits = file.metadata() or {}, file.get_tensor("ids"), file.get_tensor("logits")
+    except (OSError, SafetensorError):
+        return None
+    whole = said.get("key") == key and said.get("sha256") == _digest(ids, logits)
+    if not whole or logits.dtype != torch.float32 or logits.dim() != 2 or len(ids) != len(logits):
+        return None
+    return Reference(uid, tuple(ids.tolist()), logits)
+
+
+def _full(request: RunRequest) -> RunRequest:
+    """The same run under full KV."""
+    changes: dict[str, Any] = {
+        "method": "full",
+        "preset": None,
+        "budget": None,
+        "overrides": {},
+        "against": False,
+        "forced_reference": False,
+        "hold": (),
+    }
+    return request.model_copy(update=changes)
+
+
+def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]) -> Reference:
+    from kvlens.storing import Pairing, plan, store
+
+    full, pairing = _full(request), Pairing(reference_key=key)
+    stored = store(prepared, full, plan(full), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True)
+    if stored.result is None:
+        raise ValueError(f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}.")
+    return _save(runs_dir, stored.uid, key, stored.result)
+
+
+def _compute_again(
+    prepared: Prepared, request: RunRequest, runs_dir: Path, uid: str, key: str, report: Report, cancelled: Callable[[], bool]
+) -> Reference | None:
+    """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same tokens."""
+    from kvlens.engine import Cancelled
+    from kvlens.storing import plan
+
+    try:
+        with TraceReader.open(runs_dir, uid) as reader:
+            tokens = reader.tokens()
+    except TraceError:
+        return None
+    planned = plan(_full(request))
+    try:
+        result = prepared.engine.run(
+            prepared.prompt, planned.method, planned.params, planned.budget, planned.options, None, _renamed(report), cancelled,
+            keep_logits=True,
+        )  # fmt: skip
+    except Cancelled:
+        raise ValueError("cancelled while the logits of the full-KV reference were being computed.") from None
+    stored = tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist()
+    return _save(runs_dir, uid, key, result) if stored == result.ids else None
+
+
+def _renamed(report: Report) -> Report:
+    """Progress of a reference: one phase, so that the run's own phases stay the run's own."""
+
+    def told(phase: str, done: int, total: int) -> None:
+        if phase == "decode":
+            report("reference", done, total)
+
+    return told
+
+
+def _save(runs_dir: Path, uid: str, key: str, result: Result) -> Reference:
+    import torch
+    from safetensors.torch import save_file
+
+    ids, logits = torch.tensor(result.ids), torch.stack(result.logits).cpu()
+    target = runs_dir / uid / LOGITS_FILE
+    temporary = target.with_name(f".{LOGITS_FILE}.{os.getpid()}")
+    try:
+        save_file({"ids": ids, "logits": logits}, temporary, {"key": key, "sha256": _digest(ids, logits)})
+        os.chmod(temporary, 0o444)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Reference(uid, tuple(result.ids), logits)
+
+
+def _digest(ids: torch.Tensor, logits: torch.Tensor) -> str:
+    whole = hashlib.sha256(ids.numpy().tobytes())
+    whole.update(logits.numpy().tobytes())
+    return whole.hexdigest()

@@ -1,0 +1,95 @@
+"""The verdict on a run: the step at which it lost against full KV, and the span that was missed most there. Recorded columns only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from kvlens.store.reader import TraceReader
+
+
+@dataclass(frozen=True)
+class Missed:
+    """The (layer, KV head, span) with the most regret at a step. Masses are means over the query heads of the KV head."""
+
+    layer: int
+    kv_head: int
+    q_head: int
+    """the query head of the group that missed most"""
+    span: int
+    kind: str
+    tok_start: int
+    tok_end: int
+    """tokens [tok_start, tok_end) at the span's birth"""
+    full: float
+    """full KV's attention mass on the span"""
+    mass: float
+    """this method's"""
+    regret: float
+    state: str | None
+    """where the span lay for this KV head at the step, one of rows.SPAN_STATES; None: not recorded"""
+    h2d_bytes: int
+    """bytes of this span that moved to the device at the step, over all layers"""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The first step whose most probable token is not full KV's, and what was missed there."""
+
+    step: int
+    expected: str
+    """the token full KV chose"""
+    got: str
+    """the most probable token under the method"""
+    kl: float
+    """KL(full || method), nats"""
+    logit_diff: float
+    """logit of the expected token under the method minus that under full KV"""
+    h2d_bytes: int
+    """all bytes that moved to the device at the step"""
+    unnamed_bytes: int
+    """of these, bytes of copies that name no span"""
+    missed: Missed | None
+    """None: full attention's masses were not recorded at this step, or no span had any regret"""
+
+
+def verdict(reader: TraceReader) -> Verdict | None:
+    """None when the loss was not recorded or no step was lost; `reader.loss()` tells which."""
+    loss = reader.loss()
+    lost = loss[~loss["agrees"].astype(bool)]
+    if lost.empty:
+        return None
+    first = lost.iloc[0]
+    step = int(first["step"])
+    moved = reader.transfers(step=step)
+    moved = moved[moved["direction"] == "h2d"]
+    return Verdict(
+        step, str(first["ref_text"]), str(first["top_text"]), float(first["kl"]), float(first["logit_diff"]), int(moved["bytes"].sum()),
+        int(moved.loc[moved["span"].isna(), "bytes"].sum()), missed_most(reader, step, moved),
+    )  # fmt: skip
+
+
+def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
+    """The worst triple of a step. `moved`: the step's copies to the device, if they are at hand."""
+    triples = reader.triples(step)
+    if triples.empty or not float(triples["regret"].iloc[0]) > 0:
+        return None
+    worst = triples.iloc[0]
+    layer, kv_head, span = int(worst["layer"]), int(worst["kv_head"]), int(worst["span"])
+    if moved is None:
+        moved = reader.transfers(step=step)
+        moved = moved[moved["direction"] == "h2d"]
+    spans = reader.spans().set_index("span").loc[span]
+    states = reader.span_states(step, layer, kv_head).set_index("span")["state"]
+    return Missed(
+        layer, kv_head, _query_head(reader, step, layer, kv_head, span), span, str(spans["kind"]), int(spans["tok_start"]),
+        int(spans["tok_end"]), float(worst["full"]), float(worst["mass"]), float(worst["regret"]),
+        str(states[span]) if span in states.index else None, int(moved.loc[moved["span"] == span, "bytes"].sum()),
+    )  # fmt: skip
+
+
+def _query_head(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> int:
+    heads = reader.oracle_step(step)
+    heads = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
+    return int(heads.loc[heads["regret"].idxmax(), "q_head"])

@@ -1,0 +1,150 @@
+"""The held zone of the slot pool: token ranges kept exactly for chosen (layer, KV head), whatever the method does with them.
+
+The zone lies behind all others. It takes part in a layer's attention from the first step at which something in it is held and written;
+until then the layer attends the very slots it would attend without a hold.
+Shapes: H_kv KV heads, m held slots of a layer, P positions of the run, C slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvlens.holds import Hold
+from kvlens.layout import Layout, Zones
+from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
+from kvlens.memory.prompt import PromptStore
+from kvlens.memory.spantable import WINDOW
+from kvlens.shape import KVShape
+
+NEVER = torch.iinfo(torch.int32).max
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One layer's held slots."""
+
+    since: torch.Tensor
+    """int32 [H_kv, m]: first step at which the slot's token is held; NEVER: the slot is not used"""
+    position: torch.Tensor
+    """int64 [H_kv, m], P where the slot is not used"""
+    covers: torch.Tensor
+    """bool [H_kv, P + 1]: positions that are attended here, and nowhere else, at this step"""
+    heads_at: dict[int, list[tuple[int, int]]]
+    """position -> (KV head, place in the zone) of the slots that keep it"""
+    begins: int
+    """first step at which any slot is attended"""
+
+
+class Held:
+    """Owns what is held: which slot keeps which position for which KV head, and from when on. Empty for a run without holds."""
+
+    def __init__(self, holds: Sequence[Hold], kv_heads: int, prompt_tokens: int, positions: int, device: torch.device) -> None:
+        """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the whole run."""
+        self.prompt_tokens, self.step, self.kv_heads = prompt_tokens, -1, kv_heads
+        since: dict[int, dict[int, dict[int, int]]] = {}
+        for hold in holds:
+            for layer, head in hold.heads:
+                kept = since.setdefault(layer, {}).setdefault(head, {})
+                for position in range(hold.tok_start, min(hold.tok_end, positions)):
+                    kept[position] = min(kept.get(position, hold.from_step), hold.from_step)
+        self._layers = {layer: self._tables(heads, positions, device) for layer, heads in sorted(since.items())}
+        self._owner = torch.full((positions + 1,), WINDOW, dtype=torch.int32, device=device)
+        """span of each position"""
+        self._begin = [(hold.from_step, layer, head, hold.span) for hold in holds for layer, head in hold.heads]
+
+    def _tables(self, heads: dict[int, dict[int, int]], positions: int, device: torch.device) -> _Layer:
+        width = max(map(len, heads.values()))
+        since = torch.full((self.kv_heads, width), NEVER, dtype=torch.int32)
+        position = torch.full((self.kv_heads, width), positions, dtype=torch.int64)
+        heads_at: dict[int, list[tuple[int, int]]] = {}
+        for head, kept in heads.items():
+            for place, at in enumerate(sorted(kept)):
+                since[head, place], position[head, place] = kept[at], at
+                heads_at.setdefault(at, []).append((head, place))
+        begins = min(max(step, at - self.prompt_tokens) for kept in heads.values() for at, step in kept.items())
+        covers = torch.zeros(self.kv_heads, positions + 1, dtype=torch.bool, device=device)
+        return _Layer(since.to(device), position.to(device), covers, heads_at, begins)
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the zone needs beside its slots."""
+        if not self._layers:
+            return ()
+        return self._owner, *(t for layer in self._layers.values() for t in (layer.since, layer.position, layer.covers))
+
+    @property
+    def tokens(self) -> int:
+        """(token, layer, KV head) that are held and written by now."""
+        return sum(int(tables.covers.sum()) for tables in self._layers.values())
+
+    def slot_bytes(self, shape: KVShape) -> int:
+        """Device bytes of the zone. All KV heads of a layer have as many slots as the one that holds most."""
+        return sum(Zones(0, 0, 0, 0, tables.since.shape[1]).layer_bytes(shape) for tables in self._layers.values())
+
+    def widen(self, layout: Layout, layers: int) -> Layout:
+        """The method's layout with room for what is held, in the layers that hold something."""
+        if not self._layers:
+            return layout
+        width = {layer: tables.since.shape[1] for layer, tables in self._layers.items()}
+        return replace(layout, zones=tuple(replace(layout.of(layer), held=width.get(layer, 0)) for layer in range(layers)))
+
+    # ---------------------------------------------------------------------------------------------------------------- what lies here
+    def place(self, hot: HotTier, prompt: PromptStore) -> None:
+        """Copy the prompt's part, before the prompt's KV is given back. Nothing of it is attended yet."""
+        for layer, tables in self._layers.items():
+            slots = self._zone(hot, layer)
+            slots.position.copy_(torch.where(tables.since < NEVER, tables.position, -1))
+            for head in range(self.kv_heads):
+                here = tables.position[head] < prompt.tokens
+                at = tables.position[head, here]
+                slots.keys[head, here], slots.values[head, here] = prompt.keys[layer, head, at], prompt.values[layer, head, at]
+
+    def write(self, hot: HotTier, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The step's token, where it is to be held: keys, values [H_kv, D]."""
+        if layer not in self._layers:
+            return
+        slots = self._zone(hot, layer)
+        for head, place in self._layers[layer].heads_at.get(position, ()):
+            slots.keys[head, place], slots.values[head, place] = keys[head], values[head]
+
+    def name(self, hot: HotTier, start: int, end: int, span: int) -> None:
+        """Positions [start, end) are span `span` from now on."""
+        if not self._layers:
+            return
+        self._owner[start:end] = span
+        for layer, tables in self._layers.items():
+            self._zone(hot, layer).span.copy_(self._owner[tables.position])
+
+    def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int]]:
+        """The step whose token will lie at `position` begins: what is held and written by then is attended in it. Returns the
+        (layer, KV head, span) that are held from this step on."""
+        self.step = step
+        for layer, tables in self._layers.items():
+            live = (tables.since <= step) & (tables.position <= position)
+            self._zone(hot, layer).role.copy_(torch.where(live, ROLE["resident"], FREE))
+            tables.covers.zero_().scatter_(1, torch.where(live, tables.position, tables.covers.shape[1] - 1), True)
+            tables.covers[:, -1] = False
+        return [(layer, head, span) for first, layer, head, span in self._begin if first == step]
+
+    # -------------------------------------------------------------------------------------------------------------------- attention
+    def live(self, layer: int) -> bool:
+        """Whether the layer attends anything here at this step."""
+        return layer in self._layers and self.step >= self._layers[layer].begins
+
+    def show(self, layer: int, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
+        """The method's bias [H_kv, G, C] with what is held attended as it is here, and hidden wherever else it lies."""
+        tables = self._layers[layer]
+        zone = bias.shape[-1] - tables.since.shape[1]
+        nowhere = tables.covers.shape[1] - 1
+        where = slots.position[:, :zone].long()
+        hidden = tables.covers.gather(1, torch.where(where < 0, nowhere, where))
+        bias[..., :zone].masked_fill_(hidden[:, None], float("-inf"))
+        free = slots.role[:, zone:] == FREE
+        bias[..., zone:] = torch.zeros_like(bias[..., zone:]).masked_fill(free[:, None], float("-inf"))
+        return bias
+
+    def _zone(self, hot: HotTier, layer: int) -> Slots:
+        """Views of the layer's held slots."""
+        return hot.slots(layer).after(hot.pool(layer).start["held"])

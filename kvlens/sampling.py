@@ -1,0 +1,88 @@
+"""Which steps and layers have full attention by span recorded: what the option says, and what is taken by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+AUTO_NUMBERS = 8_000_000
+"""'auto': weights of full attention that may be grouped per step, on average over the steps"""
+_EXAMPLE = "auto, off, all, or like every=4,layers=0-3+7"
+_EVERY = re.compile(r"[0-9]{1,6}")
+_RANGE = re.compile(r"([0-9]{1,3})(?:-([0-9]{1,3}))?")
+
+
+@dataclass(frozen=True)
+class OracleSampling:
+    """Every `every`-th step, beginning with step 0, in `layers` (ascending, without repeats)."""
+
+    every: int
+    layers: tuple[int, ...]
+
+    def at(self, step: int) -> tuple[int, ...]:
+        """The layers to record at a step, none between the chosen steps."""
+        return self.layers if step % self.every == 0 else ()
+
+    def meta(self) -> dict[str, Any]:
+        """As the run's meta holds it."""
+        return {"every": self.every, "layers": list(self.layers)}
+
+
+def check(text: str) -> None:
+    """ValueError, one sentence, unless `text` is such an option; layers a model lacks are found by `resolve`."""
+    _parse(text)
+
+
+def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: bool = True) -> OracleSampling | None:
+    """What `text` means for a model of `layers` x `q_heads` and a prompt; None: nothing is recorded.
+
+    'auto' takes every layer, and every step or so few of them that AUTO_NUMBERS holds. `coverage`: whether the exact keys are kept,
+    without which there is no full attention. Raises ValueError for bad text, a layer the model lacks, or a sampling asked for by name
+    without coverage.
+    """
+    every, chosen = _parse(text)
+    if text == "off" or (text == "auto" and not coverage):
+        return None
+    if not coverage:
+        raise ValueError(f"oracle={text} needs the exact keys of all positions; record coverage as well, or say oracle=off.")
+    if text == "auto":
+        every = max(1, -(-layers * q_heads * prompt_tokens // AUTO_NUMBERS))
+    known = range(layers) if chosen is None else chosen
+    if known[-1] >= layers:
+        raise ValueError(f"oracle={text} names layer {known[-1]}, and the model's layers are 0 to {layers - 1}; name others.")
+    return OracleSampling(every, tuple(known))
+
+
+def _parse(text: str) -> tuple[int, list[int] | None]:
+    """(every, layers), layers None for all."""
+    if text in ("auto", "off", "all"):
+        return 1, None
+    every, layers, seen = 1, None, set()
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name in seen or name not in ("every", "layers"):
+            raise _refused(text)
+        seen.add(name)
+        if name == "every":
+            if not _EVERY.fullmatch(value) or int(value) == 0:
+                raise _refused(text)
+            every = int(value)
+        else:
+            layers = _layers(text, value)
+    return every, layers
+
+
+def _layers(text: str, value: str) -> list[int]:
+    found: set[int] = set()
+    for part in value.split("+"):
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise _refused(text)
+        found.update(range(first, last + 1))
+    return sorted(found)
+
+
+def _refused(text: str) -> ValueError:
+    return ValueError(f"{text[:80]!r} does not say which full attention to record; say {_EXAMPLE}.")

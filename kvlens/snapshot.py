@@ -1,0 +1,84 @@
+"""What steps looked like: what the engine's thread freezes and what measuring makes of it.
+
+Shapes: T steps, L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, C slots, S span ids, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvlens.rows import Oracle, Scores
+
+
+@dataclass
+class Attended:
+    """The attention of some layers, frozen: weights [l, H_kv, G, C] and what each slot held, role, span, position [l, H_kv, C]."""
+
+    weights: torch.Tensor
+    bias: torch.Tensor | None
+    """[l, H_kv, G, C]; None: every slot was attended as it is"""
+    role: torch.Tensor
+    span: torch.Tensor
+    position: torch.Tensor
+
+
+@dataclass
+class Zooms:
+    """What each layer could and did read token by token: fine, hot [L, H_kv, G|1, S], zoomable [L, S], all bool."""
+
+    fine: torch.Tensor
+    hot: torch.Tensor
+    zoomable: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """How one layer ranked spans: score [H_kv, S], NaN = no candidate; want [H_kv, W] span ids, -1 = none."""
+
+    score: torch.Tensor
+    want: torch.Tensor
+
+
+@dataclass
+class Snapshot:
+    """One step as it was when its attention had been computed."""
+
+    groups: list[Attended]
+    """covering the layers in order"""
+    q: torch.Tensor
+    """[L, Hq, D] float32, post-RoPE"""
+    previous_q: torch.Tensor | None
+    zooms: Zooms | None
+    ranked: list[Ranked | None]
+    """per layer; None: no ranking there"""
+    head_columns: dict[str, torch.Tensor]
+    """columns the method itself knows, [L, Hq], NaN where it does not"""
+    kv_columns: dict[str, torch.Tensor]
+    """[L, H_kv]"""
+    shadow: torch.Tensor | None
+    """[L, H_kv, n, D]: keys of all positions so far"""
+    scaling: float
+    spans: int
+    owner: torch.Tensor | None = None
+    """int64 [>= n]: the span of each position; where the step is sampled for full attention by span"""
+    sampled: tuple[int, ...] = ()
+    """layers whose full attention by span is logged"""
+
+
+@dataclass
+class Measured:
+    """One step. head: columns [L, Hq]; kv: columns [L, H_kv]; top_span, top_mass [L, Hq, K]: the spans with most mass, -1 = none;
+    tail_mass [L, Hq]: mass on the others; worst: largest |sum of masses - 1|; oracle_worst: the same of full attention by span."""
+
+    head: dict[str, np.ndarray]
+    kv: dict[str, np.ndarray]
+    top_span: np.ndarray
+    top_mass: np.ndarray
+    tail_mass: np.ndarray
+    scores: Scores | None
+    worst: float
+    oracle: Oracle | None = None
+    oracle_worst: float = 0.0

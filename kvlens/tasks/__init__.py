@@ -1,0 +1,96 @@
+"""The tasks. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.tasks`.
+
+A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example ruler:data/niah_single_1.jsonl,
+where KIND is one of FILES. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from kvlens.tasks.base import Asked, Encode, Task
+
+BUILT_IN = {
+    "needle": "kvlens.tasks.demo:NEEDLE",
+    "multikey": "kvlens.tasks.demo:MULTIKEY",
+    "chain": "kvlens.tasks.demo:CHAIN",
+    "note": "kvlens.tasks.demo:NOTE",
+    "list": "kvlens.tasks.demo:LIST",
+}
+
+FILES: dict[str, str] = {}
+
+
+class UnknownTask(ValueError):
+    pass
+
+
+def _load(path: str) -> Any:
+    module, attribute = path.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@cache
+def registry() -> dict[str, Task]:
+    """Name -> task, of the product's generated tasks and of installed plugins. A plugin cannot replace a task of the product."""
+    tasks: dict[str, Task] = {name: _load(path) for name, path in BUILT_IN.items()}
+    for point in entry_points(group="kvlens.tasks"):
+        if point.name in tasks or point.name in FILES:
+            raise ValueError(f"plugin task '{point.name}' ({point.value}) has the name of an existing task; rename it.")
+        tasks[point.name] = point.load()
+    return tasks
+
+
+def get(name: str) -> Task:
+    """A task by name, or the task of a file by KIND:PATH. Raises UnknownTask or ValueError with one sentence."""
+    kind, sign, path = name.partition(":")
+    if sign and kind in FILES:
+        return _open(name, kind, path, _stamp(Path(path)))
+    tasks = registry()
+    if name not in tasks:
+        raise UnknownTask(f"unknown task '{name}'; known: {', '.join(tasks)}, and files as {', '.join(f'{k}:PATH' for k in FILES)}.")
+    return tasks[name]
+
+
+def _stamp(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        raise ValueError(f"there is no benchmark file '{path}'.") from None
+
+
+@lru_cache(maxsize=16)
+def _open(name: str, kind: str, path: str, stamp: int) -> Task:
+    task: Task = _load(FILES[kind])(Path(path))
+    task.name = name
+    return task
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """The generated tasks as plain data, in order."""
+    return [
+        {
+            "name": task.name, "title": task.title, "summary": task.summary, "metric": task.metric, "new_tokens": task.new_tokens,
+            "demo_language": task.demo_language, "placed": task.placed,
+        }
+        for task in registry().values()
+    ]  # fmt: skip
+
+
+def score(task: str, answer: str, output: str) -> float:
+    """0..1 for the output of a stored run of a task. Raises UnknownTask or ValueError with one sentence."""
+    return get(task).score(answer, output)
+
+
+def remake(trial: Mapping[str, Any], encode: Encode, special: int = 1) -> Asked:
+    """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one sentence."""
+    task = get(str(trial["task"]))
+    return task.make(trial["length"], trial["depth"], int(trial["seed"]), encode, special, int(trial.get("index") or 0))
+
+
+__all__ = ["BUILT_IN", "FILES", "Asked", "Encode", "Task", "UnknownTask", "catalogue", "get", "registry", "remake", "score"]

@@ -1,0 +1,72 @@
+"""What a task is: a prompt with a known answer, and a score in 0..1 of what a model said to it. Generated, or read from a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+Encode = Callable[[str], list[int]]
+"""text -> token ids without special tokens"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt of a task (without special tokens), what is expected of it, and where the asked facts stand in its text."""
+
+    text: str
+    answer: str
+    """the expected continuation, as people read it"""
+    needle: tuple[tuple[int, int], ...]
+    """character ranges [start, end) of the asked facts; empty where a file does not say"""
+    task: str
+    length: int | None
+    """tokens asked for; None: as long as the file's text"""
+    depth: float | None
+    """place of the (first) asked fact, 0 = start; None: not placed"""
+    seed: int
+    index: int = 0
+    answers: tuple[str, ...] = ()
+    """what the metric compares with, where that is more than `answer`"""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """what else the metric needs, such as the classes of a classification"""
+
+
+class Task(ABC):
+    """A family of prompts. Stateless; everything drawn comes from the seed (generated) or the index (files)."""
+
+    name: str
+    title: str
+    summary: str
+    metric: str
+    """how an output is scored, and whose metric it is"""
+    new_tokens: int
+    """generated at most"""
+    demo_language: ClassVar[bool] = False
+    """whether the embedded demo model has learnt to do it; it can do nothing else"""
+    placed: bool = True
+    """whether `depth` says where the asked fact stands"""
+    items: int | None = None
+    """prompts of a file; None: generated, as many as there are seeds"""
+
+    @abstractmethod
+    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+        """A prompt of `length` tokens in all, `special` of which the tokenizer adds. Raises ValueError with one sentence."""
+
+    @abstractmethod
+    def score(self, answer: str, output: str) -> float:
+        """0..1, from the answer's text alone, as a stored run keeps it."""
+
+    def grade(self, asked: Asked, output: str) -> float:
+        """0..1; like `score`, with all that is known of the prompt."""
+        return self.score(asked.answer, output)
+
+
+def check_place(name: str, length: int | None, depth: float | None) -> tuple[int, float]:
+    """(length, depth) of a generated prompt. Raises ValueError with one sentence."""
+    if length is None or length < 1:
+        raise ValueError(f"a {name} prompt needs a length in tokens, not {length}")
+    if depth is None or not 0.0 <= depth <= 1.0:
+        raise ValueError(f"depth must lie between 0 and 1, not {depth}")
+    return length, depth

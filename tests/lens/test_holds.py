@@ -1,0 +1,205 @@
+"""A hold keeps a token range exactly for chosen heads and changes nothing else: held against every registered method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import ListSink, random_prompt, run, task_prompt
+
+from kvlens import methods
+from kvlens.engine import Engine, Options
+from kvlens.holds import Hold
+from kvlens.layout import SLOT_TABLE_BYTES
+from kvlens.rows import MASS_COLUMNS
+
+NAMES = list(methods.registry())
+NEW = 12
+
+
+def everywhere(shape: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads))
+
+
+def settings_of(name: str, share: str = "0.2") -> dict[str, Any]:
+    chosen = methods.get(name)
+    preset = "demo" if "demo" in chosen.presets else None
+    return {"budget": None if chosen.keeps_all else share, "preset": preset, "keep_logits": True}
+
+
+class Prompts:
+    """The prompt of these tests, read once, and each method's plain run on it with what it recorded."""
+
+    def __init__(self, demo: Any) -> None:
+        self.demo = demo
+        self.prompt, self.task = task_prompt(demo, "multikey", 768, max_new=NEW)
+        self.read = Engine(demo).read(self.prompt)
+        self.full = run(demo, self.prompt, "full", max_new=NEW, keep_logits=True, read=self.read)
+        self._plain: dict[str, tuple[Any, ListSink]] = {}
+
+    def plain(self, name: str) -> tuple[Any, ListSink]:
+        if name not in self._plain:
+            sink = ListSink()
+            self._plain[name] = self.run(name, (), sink, forced=tuple(self.full.ids)), sink
+        return self._plain[name]
+
+    def run(self, name: str, holds: tuple[Hold, ...], sink: ListSink | None = None, **options: Any) -> Any:
+        options = {"max_new": NEW, "planned": NEW, **options}
+        return run(self.demo, self.prompt, name, sink=sink, holds=holds, read=self.read, **settings_of(name), **options)
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: Any) -> Prompts:
+    return Prompts(demo)
+
+
+def missing_span(prompts: Prompts, name: str) -> Any:
+    """A span of the prompt that the method does not keep in full on the device, from the middle of the prompt; where the method keeps
+    everything, any span from the middle."""
+    spans = [s for s in prompts.plain(name)[1].prefilled.spans if s.kind != "window" and s.tok_end - s.tok_start > 1]
+    away = [s for s in spans if s.state not in ("resident", "reconstructed")] or spans
+    return away[len(away) // 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_holding_everything_everywhere_is_full_kv(prompts: Prompts, name: str) -> None:
+    hold = Hold(0, 0, len(prompts.prompt.ids) + NEW - 1, everywhere(prompts.demo.shape))
+    held = prompts.run(name, (hold,))
+    assert held.ids == prompts.full.ids
+    for mine, full in zip(held.logits, prompts.full.logits, strict=True):
+        torch.testing.assert_close(mine, full, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_holding_every_span_of_the_prompt_is_full_kv_while_nothing_leaves_the_window(prompts: Prompts, name: str) -> None:
+    """As the one above, but span by span, as a person would ask for it."""
+    spans = prompts.plain(name)[1].prefilled.spans
+    holds = tuple(Hold(s.span, s.tok_start, s.tok_end, everywhere(prompts.demo.shape)) for s in spans if s.tok_end > s.tok_start)
+    held = prompts.run(name, holds)
+    assert held.ids == prompts.full.ids
+    for mine, full in zip(held.logits, prompts.full.logits, strict=True):
+        torch.testing.assert_close(mine, full, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_holding_for_no_head_is_the_plain_run_bit_for_bit(prompts: Prompts, name: str) -> None:
+    span = missing_span(prompts, name)
+    plain, _ = prompts.plain(name)
+    held = prompts.run(name, (Hold(span.span, span.tok_start, span.tok_end, ()),), forced=tuple(prompts.full.ids))
+    assert all(torch.equal(a, b) for a, b in zip(held.logits, plain.logits, strict=True))
+    assert held.peak_bytes == plain.peak_bytes
+
+
+def layer_outputs(
+    prompts: Prompts, name: str, holds: tuple[Hold, ...], sink: ListSink | None = None
+) -> tuple[Any, list[list[torch.Tensor]]]:
+    """A run forced on full KV's tokens, and what every decoder layer handed on at every step."""
+    seen: list[list[torch.Tensor]] = []
+    layers = prompts.demo.model.model.layers
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        if module is layers[0]:
+            seen.append([])
+        seen[-1].append((output[0] if isinstance(output, tuple) else output).clone())
+
+    hooks = [layer.register_forward_hook(keep) for layer in layers]
+    try:
+        return prompts.run(name, holds, sink, forced=tuple(prompts.full.ids)), seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_before_the_hold_and_layers_below_it_are_the_plain_runs_bit_for_bit(prompts: Prompts, name: str) -> None:
+    span, sink = missing_span(prompts, name), ListSink()
+    layer, first = 3, 4
+    plain, before = layer_outputs(prompts, name, ())
+    hold = Hold(span.span, span.tok_start, span.tok_end, ((layer, 1),), first)
+    held, after = layer_outputs(prompts, name, (hold,), sink)
+    assert len(held.ids) == len(before) == len(after) > first
+    assert all(torch.equal(a, b) for a, b in zip(held.logits[:first], plain.logits[:first], strict=True))
+    for step in range(first):
+        assert all(map(torch.equal, before[step], after[step]))
+    assert all(map(torch.equal, before[first][:layer], after[first][:layer]))
+    if span.state != "resident":
+        assert not torch.equal(before[first][layer], after[first][layer]), "the held span is attended from the step asked for"
+    for record, theirs in zip(sink.steps[:first], prompts.plain(name)[1].steps[:first], strict=True):
+        for column in record.head:  # steps are measured several at a time, which changes the last bits of what is logged of them
+            np.testing.assert_allclose(record.head[column], theirs.head[column], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_holding_what_is_attended_anyway_changes_nothing(prompts: Prompts, name: str) -> None:
+    plain, sink = prompts.plain(name)
+    end, heads = len(prompts.prompt.ids) - 1 + len(plain.ids), everywhere(prompts.demo.shape)
+    held = [Hold(0, end - 3, end, heads)]  # written while it runs, and still in the window when it ends
+    held += [Hold(s.span, s.tok_start, s.tok_end, heads) for s in sink.prefilled.spans if s.kind in ("sink", "anchor")]
+    result = prompts.run(name, tuple(held), forced=tuple(prompts.full.ids))
+    for mine, theirs in zip(result.logits, plain.logits, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_held_run_keeps_the_truths(prompts: Prompts, name: str) -> None:
+    """Masses, budget, ledger, and that recording changes nothing, with a hold."""
+    span, sink = missing_span(prompts, name), ListSink()
+    heads = ((1, 0), (1, 1), (4, 1))
+    hold = (Hold(span.span, span.tok_start, span.tok_end, heads, 1),)
+    recorded = prompts.run(name, hold, sink, coverage=True)
+    plain = prompts.run(name, hold)
+    assert all(torch.equal(a, b) for a, b in zip(recorded.logits, plain.logits, strict=True))
+    assert all(check.passed for check in recorded.checks), recorded.checks
+    for record in sink.steps:
+        np.testing.assert_allclose(sum(record.head[column] for column in MASS_COLUMNS), 1, atol=1e-3)
+    assert {e.span for r in sink.steps for e in r.events if e.kind == "hold"} == {span.span}
+    assert [(e.layer, e.kv_head) for e in sink.steps[1].events if e.kind == "hold"] == list(heads)
+    full = [r.head["coverage"] for r in sink.steps]
+    assert all((c <= 1 + 1e-4).all() for c in full), "nothing is attended twice"
+
+
+def test_the_bytes_of_a_hold(demo: Any) -> None:
+    """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they were."""
+    from kvlens.budget import Budget
+    from kvlens.methods.full import FullKV
+    from kvlens.session import Session
+
+    shape, prompt = demo.shape, random_prompt(300, vocabulary=1000)
+    context = Engine(demo).context(prompt, Budget.parse("1.2"), Options(max_new=4))
+    holds = (Hold(3, 10, 50, ((2, 0), (5, 1))), Hold(4, 40, 60, ((2, 0), (2, 1))))
+    sessions = [Session(FullKV, FullKV.Parameters(), context, holds=kept) for kept in ((), holds)]
+    for session in sessions:
+        for layer in range(shape.layers):
+            filling = torch.randn(shape.kv_heads, 299, shape.head_dim)
+            session.memory.prompt.append(layer, filling, filling)
+        session.finish_prefill(torch.zeros(299))
+        session.begin_step(0, None)
+    plain, held = (session.memory for session in sessions)
+    slot = shape.head_token_bytes + SLOT_TABLE_BYTES
+    zone = (50 + 40) * shape.kv_heads * slot  # 50 slots in layer 2, 40 in layer 5, for both KV heads
+    tables = sum(t.untyped_storage().nbytes() for t in held.held.tensors())
+    assert held.account.by_name()["held"] == held.held_bytes == zone + tables
+    assert held.account.resident - plain.account.resident == held.held_bytes
+    assert {k: v for k, v in held.account.by_name().items() if k != "held"} == {
+        k: v for k, v in plain.account.by_name().items() if k != "held"
+    }
+    assert held.held.tokens == 50 + 20 + 40
+    for session in sessions:
+        session.close()
+
+
+def test_a_hold_on_what_is_not_there_is_refused_in_a_sentence(demo: Any) -> None:
+    prompt = random_prompt(40, vocabulary=1000)
+    for hold, said in [
+        (Hold(1, 0, 5, ((6, 0),)), "6 layers"),
+        (Hold(1, 0, 5, ((0, 2),)), "2 KV heads"),
+        (Hold(1, 0, 5000, ((0, 0),)), "ends at token 5000"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            run(demo, prompt, "full", max_new=2, holds=(hold,))
+    with pytest.raises(ValueError, match="no tokens"):
+        Hold(1, 5, 5, ())
+    with pytest.raises(ValueError, match="first step is 0"):
+        Hold(1, 0, 5, (), -1)
