@@ -6,6 +6,7 @@ import gc
 import random
 import weakref
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -231,7 +232,7 @@ def test_times_keep_their_resolution_far_from_the_beginning() -> None:
         starts.append(ledger.drain()[0].start_us)
         device.finish()
         assert device.now - link._base.at < 15_000_000_000, "times are counted from an event that is near"  # type: ignore[attr-defined]
-    assert [b - a for a, b in zip(starts, starts[1:], strict=False)] == [15_000_000 + COPY_NS // 1000] * 3
+    assert [b - a for a, b in pairwise(starts)] == [15_000_000 + COPY_NS // 1000] * 3
 
 
 class Forgetful:
