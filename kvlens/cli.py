@@ -17,6 +17,8 @@ from rich.text import Text
 from kvlens import __version__
 from kvlens.cli_bench import bench_app
 from kvlens.cli_calibrate import calibrate_app
+from kvlens.cli_lens import pair, whatif
+from kvlens.cli_report import report
 from kvlens.cli_train import train_app
 
 app = typer.Typer(help="Run a language model under a KV-cache method, log every decision, replay it.", no_args_is_help=True,
@@ -26,6 +28,9 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(train_app, name="train")
 app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
+app.command()(report)
+for command in (pair, whatif):
+    app.command()(command)
 
 out = Console(width=None if sys.stdout.isatty() else 240)
 err = Console(stderr=True, soft_wrap=True)
@@ -88,6 +93,7 @@ def run(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
     coverage: Annotated[bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")] = True,
+    oracle: Annotated[str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")] = "auto",
     against_full: Annotated[bool, typer.Option("--against-full", help="Log what each step lost against full KV.")] = False,
     forced: Annotated[bool, typer.Option("--forced", help="Compare, and feed full KV's tokens, so that all steps compare.")] = False,
     threads: Annotated[int, typer.Option(help="torch threads; 0: 1 for a small model, torch's choice otherwise.")] = 0,
@@ -113,7 +119,8 @@ def run(
         request = RunRequest(
             model=model, method=method, preset=preset, budget=budget, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p,
             stop=tuple(stop or ()), overrides=parse_set(set_ or []), device=device, dtype=dtype, trace_level=trace_level,
-            coverage=coverage, threads=threads, ignore_eos=ignore_eos, against=against_full or forced, forced_reference=forced,
+            coverage=coverage, oracle=oracle, threads=threads, ignore_eos=ignore_eos, against=against_full or forced,
+            forced_reference=forced,
         )  # fmt: skip
         uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
     except BaseException as error:

@@ -23,6 +23,7 @@ from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
 from kvlens.rotary import rotary_of
 from kvlens.rows import TraceSink
+from kvlens.sampling import OracleSampling, resolve
 from kvlens.session import Session
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result", "entropies"]
@@ -44,6 +45,11 @@ class Engine:
             loaded.shape, len(prompt.ids) - 1, steps, limit, loaded.shape.full_kv_bytes(tokens), options.seed, loaded.name,
             model.dtype, model.device, prompt.pieces, rotary_of(model),
         )  # fmt: skip
+
+    def sampling(self, prompt: Prompt, options: Options) -> OracleSampling | None:
+        """At which steps and layers full attention by span is recorded. Raises ValueError with one sentence."""
+        shape = self.loaded.shape
+        return resolve(options.oracle, shape.layers, shape.q_heads, len(prompt.ids), options.coverage)
 
     @torch.inference_mode()
     def read(self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128) -> ReadPrompt:
@@ -75,8 +81,9 @@ class Engine:
         assert read is None or read.ids == prompt.ids
         context = self.context(prompt, budget, options)
         check(holds, context.shape, context.prompt_tokens + context.max_new)
+        oracle = self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds)
-        run = Generation(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against)
+        run = Generation(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle)
         try:
             return run.go(read)
         except Cancelled as stopped:

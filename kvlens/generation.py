@@ -16,6 +16,7 @@ from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
 from kvlens.recorder import Recorder, StepFacts
 from kvlens.rows import Loss, PromptToken, SelfCheck, TraceSink
+from kvlens.sampling import OracleSampling
 from kvlens.session import Session
 
 Progress = Callable[[str, int, int], None]
@@ -51,6 +52,8 @@ class Options:
     steps than it came to needs the run's number: budget and zones depend on it"""
     top_k: int = 16
     coverage: bool = False
+    oracle: str = "auto"
+    """at which steps and layers full attention by span is recorded, see kvlens.sampling; nothing without coverage"""
 
     def __post_init__(self) -> None:
         if self.max_new < 1:
@@ -103,14 +106,16 @@ class Generation:
 
     def __init__(
         self, loaded: LoadedModel, prompt: Prompt, session: Session, options: Options, sink: TraceSink | None, progress: Progress,
-        cancelled: Callable[[], bool], keep_logits: bool, against: Reference | None,
+        cancelled: Callable[[], bool], keep_logits: bool, against: Reference | None, oracle: OracleSampling | None = None,
     ) -> None:  # fmt: skip
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         decode: Callable[[list[int]], str] = loaded.tokenizer.decode
         self.comparison = None if against is None else Comparison(against, loaded.model.config.vocab_size, decode)
         self.cache = SessionCache(session, loaded.shape.layers)
-        self.recorder = None if sink is None else Recorder(session.memory, session.method, sink, options.top_k, options.coverage)
+        self.recorder: Recorder | None = None
+        if sink is not None:
+            self.recorder = Recorder(session.memory, session.method, sink, options.top_k, options.coverage, oracle)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.zero = session.memory.ledger.zero_ns
 

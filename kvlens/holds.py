@@ -45,3 +45,17 @@ def check(holds: Sequence[Hold], shape: KVShape, positions: int) -> None:
                 raise ValueError(
                     f"there is no layer {layer}, KV head {kv_head}: the model has {shape.layers} layers of {shape.kv_heads} KV heads."
                 )
+
+
+def held_tokens(holds: Sequence[Hold]) -> int:
+    """Different positions that are held for any head."""
+    return len({position for hold in holds if hold.heads for position in range(hold.tok_start, hold.tok_end)})
+
+
+def held_bytes(holds: Sequence[Hold], shape: KVShape) -> int:
+    """Bytes of the keys and values that are held, each (token, layer, KV head) once; without tables and unused slots."""
+    kept: dict[tuple[int, int], set[int]] = {}
+    for hold in holds:
+        for head in hold.heads:
+            kept.setdefault(head, set()).update(range(hold.tok_start, hold.tok_end))
+    return sum(map(len, kept.values())) * shape.head_token_bytes

@@ -13,17 +13,22 @@ from typing import Any
 from kvlens import methods
 from kvlens.budget import Budget
 from kvlens.models import UnsupportedModel, resolve
+from kvlens.sampling import resolve as resolve_sampling
 from kvlens.shape import KVShape
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
 TRACE_BASE_BYTES = 1_100_000
+UNKNOWN = ("prompt_tokens", "full_kv_bytes", "budget_bytes", "min_budget_bytes", "feasible", "trace_bytes", "oracle_every")
+"""what is None until the model can be asked"""
 
 
 def estimate(
     prompt_text: str, model: str, method: str, params: dict[str, Any], budget: str | None, max_new: int, preset: str | None = None
 ) -> dict[str, Any]:
-    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, warnings.
+    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, oracle_every, warnings.
+
+    oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
     feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
 
@@ -35,7 +40,7 @@ def estimate(
     chosen = methods.get(method)
     parameters = methods.make_parameters(chosen, preset or default_preset(method, model), params)
     asked = Budget.parse(budget or default_budget(method))
-    out: dict[str, Any] = dict.fromkeys(("prompt_tokens", "full_kv_bytes", "budget_bytes", "min_budget_bytes", "feasible", "trace_bytes"))
+    out: dict[str, Any] = dict.fromkeys(UNKNOWN)
     out["warnings"] = []
     source = Path(resolve(model))
     if not (source / "config.json").is_file():
@@ -48,10 +53,12 @@ def estimate(
         return out
     full = shape.full_kv_bytes(tokens + max_new)
     limit = asked.bytes(shape, tokens + max_new)
+    sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
     out |= {
         "prompt_tokens": tokens, "full_kv_bytes": full, "budget_bytes": limit, "min_budget_bytes": floor,
         "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
+        "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
     }  # fmt: skip
     if tokens + max_new > positions:

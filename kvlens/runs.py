@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kvlens import methods
+from kvlens import methods, sampling
 from kvlens.holds import Hold
 from kvlens.prompts import PromptText
 
@@ -43,6 +43,8 @@ class RunRequest(BaseModel):
     top_k: int = Field(16, ge=1, le=256)
     trace_level: str = "spans"
     coverage: bool = True
+    oracle: str = "auto"
+    """at which steps and layers full attention by span is recorded: auto, off, all, or every=4,layers=0-3+7"""
     forced: tuple[int, ...] | None = None
     threads: int = Field(0, ge=0)
     """torch threads of the engine; 0: one for a model under SMALL parameters, torch's choice otherwise"""
@@ -52,6 +54,12 @@ class RunRequest(BaseModel):
     """feed the reference's tokens instead of the method's own choices; compares as well"""
     hold: tuple[Hold, ...] = ()
     """what is kept exactly for some heads, whatever the method does"""
+
+    @field_validator("oracle")
+    @classmethod
+    def _known_sampling(cls, text: str) -> str:
+        sampling.check(text)
+        return text
 
     @model_validator(mode="after")
     def _one_way_of_forcing(self) -> RunRequest:

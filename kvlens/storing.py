@@ -84,7 +84,7 @@ def plan(request: RunRequest, forced: tuple[int, ...] | None = None) -> Plan:
     options = Options(
         max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
         ignore_eos=request.ignore_eos, prefill_chunk=request.prefill_chunk, top_k=request.top_k, coverage=request.coverage,
-        forced=request.forced if forced is None else forced, planned=None if forced is None else request.max_new,
+        oracle=request.oracle, forced=request.forced if forced is None else forced, planned=None if forced is None else request.max_new,
     )  # fmt: skip
     return Plan(*check(request), options)
 
@@ -212,6 +212,7 @@ def _meta(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepar
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     context = prepared.engine.context(prompt, planned.budget, planned.options)
+    oracle = prepared.engine.sampling(prompt, planned.options)
     shape, source = context.shape, prompt.source
     ours = {f.name: getattr(params, f.name) for f in dataclasses.fields(params) if f.metadata.get("ours")}
     return {
@@ -225,6 +226,7 @@ def _meta(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepar
         "full_kv_bytes": context.full_kv_bytes, "link": link_name(context.device), "kernels": planned_on(context.device, shape.head_dim),
         "task": source.task, "answer": source.answer,
         "needle": [list(pair) for pair in source.needle], "prompt_text": source.text, "coverage": request.coverage,
+        "oracle": None if oracle is None else oracle.meta(),
         "request": request.model_dump(mode="json", exclude={"forced", "hold"}), "reference": pairing.reference_uid,
         "reference_key": pairing.reference_key, "parent": pairing.parent, "hold": [hold.as_meta() for hold in pairing.holds],
         "whatif": None, "machine": machine(),

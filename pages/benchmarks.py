@@ -1,11 +1,12 @@
-"""Benchmarks: quality of the methods at equal budgets, the papers' claims, and a GPU's times, as measured."""
+"""Benchmarks as measured: needle grids with the way to a lost trial, quality at equal budgets, the papers' claims, a GPU's times."""
 
 import streamlit as st
 
-from kvlens.ui import benchview, gpubench, nav
+from kvlens.ui import benchview, gpubench, gridview, nav
 
 nav.enter()
 st.subheader("Benchmarks")
+gridview.show_grid()
 benchview.show_quality()
 benchview.show_claims()
 gpubench.show_gpu()

@@ -1,10 +1,11 @@
-"""Replay: play a run token by token; below the player, what the selected head read, what moved and what was decided at the step."""
+"""Replay: play a run token by token; above the player what it lost and why, below it what the selected head read and what moved."""
 
 import streamlit as st
 
-from kvlens.ui import details, nav, session
+from kvlens.ui import details, lensbars, lensview, nav, session
 from kvlens.ui.data import fit, open_run, player_payloads
 from kvlens.ui.frame import choose_run
+from kvlens.ui.lensdata import of_this_run
 from kvlens.ui.player import committed, player
 from kvlens.ui.state import from_player
 from kvlens.ui.widgets import guarded
@@ -20,16 +21,24 @@ def on_commit() -> None:
 @st.fragment
 @guarded
 def body() -> None:
-    """Player and tables; a commit runs this part of the page only."""
+    """Verdict, player and tables; a commit runs this part of the page only."""
     reader = open_run(str(session.selection()[0].run))
     chosen, _ = fit(reader, session.selection()[0])
     session.store(chosen)
+    lensview.panel(reader, chosen)
     player(*player_payloads(reader, chosen, session.revision()), on_commit)
-    details.step_details(reader, chosen)
-    session.write_url()
+    left, right = st.columns([11, 9], gap="medium")
+    with left:
+        lensbars.bars(reader, chosen)
+        details.attended(reader, chosen)
+    with right:
+        details.decided(reader, chosen)
+    session.write_url(of_this_run(reader.uid))
 
 
 found = choose_run("Replay")
 if found is not None:
     details.facts(found[0])
+    lensview.banner(found[0])
     body()
+    details.conditions(found[0])

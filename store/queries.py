@@ -81,7 +81,7 @@ ALL_STATE_EVENTS = """
     SELECT step, span, kind::VARCHAR AS kind, q_head FROM run.main.event
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
-      AND kind IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict', 'release')
+      AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict', 'release', 'hold')
     ORDER BY step, rowid"""
 
 STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace("WHERE span", "WHERE step <= $step AND span")

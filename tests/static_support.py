@@ -48,6 +48,9 @@ CASES = [
     Case("sentkv", "0.5", "paper", {"usage": 0.2, "of": "current", "dense_layers": 1}),
     Case("sekv", "0.35", overrides={"form": "raw"}),
     Case("sekv", "0.35", overrides={"form": "raw", "zoom": "next"}),
+    Case("sekv", "0.35"),
+    Case("sekv", "0.35", overrides={"form": "factors", "zoom": "next"}),
+    Case("sekv", "0.35", overrides={"form": "factors", "pre_rope": True}),
 ]
 FETCHING = ("freekv", "sentkv", "sekv")
 

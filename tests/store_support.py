@@ -14,11 +14,14 @@ from kvlens.rows import (
     KV_COLUMNS,
     EventRow,
     JournalRow,
+    Loss,
+    Oracle,
     PrefillRecord,
     PromptToken,
     Scores,
     SelfCheck,
     SpanHeadRow,
+    SpanKeys,
     SpanRow,
     StepRecord,
     TransferRow,
@@ -69,6 +72,7 @@ def make_step(
         step, step * 1000, 900, 3, 2, 7 + step, text, float(rng.normal()), float("nan"), 100 + step, 200 + step, 300,
         head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events, journal=make_journal(rng, step, layers, kv_heads),
         scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
+        loss=make_loss(rng, text) if rng.random() < 0.7 else None, oracle=make_oracle(rng, layers, q_heads) if rng.random() < 0.7 else None,
     )  # fmt: skip
 
 
@@ -91,6 +95,35 @@ def make_scores(rng: np.random.Generator, layers: int, kv_heads: int) -> Scores:
     return Scores(spans, score, rng.random(shape) < 0.5, rng.integers(0, 99, (layers, kv_heads)).astype(np.int32))
 
 
+def make_loss(rng: np.random.Generator, text: str) -> Loss:
+    numbers = [float(x) for x in rng.normal(0, 3, 4)]
+    numbers[int(rng.integers(0, 4))] = float("nan")
+    return Loss(
+        int(rng.integers(0, 99)),
+        text,
+        int(rng.integers(0, 99)),
+        text[::-1],
+        bool(rng.random() < 0.5),
+        *numbers,
+        int(rng.integers(0, 2**31)),
+    )
+
+
+def make_oracle(rng: np.random.Generator, layers: int, q_heads: int) -> Oracle:
+    """Some layers of which were not sampled; how many spans are listed differs from step to step."""
+    width = int(rng.integers(0, 6))
+    full, mass = (rng.dirichlet(np.ones(width + 1), (layers, q_heads)).astype(np.float32) for _ in range(2))
+    spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :width].astype(np.int32)
+    spans[rng.random(spans.shape) < 0.3] = -1
+    tail, away = full[..., -1].copy(), rng.random(layers) < 0.3
+    spans[away], tail[away] = -1, np.nan
+    return Oracle(spans, full[..., :-1].copy(), mass[..., :-1].copy(), tail)
+
+
+def make_span_keys(rng: np.random.Generator, layers: int, kv_heads: int) -> SpanKeys:
+    return SpanKeys("pre-rope", np.array([0, 7, 3], np.int32), rng.normal(0, 2, (layers, kv_heads, 3, 4)).astype(np.float32))
+
+
 def stored(values: np.ndarray) -> np.ndarray:
     """float32 values as the trace keeps them."""
     return np.round(values.astype(np.float64), 4).astype(np.float32)
@@ -108,7 +141,9 @@ def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, i
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
     writer.begin({"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}})
-    writer.prefill(make_prefill())
+    prefill = make_prefill()
+    prefill.span_keys = make_span_keys(np.random.default_rng(5), layers, kv_heads)
+    writer.prefill(prefill)
     for record in records:
         writer.step(record)
     writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": 42})

@@ -24,7 +24,13 @@ AXES = {
     "attended_share": ("Attended tokens per step, share of the prompt", True),
     "h2d_bytes_per_step": ("Bytes moved to the device per step", False),
     "coverage": ("Coverage: full attention's mass on tokens attended exactly", True),
+    "budget_share": ("Budget, share of full KV (1: no limit)", True),
+    "length": ("Length of the prompt (tokens)", False),
 }
+#: Of these, what a method uses.
+COSTS = ("resident_share", "attended_share", "h2d_bytes_per_step", "coverage")
+#: Axes that count tokens, not bytes.
+TOKENS = ("length",)
 
 
 def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
@@ -36,22 +42,26 @@ def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame([{column: line.get(column) for column in columns} for line in lines])
 
 
-def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go.Figure:
-    """Exact match with 95 % Wilson intervals against one of AXES: a panel per task, a line per method, a point per budget.
+def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str = "task", names: dict[Any, str] | None = None) -> go.Figure:
+    """Exact match with 95 % Wilson intervals against one of AXES: a panel per value of the column `panel`, a line per method.
 
-    `titles`: method -> its title. Budgets that were infeasible for every prompt have no point.
+    `titles`: method -> its title. `names`: value of `panel` -> title of its panel; the value itself where left out. Rows whose prompts
+    were all infeasible have no point.
     """
-    tasks = list(dict.fromkeys(frame["task"]))
+    shown = list(dict.fromkeys(frame[panel]))
     title, share = AXES[axis]
-    figure = make_subplots(1, len(tasks), shared_yaxes=True, subplot_titles=tasks, horizontal_spacing=0.03)
+    figure = make_subplots(
+        1, len(shown), shared_yaxes=True, subplot_titles=[(names or {}).get(value, str(value)) for value in shown], horizontal_spacing=0.03
+    )  # fmt: skip
+    legend: set[str] = set()
     for place, name in enumerate(dict.fromkeys(frame["method"])):
-        for column, task in enumerate(tasks, 1):
-            part = frame[(frame["method"] == name) & (frame["task"] == task) & frame["exact"].notna()].sort_values(axis)
+        for column, value in enumerate(shown, 1):
+            part = frame[(frame["method"] == name) & (frame[panel] == value) & frame["exact"].notna()].sort_values(axis)
             if part.empty:
                 continue
             color = METHOD_COLORS.get(str(name), SKY)
             figure.add_scatter(
-                x=part[axis], y=part["exact"], name=titles.get(str(name), str(name)), legendgroup=str(name), showlegend=column == 1,
+                x=part[axis], y=part["exact"], name=titles.get(str(name), str(name)), legendgroup=str(name), showlegend=name not in legend,
                 mode="lines+markers", line={"color": color, "width": 1.5}, hovertext=[_hover(row, titles) for _, row in part.iterrows()],
                 marker={"color": color, "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9}, hoverinfo="text",
                 error_y={
@@ -60,12 +70,18 @@ def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go.Figure
                 },
                 row=1, col=column,
             )  # fmt: skip
-    finish(figure, 420, uirevision=f"quality-{axis}", legend=True)
+            legend.add(str(name))
+    finish(figure, 420, uirevision=f"quality-{axis}-{panel}", legend=True)
     figure.update_layout(legend={"orientation": "h", "y": -0.24, "yanchor": "top"}, hovermode="closest", margin={"t": 56})
     figure.update_yaxes(range=[-0.04, 1.06], zeroline=False)
     figure.update_yaxes(title_text="exact match (share of prompts)", col=1)
-    figure.update_xaxes(tickformat=".0%" if share else "~s", ticksuffix="" if share else "B", rangemode="tozero", zeroline=False)
-    figure.update_xaxes(title_text=title, col=(len(tasks) + 1) // 2)
+    unit = "" if share or axis in TOKENS else "B"
+    figure.update_xaxes(
+        tickformat=".0%" if share else "," if axis in TOKENS else "~s", ticksuffix=unit, rangemode="tozero", zeroline=False
+    )  # fmt: skip
+    if axis in TOKENS:
+        figure.update_xaxes(tickvals=sorted(set(frame[axis])), tickangle=0)
+    figure.update_xaxes(title_text=title, col=(len(shown) + 1) // 2)
     return figure
 
 

@@ -97,6 +97,7 @@ def _full(request: RunRequest) -> RunRequest:
         "against": False,
         "forced_reference": False,
         "hold": (),
+        "oracle": "off",
     }
     return request.model_copy(update=changes)
 

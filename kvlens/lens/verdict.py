@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from kvlens.lens.reasons import Reason, explain
 from kvlens.store.reader import TraceReader
 
 
@@ -29,6 +30,8 @@ class Missed:
     regret: float
     state: str | None
     """where the span lay for this KV head at the step, one of rows.SPAN_STATES; None: not recorded"""
+    reason: Reason
+    """why it was not attended exactly"""
     h2d_bytes: int
     """bytes of this span that moved to the device at the step, over all layers"""
 
@@ -85,7 +88,8 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
     return Missed(
         layer, kv_head, _query_head(reader, step, layer, kv_head, span), span, str(spans["kind"]), int(spans["tok_start"]),
         int(spans["tok_end"]), float(worst["full"]), float(worst["mass"]), float(worst["regret"]),
-        str(states[span]) if span in states.index else None, int(moved.loc[moved["span"] == span, "bytes"].sum()),
+        str(states[span]) if span in states.index else None, explain(reader, step, layer, kv_head, span),
+        int(moved.loc[moved["span"] == span, "bytes"].sum()),
     )  # fmt: skip
 
 

@@ -58,6 +58,16 @@ class PromptFacts(Protocol):
 
 
 @dataclass(frozen=True)
+class FactorForm:
+    """How spans lie in the cold tier as low-rank factors, packed as kvlens/kernels/lowrank.py says."""
+
+    max_rank: int
+    """no unit has more components"""
+    turn: Rotate | None
+    """what reconstructed keys still need: the model's rotary embedding, where they were decomposed without it"""
+
+
+@dataclass(frozen=True)
 class RunContext:
     """What a method may know of the run before it begins."""
 
@@ -222,6 +232,10 @@ class Method(ABC):
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         """Tensors this method keeps on the device for KV purposes, by name: they count in the budget."""
         return {}
+
+    def factor_form(self) -> FactorForm | None:
+        """How the cold tier holds spans that are not raw; None: all are. Only kvlens/static asks."""
+        return None
 
     def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:
         """Write a vector [n] into the journal. The tensor is kept, so it must not be written again. Changes nothing else."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.budget import BudgetInfeasible
 from kvlens.layout import Layout
 from kvlens.methods import sekv_layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.sekv_files import trained_router
 from kvlens.methods.sekv_params import JOURNAL, PRESETS, SeKVParameters
 from kvlens.methods.sekv_spans import COMPRESSED, segment
@@ -253,3 +253,7 @@ class SeKV(Method):
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         index = (self._summary, self._span, self._length)
         return {"routing": index if self._trained is not None else (*index, self._weight, self._threshold)}
+
+    def factor_form(self) -> FactorForm | None:
+        params = self.params
+        return None if params.form == "raw" else FactorForm(params.max_rank, self.context.rotate if params.pre_rope else None)

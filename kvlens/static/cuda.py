@@ -9,20 +9,44 @@ from typing import Protocol
 
 import torch
 
-from kvlens.kernels.page_moves import move_triton
+from kvlens.kernels.lowrank_spans import Spans, reconstruct_triton
+from kvlens.kernels.page_moves import CTAS, move_triton
+
+PAGE_BYTES = 1 << 14
+"""of a unit for which CTAS programs are enough; smaller units need more of them, to have as many bytes under way"""
 
 
-def pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` in page-locked host memory, which kernels read in place."""
-    return tensor.pin_memory()
+def host_pools(layers: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """A pool in host memory for each layer: page-locked where the device is CUDA, since kernels read it in place."""
+    return [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(layers)]
 
 
 def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Rows into cells by the zero-copy kernel; as kvlens.static.recall.fetch."""
-    heads, cells = row.shape
+    heads = len(row)
     unit = torch.where(fill, row * heads + torch.arange(heads, device=row.device)[:, None], -1).int()
-    slot = torch.arange(cells, dtype=torch.int32, device=row.device).expand(heads, cells).contiguous()
-    move_triton(pool, unit, slot, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False)
+    _fetch(pool, unit, keys, values)
+
+
+# Launches are custom operators: torch.compile takes each as one call, and need not understand Triton's launch options.
+
+
+@torch.library.custom_op("kvlens::fetch_rows", mutates_args=("keys", "values"),
+                         schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
+def _fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """unit int32 [H_kv, M], -1: none; keys, values [H_kv, M, P, D]."""
+    heads, cells = unit.shape
+    slot = torch.arange(cells, dtype=torch.int32, device=unit.device).expand(heads, cells).contiguous()
+    unit_bytes = 2 * pool.shape[3] * pool.shape[4] * pool.element_size()
+    ctas = CTAS * max(1, PAGE_BYTES // unit_bytes)
+    move_triton(pool, unit, slot, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False, ctas=ctas)
+
+
+@torch.library.custom_op("kvlens::reconstruct_spans", mutates_args=("keys", "values"),
+                         schema="(Tensor flat, Tensor meta, int rank, Tensor tiles, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
+def reconstruct(flat: torch.Tensor, meta: torch.Tensor, rank: int, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """meta [H_kv, S, 4]; tiles and keys, values as kvlens.kernels.lowrank_spans.reconstruct."""
+    reconstruct_triton(Spans(flat, meta[None], rank), tiles, keys, values)
 
 
 class Aside(Protocol):

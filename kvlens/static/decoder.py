@@ -25,11 +25,12 @@ class StaticDecoder:
     @torch.inference_mode()
     def __init__(
         self, loaded: LoadedModel, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None,
-        options: Options | None = None, ring: int = 0, read: ReadPrompt | None = None,
+        options: Options | None = None, ring: int = 0, read: ReadPrompt | None = None, **session: Any,
     ) -> None:  # fmt: skip
-        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read before.
+        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read before; session: what
+        else StaticSession takes (record, host, kernels).
 
-        Raises BudgetInfeasible, and ValueError for a method that a static step cannot run.
+        Raises BudgetInfeasible.
         """
         options = options or Options()
         self.loaded, self.prompt = loaded, prompt
@@ -38,7 +39,7 @@ class StaticDecoder:
         try:
             surprisal = self._prefill(options.prefill_chunk, read)
             last = self.context.prompt_tokens + self.context.max_new
-            self.session = StaticSession(self._ordinary, loaded.model, last, ring)
+            self.session = StaticSession(self._ordinary, loaded.model, last, ring, **session)
         except BaseException:
             self.close()
             raise
@@ -121,7 +122,7 @@ class StaticDecoder:
 
     def moved_bytes(self) -> torch.Tensor:
         """Payload brought to the device so far, int64 [2, L, H_kv]: before attentions that waited, and after them."""
-        return self.session.recall.moved.cpu() * self.loaded.shape.head_token_bytes
+        return self.session.recall.moved.cpu()
 
     def close(self) -> None:
         self._ordinary.close()

@@ -14,7 +14,7 @@ UNLIMITED = torch.iinfo(torch.int64).max
 
 
 class StaticRecall:
-    """The recall zones of a run. `moved` int64 [2, L, H_kv]: tokens moved since the session began, before an attention that waited for
+    """The recall zones of a run. `moved` int64 [2, L, H_kv]: bytes moved since the session began, before an attention that waited for
     them and after it, exactly. `bytes`: of the tables it keeps on the device.
     """
 
@@ -51,10 +51,11 @@ class StaticRecall:
     @property
     def bytes(self) -> int:
         tables = [x for t in self.tables.values() for x in (t.held, t.stamp, t.span, t.offset, t.live)]
-        return sum(x.numel() * x.element_size() for x in (*tables, self.moved))
+        factors = self.rows.factors.bytes if self.rows.factors is not None else 0
+        return factors + sum(x.numel() * x.element_size() for x in (*tables, self.moved))
 
     def bring(self, layer: int, selection: Selection, fire: torch.Tensor, clock: torch.Tensor, later: bool) -> torch.Tensor | None:
-        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position. -> tokens moved
+        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position. -> bytes moved
         [H_kv]; None where the layer has no recall zone or nobody can wish."""
         tables, want = self.tables.get(layer), selection.want
         if tables is None or want.shape[1] == 0:
@@ -72,11 +73,26 @@ class StaticRecall:
             there = reusable(tables, want, count, accepted).sum(1)
             keep = torch.where(fire, there, UNLIMITED).min().view(1, 1)
         done = plan(tables, want, count, accepted, clock, keep)
-        self._move(layer, tables, done.fill)
-        self._rename(layer, tables, done.fill)
+        token_bytes, factors = memory.shape.head_token_bytes, self.rows.factors
+        if factors is None:
+            self._move(layer, tables, done.fill)
+            self._rename(layer, tables, done.fill)
+            moved = done.moved * page * token_bytes
+        else:
+            assert selection.tokens is None, "part of a span can be fetched only where it lies raw"
+            assert keep is None
+            at = self.rows.at(layer)
+            packed = factors.holds(at)
+            here = packed.gather(1, tables.span)
+            came = torch.zeros_like(packed).scatter(1, torch.where(done.fill & here, tables.span, 0), True) & packed
+            raw = done.fill & ~here
+            self._move(layer, tables, raw)
+            factors.bring(at, layer, came, tables.span, tables.offset, done.fill & here, *self._cells(layer))
+            self._rename(layer, tables, done.fill, here)
+            size = memory.dtype.itemsize
+            moved = raw.sum(1) * token_bytes + torch.where(came, factors.sizes(at), 0).sum(1) * size
         hot = memory.is_hot[layer]
         hot.copy_((hot & ~done.gone) | (tables.held > 0))
-        moved = done.moved * page
         self.moved[int(later), layer].add_(moved)
         return moved
 
@@ -84,21 +100,30 @@ class StaticRecall:
         start = self.memory.hot.pool(layer).start["recall"]
         return slice(start, start + self.memory.layout.of(layer).recall)
 
+    def _cells(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the zone, [H_kv, tokens, D]."""
+        slots, zone = self.memory.hot.slots(layer), self._zone(layer)
+        return slots.keys[:, zone], slots.values[:, zone]
+
     def _move(self, layer: int, tables: ZoneTables, fill: torch.Tensor) -> None:
-        slots, zone, page = self.memory.hot.slots(layer), self._zone(layer), self.rows.page
+        page = self.rows.page
         row = (self.memory.spans.starts.long()[tables.span] - self.rows.origin) // page + tables.offset
-        keys, values = (x[:, zone].unflatten(1, (-1, page)) for x in (slots.keys, slots.values))
+        keys, values = (x.unflatten(1, (-1, page)) for x in self._cells(layer))
         move = cuda.fetch if keys.is_cuda else fetch
         move(self.rows.layer(layer), torch.where(fill, row, 0), fill, keys, values)
 
-    def _rename(self, layer: int, tables: ZoneTables, fill: torch.Tensor) -> None:
+    def _rename(self, layer: int, tables: ZoneTables, fill: torch.Tensor, rebuilt: torch.Tensor | None = None) -> None:
+        """rebuilt bool [H_kv, M]: cells whose spans lie as factors."""
         slots, zone, page = self.memory.hot.slots(layer), self._zone(layer), self.rows.page
         starts = self.memory.spans.starts.long()[tables.span] + tables.offset * page
         position = (starts[..., None] + torch.arange(page, device=starts.device)).flatten(1)
         new, live, span = (x.repeat_interleave(page, 1) if page > 1 else x for x in (fill, tables.live, tables.span))
         slots.position[:, zone] = torch.where(new, position, slots.position[:, zone]).int()
         slots.span[:, zone] = torch.where(new, span, slots.span[:, zone]).int()
-        slots.role[:, zone] = torch.where(live, ROLE["resident"], FREE).to(torch.uint8)
+        role = torch.where(live, ROLE["resident"], FREE)
+        if rebuilt is not None:
+            role = torch.where(live & rebuilt, ROLE["reconstructed"], role)
+        slots.role[:, zone] = role.to(torch.uint8)
 
 
 def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

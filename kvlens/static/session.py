@@ -11,15 +11,16 @@ from typing import Any
 import torch
 
 from kvlens.attention import SessionCache
-from kvlens.kernels.attend import decode_attention
+from kvlens.kernels.choice import Backend, backend
 from kvlens.memory import ROLE, WINDOW, Selection
-from kvlens.memory.bias import slot_bias
 from kvlens.memory.hot import Pool
 from kvlens.methods.base import StepEnd
 from kvlens.session import Session
 from kvlens.static import cuda
+from kvlens.static.attend import SlotAttention
+from kvlens.static.factors import Host
 from kvlens.static.recall import StaticRecall
-from kvlens.static.ring import Ring
+from kvlens.static.ring import Record, Ring
 from kvlens.static.rows import HostRows
 
 
@@ -44,21 +45,26 @@ class StaticSession:
     is not used. Per step: `between_steps` on the host, then `step` on the device.
     """
 
-    def __init__(self, session: Session, model: Any, last: int, ring: int = 0) -> None:
-        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no instruments.
-
-        Raises ValueError for a method that a static step cannot run.
-        """
+    def __init__(
+        self, session: Session, model: Any, last: int, ring: int = 0, record: Record = "heads", host: Host | None = None,
+        kernels: Backend | None = None,
+    ) -> None:  # fmt: skip
+        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no instruments; record:
+        what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels: what attends, None: k1 on CUDA where
+        it can (heads as wide as a power of two), PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
         self.session, self.model = session, model
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group
         self.method.keeps_journal = False
-        rows = HostRows(memory, last)
+        self.rows = rows = HostRows(memory, last, self.method.factor_form(), host)
         memory.cold = memory.recaller.cold = rows
         self.recall = StaticRecall(memory, rows)
-        self.ring = Ring(ring, memory.shape, memory.device) if ring else None
+        self.ring = Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
+        wide = memory.shape.head_dim
+        self.kernels: Backend = kernels or (backend(memory.is_hot) if wide & (wide - 1) == 0 else "torch")
+        self.slots = SlotAttention(memory, self.kernels, self.ring is not None, self.method.selects_between_steps)
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)
         self.position = torch.full((1,), session.context.prompt_tokens, dtype=torch.long, device=memory.device)
@@ -77,7 +83,7 @@ class StaticSession:
         """Device bytes of what a static step keeps beside the session's memory; they are not in the budget."""
         own = (self.position, self._all, *(window.slot for window in self._windows), *(() if self._set is None else (self._set.fine,)))
         rings = self.ring.bytes if self.ring is not None else 0
-        return self.recall.bytes + rings + sum(x.numel() * x.element_size() for x in own)
+        return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
     # ------------------------------------------------------------------------------------------------------------ between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
@@ -85,7 +91,10 @@ class StaticSession:
         memory, spans = self.memory, len(self.memory.spans)
         self.session.between_steps(step, previous)
         memory.advance(self.session.context.prompt_tokens + step)
+        self.rows.publish()
         self.recall.check(memory.spans.rows[spans:])
+        if len(memory.spans) > spans:
+            self.slots.check()
         if self._set is not None:
             chosen = self.method.select(0, torch.empty(0))
             if chosen is not self._shown:
@@ -102,6 +111,7 @@ class StaticSession:
         """token int64 [1, 1] through the model -> logits [V]. Tensors only; the position moves on by one."""
         for window in self._windows:
             window.take(self.position)
+        self.slots.begin(self.position, self._set)
         if self.ring is not None:
             self.ring.begin()
         out = self.model(
@@ -127,15 +137,12 @@ class StaticSession:
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now is moved, then
         attended, then the rest is moved for the next step."""
-        memory = self.memory
         selection = self._set if self._set is not None else self.method.select(layer, q[0, :, 0])
         if selection is not None:
             self._bring(layer, selection, self._all if selection.now is None else selection.now, later=False)
-        slots = memory.hot.slots(layer)
-        bias = slot_bias(slots, memory.spans, memory.governed, memory.is_hot[layer], self.group, selection)
-        out = decode_attention(q, slots.keys, slots.values, bias, scaling)
-        if self.ring is not None:
-            self.ring.attention(layer, q[0, :, 0], slots, bias, scaling)
+        out, weights, seen = self.slots.attend(layer, q, selection, scaling)
+        if self.ring is not None and weights is not None and seen is not None:
+            self.ring.attention(layer, self.memory.hot.slots(layer), weights, seen)
         if selection is not None and selection.now is not None:
             with self.aside.later(selection):
                 self._bring(layer, selection, ~selection.now, later=True)

@@ -21,9 +21,22 @@ BUILT_IN = {
     "chain": "kvlens.tasks.demo:CHAIN",
     "note": "kvlens.tasks.demo:NOTE",
     "list": "kvlens.tasks.demo:LIST",
+    "niah_single": "kvlens.tasks.needles:SINGLE",
+    "niah_multikey": "kvlens.tasks.needles:MULTIKEY",
+    "niah_multiquery": "kvlens.tasks.needles:MULTIQUERY",
+    "niah_multivalue": "kvlens.tasks.needles:MULTIVALUE",
+    "variable_tracking": "kvlens.tasks.tracking:TRACKING",
+    "common_words": "kvlens.tasks.common:COMMON_WORDS",
+    "list_items": "kvlens.tasks.copying:ITEMS",
+    "copy_text": "kvlens.tasks.copying:COPY",
 }
-
-FILES: dict[str, str] = {}
+FILES = {
+    "longbench": "kvlens.tasks.longbench:LongBench",
+    "longbench2": "kvlens.tasks.longbench2:LongBench2",
+    "ruler": "kvlens.tasks.rulerfile:RulerFile",
+    "infinitebench": "kvlens.tasks.infinitebench:InfiniteBench",
+    "niah": "kvlens.tasks.haystack:Haystack",
+}
 
 
 class UnknownTask(ValueError):

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 import kvlens
-from kvlens.figures.quality import AXES, quality, table
+from kvlens.figures.quality import AXES, COSTS, quality, table
 from kvlens.ui import data
 from kvlens.ui.methodview.parts import download
 from kvlens.ui.widgets import error, plain
@@ -67,7 +67,7 @@ def show_quality() -> None:
     except (KeyError, TypeError):
         error("The file quality.json lacks fields this version needs; measure it again with kvlens bench quality.")
         return
-    axis = st.segmented_control("Against", list(AXES), default="resident_share", format_func=lambda a: AXES[a][0].partition(":")[0],
+    axis = st.segmented_control("Against", COSTS, default="resident_share", format_func=lambda a: AXES[a][0].partition(":")[0],
                                 key="bench_axis", required=True)  # fmt: skip
     st.plotly_chart(quality(frame, str(axis), titles()), key="bench_quality", alt="Exact match by method, task and budget")
     st.caption(plain(

@@ -12,6 +12,7 @@ import streamlit as st
 
 from kvlens import methods
 from kvlens.figures.metrics import METRICS, metric_of
+from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 from kvlens.ui.player import payload
 from kvlens.ui.state import Selection, clamp
@@ -82,9 +83,30 @@ def opening_metric(names: list[str]) -> str | None:
 def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
     """The selection inside this run, with what had to be changed."""
     names = metrics(reader)
-    metric = chosen.metric if chosen.metric in names else opening_metric(names)
-    head = opening_head(reader, stamp(reader.uid), metric)
-    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening_metric(names), head)
+    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening(reader, names, chosen.metric))
+
+
+def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Selection:
+    """What a run is opened with: the step of loss, with the head and the span that were missed most there; else step 0 and the head
+    with the most of the metric. `wanted`: the metric that was asked for."""
+    found = loss_verdict(reader)
+    if found is None:
+        metric = wanted if wanted in names else opening_metric(names)
+        return Selection(None, 0, *opening_head(reader, stamp(reader.uid), metric), None, opening_metric(names))
+    metric = "regret" if "regret" in names else opening_metric(names)
+    if (missed := found.missed) is None:
+        return Selection(None, found.step, *opening_head(reader, stamp(reader.uid), metric), None, metric)
+    return Selection(None, found.step, missed.layer, missed.q_head, missed.span, metric)
+
+
+def loss_verdict(reader: TraceReader) -> Verdict | None:
+    """The verdict on a run, found once."""
+    return _verdict(reader, reader.uid, stamp(reader.uid))
+
+
+@st.cache_data(max_entries=64, show_spinner=False)
+def _verdict(_reader: TraceReader, uid: str, changed: int) -> Verdict | None:
+    return verdict(_reader)
 
 
 @st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: lambda reader: reader.uid})
@@ -101,7 +123,7 @@ def opening_head(reader: TraceReader, changed: int, metric: str | None) -> tuple
 
 @st.cache_data(max_entries=4, show_spinner="Reading the trace…")
 def _run_payload(_reader: TraceReader, identity: str, names: list[str], loaded: list[str]) -> bytes:
-    return payload.run_payload(_reader, identity, names, loaded)
+    return payload.run_payload(_reader, identity, names, loaded, loss_verdict(_reader))
 
 
 @st.cache_data(max_entries=64, show_spinner=False)

@@ -14,7 +14,7 @@ from kvlens.ui.state import Selection
 
 
 def facts(reader: TraceReader) -> None:
-    """One line about the run, and expanders with the effective configuration and the self-checks."""
+    """One line about the run, failed self-checks, and the expected answer beside what came out."""
     meta = reader.meta
     preset = f" ({meta['preset']})" if meta.get("preset") else ""
     method = f"{meta.get('method')}{preset}"
@@ -31,7 +31,13 @@ def facts(reader: TraceReader) -> None:
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
     if meta.get("answer"):
-        st.text(f"Expected answer: {str(meta['answer']).strip()}\nGenerated: {generated_text(reader).strip()}")
+        fed = "Fed, full KV's tokens" if meta.get("forced") else "Generated"
+        st.text(f"Expected answer: {str(meta['answer']).strip()}\n{fed}: {generated_text(reader).strip()}")
+
+
+def conditions(reader: TraceReader) -> None:
+    """The effective configuration, the self-checks and everything else a run says of itself."""
+    checks, meta = reader.self_checks(), reader.meta
     left, right = st.columns(2)
     with left.expander("Effective configuration"):
         st.code(json.dumps(meta.get("config"), indent=1, ensure_ascii=False), language="json")
@@ -47,17 +53,16 @@ def generated_text(reader: TraceReader) -> str:
     return "".join(tokens.loc[tokens["step"].notna(), "text"])
 
 
-def step_details(reader: TraceReader, chosen: Selection) -> None:
-    """Spans, events and transfers of the selected step and head."""
+def attended(reader: TraceReader, chosen: Selection) -> None:
+    """The spans that the selected head attended at the selected step."""
     step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
-    group = reader.q_heads // reader.kv_heads
-    label = head_label(layer, head, group)
-    left, right = st.columns([11, 9], gap="medium")
-    with left:
-        _spans(reader, step, layer, head, label, chosen.span)
-    with right:
-        _transfers(reader, step)
-        _events(reader, step, layer, head // group)
+    _spans(reader, step, layer, head, head_label(layer, head, reader.q_heads // reader.kv_heads), chosen.span)
+
+
+def decided(reader: TraceReader, chosen: Selection) -> None:
+    """Transfers of the selected step, and what was decided for the selected KV head."""
+    _transfers(reader, chosen.step or 0)
+    _events(reader, chosen.step or 0, chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads))
 
 
 def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:

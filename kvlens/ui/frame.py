@@ -47,6 +47,10 @@ def run_label(row: object) -> str:
     """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not whole."""
     get = row.get  # type: ignore[attr-defined]
     parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method"))]
+    if _true(get("hold")):
+        parts.append("what-if")
+    elif _true(get("forced")):
+        parts.append("forced")
     parts += [text for name in ("preset", "model") if (text := _text(get(name)))]
     if text := _text(get("budget")):
         parts.append(f"budget {text}")
@@ -62,12 +66,16 @@ def _text(value: object) -> str:
     return "" if value is None or value != value else str(value)
 
 
+def _true(value: object) -> bool:
+    return value is not None and value == value and bool(value)
+
+
 def _newest_readable(table: object) -> str:
     rows = table[table["status"] != "unreadable"]  # type: ignore[index]
     return str((rows if len(rows) else table)["uid"].iloc[0])  # type: ignore[index]
 
 
 def _picked() -> None:
-    """Another run: step and span belong to the old one; layer, head and metric are kept where they exist."""
+    """Another run opens on its own step of loss, or at its beginning; the metric is kept where it exists."""
     uid = st.session_state["run_picker"]
-    session.change({"run": uid, "step": 0, "span": None, "layer": None, "head": None})
+    session.change({"run": uid, "step": None, "span": None, "layer": None, "head": None})

@@ -131,7 +131,7 @@ def figures(reader: TraceReader, view: View) -> None:
         )  # fmt: skip
 
 
-def _point(key: str) -> list[int]:
+def clicked(key: str) -> list[int]:
     """customdata of the point that was clicked; empty when none was, or when it is not whole numbers."""
     state = st.session_state.get(key)
     points = state["selection"]["points"] if state else []
@@ -142,12 +142,12 @@ def _point(key: str) -> list[int]:
 
 def cell_clicked(key: str, group: int = 1) -> None:
     """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group` query heads."""
-    if len(cell := _point(key)) == 2:
+    if len(cell := clicked(key)) == 2:
         session.change({"layer": cell[0], "head": cell[1] * group})
 
 
 def _step_clicked(key: str) -> None:
-    if len(step := _point(key)) == 1:
+    if len(step := clicked(key)) == 1:
         session.change({"step": step[0]})
 
 

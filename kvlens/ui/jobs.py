@@ -37,7 +37,7 @@ class Job:
     """seconds since the epoch"""
     state: str = "queued"
     phase: str = ""
-    """load | prefill | decode | store, as the engine reports it"""
+    """reference | load | prefill | place | decode | search | store, as the engine reports it"""
     done: int = 0
     total: int = 0
     """tokens (prefill), steps (decode)"""
@@ -46,6 +46,10 @@ class Job:
     """of the stored run, once there is one"""
     message: str | None = None
     """one sentence on why it failed"""
+    about: str | None = None
+    """uid of the stored run that this one repeats"""
+    then: str | None = None
+    """page that opens by itself when the run is done, for whoever watched it"""
     started: float | None = None
     ended: float | None = None
     log: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
@@ -85,9 +89,9 @@ class JobManager:
         path.write_text(text, encoding="utf-8")
         return path
 
-    def submit(self, argv: list[str], title: str) -> str:
-        """Queues a run; returns the job's id."""
-        job = Job(secrets.token_hex(4), argv, title, time.time())
+    def submit(self, argv: list[str], title: str, about: str | None = None, then: str | None = None) -> str:
+        """Queues a run; returns the job's id. `about`, `then`: see Job."""
+        job = Job(secrets.token_hex(4), argv, title, time.time(), about=about, then=then)
         with self._lock:
             self._jobs[job.id] = job
         self._queue.put(job.id)

@@ -11,12 +11,14 @@ from kvlens.ui.jobs import Job, JobManager
 
 _PHASES = {
     "load": "Loading the model",
+    "reference": "Making the full-KV reference",
     "prefill": "Prefill",
     "place": "Placing the prompt: spans, summaries, cold tier",
     "decode": "Decoding",
+    "search": "Looking for the smallest set of heads",
     "store": "Storing the trace",
 }
-_UNITS = {"prefill": "tokens", "decode": "steps"}
+_UNITS = {"prefill": "tokens", "decode": "steps", "reference": "steps", "search": "repeats"}
 
 
 @st.cache_resource(show_spinner=False, on_release=JobManager.shutdown)
@@ -33,22 +35,35 @@ def job_panel(job_id: str) -> None:
             f"Job {job_id[:20]} is not known to this server (it was restarted, or the link is old); finished runs are on the Runs page."
         )
         return
+    watched(job)
     st.fragment(_panel, run_every=0.5 if job.active else None)(job)
+
+
+def watched(job: Job, ended: bool = False) -> bool:
+    """Notes that this session saw the job at work; with `ended`, tells so once, when it has ended."""
+    key = f"watched_{job.id}"
+    if ended:
+        return bool(st.session_state.pop(key, False))
+    if job.active:
+        st.session_state[key] = True
+    return job.active
 
 
 def _panel(job: Job) -> None:
     with st.container(border=True):
         st.text(job.title)
         if job.active:
-            _progress(job)
+            progress(job)
         else:
-            _outcome(job)
-    if not job.active and not st.session_state.get(f"ended_{job.id}"):
-        st.session_state[f"ended_{job.id}"] = True
+            outcome(job)
+    if not job.active and watched(job, ended=True):
+        if job.then and job.state == "done":
+            st.switch_page(job.then, query_params={"run": str(job.uid)})
         st.rerun()
 
 
-def _progress(job: Job) -> None:
+def progress(job: Job) -> None:
+    """A bar with what it does, and a button to cancel."""
     left, right = st.columns([6, 1], vertical_alignment="center")
     left.progress(_share(job), text=progress_text(job, manager().position(job.id)))
     if right.button("Cancel", key=f"cancel_{job.id}", disabled=job.state == "cancelled", width="stretch"):
@@ -74,7 +89,8 @@ def progress_text(job: Job, before: int) -> str:
     return f"{text} · {time.time() - (job.started or time.time()):.0f} s"
 
 
-def _outcome(job: Job) -> None:
+def outcome(job: Job) -> None:
+    """How it ended, and the ways to look at what came out."""
     took = f" after {job.ended - job.started:.1f} s" if job.ended and job.started else ""
     if job.state == "failed":
         widgets.error(job.message or "The run failed without saying why.", job.log)

@@ -41,7 +41,19 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     seed = right.number_input("Seed", 0, 2**31 - 1, 0, key="form_seed", persist_state="session")
     values = _parameters(entry, preset)
     changed = changed_parameters(entry["parameters"], entry["presets"].get(preset or "", {}), values)
-    return MethodChoice(method, str(model or "demo"), preset, str(budget).strip(), int(max_new), int(seed), changed)
+    against = _against(method)
+    return MethodChoice(method, str(model or "demo"), preset, str(budget).strip(), int(max_new), int(seed), changed, against)
+
+
+def _against(method: str) -> bool:
+    """Whether each step is to be compared with full KV, which has nothing to be compared with."""
+    if method == "full":
+        return False
+    return st.checkbox(
+        "Record the loss against full KV", True, key="form_against", persist_state="session",
+        help="Runs the prompt under full KV first, once for all methods, stores that as a run, and logs per step what the method's next "
+        "token lost against it.",
+    )  # fmt: skip
 
 
 def _parameters(entry: dict[str, Any], preset: str | None) -> dict[str, Any]:

@@ -34,6 +34,9 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         )  # fmt: skip
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
+        if (every := found["oracle_every"]) is not None:
+            steps = "every step" if every == 1 else f"one step in {every}"
+            st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
         for warning in found["warnings"]:
             st.warning(widgets.plain(warning))
     return found["feasible"] is not False

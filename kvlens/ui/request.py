@@ -39,6 +39,8 @@ class MethodChoice:
     seed: int
     changed: dict[str, Any] = field(default_factory=dict)
     """parameters that differ from the preset"""
+    against: bool = False
+    """record what each step loses against full KV"""
 
 
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
@@ -51,7 +53,37 @@ def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str
         argv += ["--preset", choice.preset]
     for name, value in choice.changed.items():
         argv += ["--set", f"{name}={value}"]
+    if choice.against:
+        argv.append("--against-full")
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
+
+
+def pair_command(uid: str, runs_dir: Path) -> list[str]:
+    """argv that repeats a run on the tokens of its full-KV reference, so that every step can be compared."""
+    return [sys.executable, "-m", "kvlens", "pair", uid, "--forced", "--runs", str(runs_dir), "--progress-json"]
+
+
+@dataclass(frozen=True)
+class HoldChoice:
+    """A span to hold exactly resident in a repeated run."""
+
+    span: int
+    layers: str
+    """'all' or as `kvlens whatif --layers` takes them: 0,2-4"""
+    heads: str
+    """'all' or KV heads: 0,1"""
+    from_step: int
+    search: bool = False
+    """look for the smallest set of heads that suffices"""
+
+
+def whatif_command(uid: str, hold: HoldChoice, runs_dir: Path) -> list[str]:
+    """argv that repeats a run with a span held resident."""
+    argv = [
+        sys.executable, "-m", "kvlens", "whatif", uid, "--span", str(hold.span), "--layers", hold.layers, "--heads", hold.heads,
+        "--from-step", str(hold.from_step),
+    ]  # fmt: skip
+    return [*argv, *(["--search"] if hold.search else []), "--runs", str(runs_dir), "--progress-json"]
 
 
 def changed_parameters(parameters: list[dict[str, Any]], preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.ui import widgets
+from kvlens.ui import lensdata, widgets
 
 
 def run_table(table: pd.DataFrame) -> str | None:
@@ -15,6 +15,7 @@ def run_table(table: pd.DataFrame) -> str | None:
         {
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
             "status": table["status"],
+            "what it is": lensdata.roles(table),
             "model": table["model"].fillna(""),
             "method": table["method"].fillna(""),
             "preset": table["preset"].fillna(""),
@@ -40,13 +41,17 @@ def run_table(table: pd.DataFrame) -> str | None:
 
 
 def run_details(table: pd.DataFrame, uid: str) -> None:
-    """Why a run failed, and its output in full."""
+    """Why a run failed, its output in full, and the runs it belongs with."""
     row = table[table["uid"] == uid].iloc[0]
     if not pd.isna(row["error"]) and row["error"]:
         widgets.error(str(row["error"]))
     if not pd.isna(row["output_text"]) and row["output_text"]:
         st.caption("Output")
         st.code(str(row["output_text"]), language=None, wrap_lines=True)
+    if related := lensdata.related(table, uid):
+        with st.container(horizontal=True):
+            for label, other in related:
+                st.page_link("pages/replay.py", label=label, icon=":material/link:", query_params={"run": other})
 
 
 def _bytes(values: pd.Series) -> list[str]:

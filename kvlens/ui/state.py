@@ -59,20 +59,20 @@ def parse(params: Mapping[str, str]) -> tuple[Selection, list[str]]:
     return Selection().merged(values), problems
 
 
-def clamp(
-    selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], default_metric: str | None, default_head: tuple[int, int]
-) -> tuple[Selection, list[str]]:
+def clamp(selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], opening: Selection) -> tuple[Selection, list[str]]:
     """Selection brought inside the run, defaults filled in, and one phrase per value that had to be changed.
 
-    `metrics`: names recorded in this run. `spans`: ids of its spans. `default_head`: (layer, query head) to open with."""
+    `metrics`: names recorded in this run. `spans`: ids of its spans. `opening`: what a page opens with; its step, layer and head are
+    set, its span is selected where nothing but the run (and perhaps the metric) was chosen."""
     problems: list[str] = []
     changed: dict[str, object] = {}
-    opening = {"step": 0, "layer": default_head[0], "head": default_head[1]}
+    if selection.step is selection.layer is selection.head is selection.span is None:
+        changed["span"] = opening.span
     for name, size in (("step", shape.n_steps), ("layer", shape.n_layers), ("head", shape.q_heads)):
         value = getattr(selection, name)
         last = max(0, size - 1)
         if value is None:
-            changed[name] = opening[name]
+            changed[name] = getattr(opening, name)
         elif value > last:
             problems.append(f"{name} {value} beyond {last}; showing {last}")
             changed[name] = last
@@ -80,9 +80,9 @@ def clamp(
         problems.append(f"span {selection.span} is not in this run; none selected")
         changed["span"] = None
     if selection.metric is not None and selection.metric not in metrics:
-        problems.append(f"metric {selection.metric[:40]!r} was not recorded in this run; showing {default_metric}")
+        problems.append(f"metric {selection.metric[:40]!r} was not recorded in this run; showing {opening.metric}")
     if selection.metric not in metrics:
-        changed["metric"] = default_metric
+        changed["metric"] = opening.metric
     return selection.merged(changed), problems
 
 

@@ -21,6 +21,17 @@ def encoder(model: str) -> tuple[Callable[[str], list[int]], bool]:
     return (lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)), True
 
 
+@lru_cache(maxsize=4)
+def special_tokens(model: str) -> int:
+    """How many tokens of its own the model's tokenizer adds to a prompt; the demo's one where it is not on this machine."""
+    path = _tokenizer_file(model)
+    if path is None:
+        return 1
+    from tokenizers import Tokenizer
+
+    return int(Tokenizer.from_file(str(path)).num_special_tokens_to_add(False))
+
+
 def _tokenizer_file(model: str) -> Path | None:
     """A file of a local model or of the Hugging Face cache; never fetched."""
     if model == "demo":

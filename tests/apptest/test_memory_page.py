@@ -117,7 +117,7 @@ def test_the_use_of_what_moved_is_not_guessed(visit: Visit, folder: Path) -> Non
 
 
 def test_no_limit_is_said_and_long_runs_show_some_spans(visit: Visit, folder: Path) -> None:
-    app = visit(folder, "memory", run=OPEN)
+    app = visit(folder, "memory", run=OPEN, step=0)
     assert "no limit was set, so there is no budget line" in words(app)
     assert [metric.value for metric in app.metric if metric.label == "Budget"] == ["no limit"]
     assert "120 of 302 spans are shown, numbers 0 to 119 in text order" in words(app)

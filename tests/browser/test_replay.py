@@ -12,7 +12,7 @@ from uiserver import Open, Server
 
 @pytest.fixture
 def replay(server: Server, runs: Runs, open_page: Open) -> Page:
-    page = open_page(f"{server.url}/replay?run={runs.whole}&layer=0&head=0")
+    page = open_page(f"{server.url}/replay?run={runs.whole}&step=0&layer=0&head=0")
     expect(page.locator("#player")).to_have_attribute("data-step", "0")
     return page
 
@@ -105,7 +105,7 @@ def test_token_text_is_shown_literally(replay: Page) -> None:
 
 
 def test_a_long_prompt_is_shown_in_a_window_that_the_minimap_moves(server: Server, runs: Runs, open_page: Open) -> None:
-    page = open_page(f"{server.url}/replay?run={runs.long}")
+    page = open_page(f"{server.url}/replay?run={runs.long}&step=0")
     cells = page.locator("#strip span[data-pos]")
     expect(cells).to_have_count(2048)
     expect(page.locator("#strip span[data-pos='3200']")).to_be_attached()
@@ -136,7 +136,7 @@ def test_the_link_button_copies_a_link_that_restores_the_view(replay: Page, open
 
 
 def test_dark_pages_have_light_text(server: Server, runs: Runs, open_page: Open) -> None:
-    page = open_page(f"{server.url}/replay?run={runs.whole}", dark=True)
+    page = open_page(f"{server.url}/replay?run={runs.whole}&step=0", dark=True)
     expect(page.locator("#player")).to_have_attribute("data-step", "0")
     color = page.locator("#now").evaluate("e => getComputedStyle(e).color")
     ground = page.get_by_test_id("stApp").evaluate("e => getComputedStyle(e).backgroundColor")

@@ -38,7 +38,7 @@ def on_random(case: Case) -> Case:
     return Case(case.method, case.budget and share, case.preset, {**get(case.method).untrained, **case.overrides})
 
 
-@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12)], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)], ids=lambda case: case.id)
 def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
     prompt, case, backend = random_prompt(400), on_random(case), Counting()
     plain = decoder(small, prompt, case, STEPS)
@@ -81,9 +81,3 @@ def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
             made.replay(3)
     finally:
         made.close()
-
-
-def test_factors_are_refused_in_one_sentence(small: Any) -> None:
-    case = on_random(Case("sekv", "0.5", overrides={"form": "factors"}))
-    with pytest.raises(ValueError, match="set form=raw"):
-        decoder(small, random_prompt(400), case, 4)

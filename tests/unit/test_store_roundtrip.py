@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_support import COSINES, make_scores, make_step, stored, write
+from store_support import COSINES, make_oracle, make_scores, make_step, stored, write
 
 from kvlens.rows import (
     HEAD_COLUMNS,
@@ -162,17 +162,21 @@ def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
     kept = record.head["entropy"].copy()
     writer = TraceWriter(tmp_path)
     writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
-    record.scores = make_scores(rng, 2, 1)
+    record.scores, record.oracle = make_scores(rng, 2, 1), make_oracle(rng, 2, 2)
+    tail = record.oracle.tail_full.copy()
     record.journal = [JournalRow(0, None, None, "own", np.array([1.0, 2.0], np.float32))]
     ranked = record.scores.candidates.copy()
     writer.step(record)
     record.scores.candidates[:] = 99
+    record.oracle.tail_full[:] = 99
     record.journal[0].values[:] = 99
     record.head["entropy"][:] = -1
     record.top_span[:] = 9
     writer.finish("completed", None, [], {})
     with TraceReader.open(tmp_path, writer.uid) as reader:
         np.testing.assert_array_equal(reader.head_cube("entropy")[0], stored(kept))
+        found = [[reader.oracle_tail(0, layer, head) for head in range(2)] for layer in range(2)]
+        np.testing.assert_allclose(found, tail, atol=1e-6)
         assert reader.journal("own")["values"].iloc[0].tolist() == [1, 2]
         assert [reader.scores(0, layer, 0).attrs["candidates"] for layer in (0, 1)] == ranked[:, 0].tolist()
 

@@ -20,7 +20,7 @@ class Shape:
 
 
 def fitted(selection: Selection) -> tuple[Selection, list[str]]:
-    return clamp(selection, Shape(), ["entropy", "coverage"], {0, 3}, "coverage", (2, 5))
+    return clamp(selection, Shape(), ["entropy", "coverage"], {0, 3}, Selection(None, 6, 2, 5, 3, "coverage"))
 
 
 def test_a_selection_survives_its_own_url() -> None:
@@ -29,7 +29,13 @@ def test_a_selection_survives_its_own_url() -> None:
 
 
 def test_unset_fields_are_filled_without_a_word() -> None:
-    assert fitted(Selection("u")) == (Selection("u", 0, 2, 5, None, "coverage"), [])
+    assert fitted(Selection("u")) == (Selection("u", 6, 2, 5, 3, "coverage"), [])
+
+
+@pytest.mark.parametrize("chosen", [Selection("u", step=1), Selection("u", layer=1), Selection("u", head=1)])
+def test_a_span_is_selected_only_where_nothing_else_was_chosen(chosen: Selection) -> None:
+    assert fitted(chosen)[0].span is None
+    assert fitted(Selection("u", metric="entropy"))[0].span == 3
 
 
 @given(st.dictionaries(st.sampled_from(["run", "step", "layer", "head", "span", "metric", "other"]), st.text(max_size=60)))

@@ -11,7 +11,18 @@ import streamlit as st
 
 _FOLDER = files(__package__)
 _STORE_PARTS = ("codec.js", "store.js")
-_PLAYER_PARTS = ("codec.js", "color.js", "spans.js", "strip.js", "minimap.js", "heatmap.js", "tracks.js", "player.js", "render.js")
+_PLAYER_PARTS = (
+    "codec.js",
+    "color.js",
+    "spans.js",
+    "strip.js",
+    "minimap.js",
+    "heatmap.js",
+    "tracks.js",
+    "jumps.js",
+    "player.js",
+    "render.js",
+)
 
 
 def _join(parts: tuple[str, ...]) -> str:

@@ -10,15 +10,17 @@ import numpy as np
 import pandas as pd
 
 from kvlens.figures.metrics import Metric, metric_of
+from kvlens.lens.verdict import Verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.store.states import replay
+from kvlens.ui.player import lens
 from kvlens.ui.player.codec import pack, quantise
 from kvlens.ui.state import Selection
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
 CUBE_BYTES = 24_000_000
-_STATE_EVENTS = ("zoom_in", "zoom_out", "recall", "prefetch", "correction", "offload", "evict", "release")
+_STATE_EVENTS = ("zoom_in", "zoom_out", "recall", "prefetch", "correction", "offload", "evict", "release", "hold")
 
 
 def per_step_metrics(reader: TraceReader) -> list[str]:
@@ -48,8 +50,9 @@ def payload_id(uid: str, stamp: int, loaded: Iterable[str]) -> str:
     return f"{uid}-{hashlib.sha256(repr((stamp, *loaded)).encode()).hexdigest()[:12]}"
 
 
-def run_payload(reader: TraceReader, identity: str, names: list[str], loaded: list[str]) -> bytes:
-    """Everything about a run that does not depend on the selection. `names`: all metrics, `loaded`: those sent now."""
+def run_payload(reader: TraceReader, identity: str, names: list[str], loaded: list[str], found: Verdict | None = None) -> bytes:
+    """Everything about a run that does not depend on the selection. `names`: all metrics, `loaded`: those sent now, `found`: the
+    verdict on the run."""
     tokens, spans = reader.tokens(), reader.spans()
     generated = tokens["step"].notna().to_numpy()
     logprob = tokens["logprob"].to_numpy(np.float64)[generated]
@@ -69,7 +72,8 @@ def run_payload(reader: TraceReader, identity: str, names: list[str], loaded: li
         "payload": identity, "uid": reader.uid, "steps": reader.n_steps, "layers": reader.n_layers, "q_heads": reader.q_heads,
         "kv_heads": reader.kv_heads, "prompt": int((~generated).sum()), "texts": [str(text) for text in tokens["text"]],
         "spans": _span_list(spans), "span_masses": masses, "needle": needle_tokens(tokens, reader.meta.get("needle") or []),
-        "metrics": described, "tracks": _tracks(reader, names, arrays),
+        "metrics": described, "tracks": _tracks(reader, names, arrays), "jumps": lens.jumps(reader, found),
+        "diverged": lens.diverged(reader), "oracle": bool(reader.meta.get("oracle")),
     }  # fmt: skip
     return pack(header, arrays)
 
@@ -80,6 +84,7 @@ def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revisio
     spans = reader.spans()
     arrays = state_changes(reader, spans, layer, head // (reader.q_heads // reader.kv_heads))
     arrays |= _sparse("head", reader.span_mass(layer, head), reader.n_steps, spans)
+    arrays |= lens.span_history(reader, chosen)
     header = {
         "payload": identity, "rev": revision, "step": chosen.step or 0, "layer": layer, "head": head, "span": chosen.span,
         "metric": chosen.metric,
@@ -166,7 +171,8 @@ def _tracks(reader: TraceReader, names: list[str], arrays: dict[str, np.ndarray]
     """Quantities per step, for the curves beside the head map; values go into `arrays`."""
     steps = reader.steps()
     arrays["track:logprob"] = arrays["logprob"]
-    tracks: list[dict[str, Any]] = [{"name": "logprob", "title": "log p of the chosen token", "unit": "nats"}]
+    tracks = lens.loss_track(reader, arrays)
+    tracks.append({"name": "logprob", "title": "log p of the chosen token", "unit": "nats"})
     if "n_zoomed" in names:
         zoomed = reader.head_cube("n_zoomed").astype(np.float64).reshape(reader.n_steps, -1)
         arrays["track:zooms"] = np.where(np.isfinite(zoomed).any(axis=1), np.nansum(zoomed, axis=1), np.nan)

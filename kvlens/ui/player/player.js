@@ -5,6 +5,7 @@ const RATES = [5, 10, 20, 30, 60];
 const COMMIT_MS = 220;
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
+  ["N P", "next, previous: first loss, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
   ["[ ]", "layer up, down"], ["Esc", "clear the selected span"], ["?", "these keys"],
 ];
 
@@ -21,6 +22,7 @@ class Player {
     this.minimap = new Minimap(this.el.mini, (pos) => { this.setFollow(false); this.strip.goTo(pos); this.draw(); });
     this.heads = new HeadMap(this.el.heads, (l, h) => this.pickHead(l, h), (cell) => this.hoverHead(cell));
     this.tracks = new Tracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
+    this.jumps = new Jumps(this.el.jumps, (place) => this.jump(place));
     this.wire();
     this.showPlay();
   }
@@ -78,6 +80,7 @@ class Player {
       this.el.metric.replaceChildren(...run.header.metrics.map((m) => new Option(`${m.title} (${m.unit})`, m.name)));
       this.el.scrub.max = this.el.number.max = String(Math.max(0, this.steps - 1));
       this.el.of.textContent = `/ ${this.steps - 1}`;
+      this.jumps.setRun(run.header);
       if (fresh) this.rev = null;
     }
     this.clock.setSlice(this.slice);
@@ -97,6 +100,15 @@ class Player {
     if (this.playing) this.restartClock();
     this.draw();
     if (!this.playing) this.commit(delay);
+  }
+
+  // To a place of Jumps: its head and span are selected with it.
+  jump(place) {
+    this.pause();
+    for (const name of ["step", "layer", "head", "span"]) this[name] = place[name] ?? this[name];
+    this.refresh();
+    if (place.span !== null) this.showSpan();
+    this.commit(0);
   }
 
   commit(delay = COMMIT_MS) {
@@ -160,6 +172,8 @@ class Player {
     const act = {
       ArrowLeft: () => { this.pause(); this.go(this.step - by); }, ArrowRight: () => { this.pause(); this.go(this.step + by); },
       Home: () => { this.pause(); this.go(0); }, End: () => { this.pause(); this.go(this.steps - 1); },
+      n: () => this.jumps.move(1, false), p: () => this.jumps.move(-1, false),
+      N: () => this.jumps.move(1, true), P: () => this.jumps.move(-1, true),
       "[": () => this.pickHead(Math.max(0, this.layer - 1), this.head),
       "]": () => this.pickHead(Math.min(this.run.header.layers - 1, this.layer + 1), this.head),
       Escape: () => (this.el.help.hidden ? this.pickSpan(null) : this.toggleHelp()), "?": () => this.toggleHelp(),
@@ -192,7 +206,7 @@ class Player {
 
   pickSpan(id) {
     this.span = id;
-    this.draw();
+    this.refresh();
     this.commit();
   }
 

@@ -9,14 +9,26 @@ Object.assign(Player.prototype, {
     this.metric = header.metrics.find((m) => m.name === this.metricName) || header.metrics[0];
     const tracks = header.tracks.map((t) => ({
       ...t, values: arrays[`track:${t.name}`], second: t.second && { ...t.second, values: arrays[`track:${t.second.name}`] },
+      marks: arrays[`marks:${t.marks}`],
     }));
+    if (header.oracle && this.span !== null) tracks.unshift(this.spanTrack());
     if (this.metric) {
       this.el.metric.value = this.metric.name;
       const head = this.headSeries();
       tracks.push({ title: `${this.metric.title}, ${this.headName()}`, unit: this.metric.unit, values: head, zero: this.metric.zero });
     }
-    this.tracks.setTracks(tracks, this.steps);
+    this.tracks.setTracks(tracks, this.steps, header.diverged);
     this.draw();
+  },
+
+  // What the selected head read of the selected span, beside what it would have read of all keys. Python sends it for one span at a time.
+  spanTrack() {
+    const { header, arrays } = this.slice;
+    const here = header.span === this.span && header.layer === this.layer && header.head === this.head && arrays.span_mass;
+    return {
+      title: `mass on span ${this.span}, ${this.headName()}: this run (blue), full KV (orange)`, unit: "share", zero: true, pending: !here,
+      values: here ? arrays.span_mass : [], second: { values: here ? arrays.span_full : [] },
+    };
   },
 
   headSeries() {
@@ -47,7 +59,7 @@ Object.assign(Player.prototype, {
     el.player.querySelector(".views").classList.toggle("stacked", stacked);
     const height = HeadMap.height(run.header.layers);
     if (this.metric) this.heads.draw(this, stacked ? width : Math.floor((width - 18) * 0.45), height, theme);
-    const trackHeight = Math.max(height + 60, this.tracks.tracks.length * 66 + 34);
+    const trackHeight = Math.max(height + 60, this.tracks.tracks.length * 60 + 34);
     this.tracks.draw(this, stacked ? width : Math.floor((width - 18) * 0.55), trackHeight, theme);
     this.words();
   },
@@ -55,6 +67,7 @@ Object.assign(Player.prototype, {
   words() {
     const { el, run, step } = this;
     el.scrub.value = String(step);
+    this.jumps.at(step);
     if (this.root.activeElement !== el.number) el.number.value = String(step);
     const text = visibleText(run.header.texts[this.current]).replace(/\n/g, "");
     el.now.textContent = `step ${step}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`

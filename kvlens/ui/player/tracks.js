@@ -1,5 +1,7 @@
 // Quantities over all steps, one under the other, with one cursor. The curves are drawn once and kept; a step moves the cursor.
 
+const MARK = "#CC79A7";
+
 class Tracks {
   constructor(canvas, onScrub, onRelease) {
     this.canvas = canvas;
@@ -15,10 +17,12 @@ class Tracks {
     canvas.addEventListener("pointerup", onRelease);
   }
 
-  // tracks: [{title, unit, values, dots, line: {value, label} | null, second: {values, label} | null, zero}]
-  setTracks(tracks, steps) {
+  // tracks: [{title, unit, values, dots, line: {value, label} | null, second: {values, label} | null, marks: steps | null, zero, pending}]
+  // diverged: the last step whose context is the reference's, null when all are
+  setTracks(tracks, steps, diverged) {
     this.tracks = tracks;
     this.steps = steps;
+    this.diverged = diverged;
     this.key = null;
   }
 
@@ -49,7 +53,7 @@ class Tracks {
     ctx.textBaseline = "middle";
     ctx.textAlign = "right";
     this.tracks.forEach((track, i) => {
-      const text = formatValue(track.values[view.step], track.unit);
+      const text = track.pending ? "" : formatValue(track.values[view.step], track.unit);
       ctx.fillStyle = theme.text;
       ctx.fillText(text, width - this.margin.right, this.rowTop(i, height) + 8);
     });
@@ -64,6 +68,7 @@ class Tracks {
   }
 
   drawBase(ctx, width, height, theme) {
+    if (this.diverged != null) this.shade(ctx, width, height, theme);
     this.tracks.forEach((track, i) => this.drawTrack(ctx, track, this.rowTop(i, height), this.rowHeight(height), width, theme));
     ctx.font = `11px ${theme.font}`;
     ctx.fillStyle = theme.text;
@@ -89,7 +94,7 @@ class Tracks {
     ctx.fillText(track.title, this.margin.left, top + 8);
     ctx.font = `11px ${theme.font}`;
     if (all.length === 0) {
-      ctx.fillText("not recorded", this.margin.left, (y0 + y1) / 2);
+      ctx.fillText(track.pending ? "being loaded\u2026" : "not recorded", this.margin.left, (y0 + y1) / 2);
       return;
     }
     let lo = all.reduce((a, b) => Math.min(a, b), track.zero ? 0 : Infinity);
@@ -106,6 +111,27 @@ class Tracks {
     if (track.second) this.curve(ctx, track.second.values, y, width, "#E69F00", [3, 2]);
     if (track.dots) this.bars(ctx, track.values, y, y0, width, theme.accent);
     else this.curve(ctx, track.values, y, width, theme.accent, []);
+    if (track.marks) this.mark(ctx, track.marks, y1, width);
+  }
+
+  // Where contexts differ from the reference's.
+  shade(ctx, width, height, theme) {
+    const from = this.x(this.diverged + 0.5, width);
+    ctx.fillStyle = theme.panel;
+    ctx.fillRect(from, this.margin.top, width - this.margin.right - from, height - this.margin.top - this.margin.bottom);
+  }
+
+  // Triangles on top of a track.
+  mark(ctx, steps, y, width) {
+    ctx.fillStyle = MARK;
+    for (const step of steps) {
+      const x = this.x(step, width);
+      ctx.beginPath();
+      ctx.moveTo(x - 4, y - 6);
+      ctx.lineTo(x + 4, y - 6);
+      ctx.lineTo(x, y + 1);
+      ctx.fill();
+    }
   }
 
   rule(ctx, line, y, width, theme) {

@@ -1,0 +1,127 @@
+"""What a run came to in numbers, and how two runs' numbers differ, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvlens.figures.metrics import si_bytes
+from kvlens.store.reader import TraceReader
+
+#: Values whose larger and smaller one differ by less than this share are called the same.
+SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Total:
+    """One number of a run."""
+
+    name: str
+    unit: str
+    """'bytes', 'tokens', 'steps', 'step', 'spans', 'copies', 's', 'nats', 'share'"""
+    value: float
+    absent: str = "not recorded"
+    """what NaN means here"""
+
+    def text(self, value: float | None = None) -> str:
+        """The value, or another of the same kind, as it is printed."""
+        shown = self.value if value is None else value
+        if not np.isfinite(shown):
+            return self.absent
+        if self.unit == "step":
+            return f"step {shown:.0f}"
+        if self.unit == "bytes":
+            return si_bytes(shown)
+        if self.unit == "share":
+            return f"{shown:.4f}"
+        return f"{shown:,.4g} {self.unit}" if self.unit in ("s", "nats") or shown != round(shown) else f"{shown:,.0f} {self.unit}"
+
+
+def totals(reader: TraceReader) -> list[Total]:
+    """The run's totals, always the same ones in the same order."""
+    steps, meta, moved = reader.steps(), reader.meta, reader.transfer_times()
+    tokens = reader.tokens()
+    chosen = tokens.loc[tokens["step"].notna(), "logprob"]
+    loss = reader.loss()
+    lost = loss.loc[~loss["agrees"].astype(bool), "step"]
+    decode = moved[moved["step"] >= 0]
+    down = decode[decode["direction"] == "h2d"]
+    return [
+        Total("prompt", "tokens", _number(meta.get("prompt_tokens"))),
+        Total("decode steps", "steps", float(reader.n_steps)),
+        Total("budget", "bytes", _number(meta.get("budget_bytes")), "no limit"),
+        Total("peak on the device, inside a step", "bytes", _most(steps["peak_bytes"])),
+        Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
+        Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
+        Total("to the device while decoding", "bytes", float(steps["h2d_bytes"].sum())),
+        Total("of that, waited for", "bytes", float(down["blocking_bytes"].sum())),
+        Total("to host memory while decoding", "bytes", float(steps["d2h_bytes"].sum())),
+        Total("moved at the end of prefill", "bytes", float(moved.loc[moved["step"] < 0, "bytes"].sum())),
+        Total("copies while decoding", "copies", float(decode["n"].sum())),
+        Total("decoding took", "s", float(steps["dur_us"].sum()) / 1e6),
+        Total("of that, waiting for copies", "s", float(steps["wait_us"].sum()) / 1e6),
+        Total("attended tokens per step and KV head, mean", "tokens", attended(reader)),
+        Total("coverage, mean", "share", head_mean(reader, "coverage")),
+        Total("regret of a query head, mean", "share", head_mean(reader, "regret")),
+        Total("log p of the chosen token, mean", "nats", _mean(chosen)),
+        Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
+        Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
+        Total("KL from full KV, largest", "nats", _most(loss["kl"])),
+        Total("first step that disagrees with full KV", "step", float(lost.min()) if len(lost) else float("nan"),
+              "none" if len(loss) else "not recorded"),
+    ]  # fmt: skip
+
+
+def attended(reader: TraceReader) -> float:
+    """Tokens in the softmax per step, mean over steps, layers and KV heads; NaN when not recorded."""
+    if reader.meta.get("trace_level") == "summary" or "attended_tokens" not in reader.kv_metrics():
+        return float("nan")
+    return _mean(pd.Series(reader.kv_cube("attended_tokens").ravel()))
+
+
+def head_mean(reader: TraceReader, metric: str) -> float:
+    """A metric's mean over all steps, layers and query heads; NaN when not recorded."""
+    return _mean(pd.Series(reader.head_summary(metric).ravel())) if metric in reader.metrics() else float("nan")
+
+
+def delta_table(a: TraceReader, b: TraceReader) -> pd.DataFrame:
+    """One row per total: quantity, A, B and what B is beside A, in words; then the numbers themselves with their unit."""
+    rows = []
+    for first, second in zip(totals(a), totals(b), strict=True):
+        rows.append(
+            {
+                "quantity": first.name, "A": first.text(), "B": second.text(), "B beside A": beside(first, second),
+                "unit": first.unit, "value A": first.value, "value B": second.value,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def beside(a: Total, b: Total) -> str:
+    """'3.1 MB more, 2.4 times A', '12 steps less', 'the same', or why nothing can be said."""
+    missing = [f"{total.absent} in {name}" for name, total in (("A", a), ("B", b)) if not np.isfinite(total.value)]
+    if missing:
+        return f"{a.absent} in both" if len(missing) == 2 and a.absent == b.absent else ", ".join(missing)
+    difference = b.value - a.value
+    if abs(difference) <= SAME * max(abs(a.value), abs(b.value)):
+        return "the same"
+    if a.unit == "step":
+        return f"{abs(difference):,.0f} steps {'later' if difference > 0 else 'earlier'}"
+    words = f"{a.text(abs(difference))} {'more' if difference > 0 else 'less'}"
+    if b.value == 0 or a.value <= 0 or b.value < 0:
+        return words
+    return f"{words}, {b.value / a.value:.3g} times A"
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else float("nan")
+
+
+def _mean(values: pd.Series) -> float:
+    return float(values.mean()) if len(values) and values.notna().any() else float("nan")
+
+
+def _most(values: pd.Series) -> float:
+    return float(values.max()) if len(values) else float("nan")

@@ -1,0 +1,241 @@
+"""Where a text is cut into spans: surprisal over tokens with a threshold, the boundaries of segmenters below it, lengths of spans."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from kvlens.figures.states import STATE_COLORS
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish
+from kvlens.rows import SPAN_STATES
+from kvlens.spans import Span
+
+#: Neighbouring spans of a lane, and tokens that are kept as they are: anchors, sinks and what is too short to compress.
+LANE_COLORS = ("#7f98b3", "#c2cfdc", ORANGE)
+KEPT_KINDS = ("sink", "anchor", "short")
+#: How the legend calls spans without a value; heads list their strongest spans only.
+UNKNOWN = "not listed or not recorded"
+#: More points than this are drawn by WebGL.
+SVG_POINTS = 1500
+LANE_PIXELS, CURVE_PIXELS = 26, 220
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Surprisal of consecutive tokens."""
+
+    first: int
+    """position of the first of them"""
+    text: Sequence[str]
+    nats: np.ndarray
+    """[N], NaN: not recorded"""
+    needle: Sequence[Sequence[int]]
+    """token ranges [start, end)"""
+
+    @property
+    def stop(self) -> int:
+        return self.first + len(self.text)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A row of spans below the curve."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+def shown(text: str, limit: int = 60) -> str:
+    """Text of a token or span for a hover: one line, no markup."""
+    flat = text.replace("\n", "⏎")
+    return html.escape(flat if len(flat) <= limit else f"{flat[: limit // 2]} … {flat[-limit // 2 :]}", quote=False)
+
+
+def surprisal_figure(
+    curve: Curve, own: pd.DataFrame, column: str, label: str, lanes: Sequence[Lane], threshold: tuple[float, str] | None,
+    selected: int | None,
+) -> go.Figure:  # fmt: skip
+    """Surprisal per token over the strip of the run's own spans and the lanes of other cuts, on one axis of tokens.
+
+    `own`: span, kind, tok_start, tok_end, text and `column`, by which its bars are coloured (`label` names it with its unit; the column
+    'state' has the player's colours). `threshold`: nats and what it is. Points of the curve and bars of the strip carry the id of their
+    span as customdata, so that a click can be read back; a token without a span carries -1."""
+    rows = 1 + len(lanes)
+    figure = make_subplots(
+        2, 1, shared_xaxes=True, vertical_spacing=0.02, row_heights=[CURVE_PIXELS, LANE_PIXELS * rows + 8],
+    )  # fmt: skip
+    inside = own[(own["tok_end"] > curve.first) & (own["tok_start"] < curve.stop)]
+    _curve(figure, curve, inside)
+    top = float(np.nanmax(curve.nats, initial=1.0))
+    _edges(figure, inside, top)
+    if threshold is not None:
+        nats, what = threshold
+        figure.add_scatter(x=[curve.first - 0.5, curve.stop - 0.5], y=[nats, nats], mode="lines", name=what, hovertext=what,
+                           hoverinfo="text", line={"color": ORANGE, "width": 2, "dash": "dash"}, row=1, col=1)  # fmt: skip
+    _strip(figure, inside, column, label)
+    for row, lane in enumerate(lanes, 1):
+        _lane(figure, lane, row, curve)
+    _marks(figure, curve, inside, selected)
+    names = ["this run's spans", *(lane.name for lane in lanes)]
+    finish(figure, CURVE_PIXELS + LANE_PIXELS * rows + 150, uirevision=f"spans-{curve.first}-{curve.stop}", legend=True)
+    figure.update_layout(
+        title_text="Surprisal of each token, and where segmenters cut the text", barmode="overlay", bargap=0, dragmode="zoom",
+        clickmode="event+select", hovermode="closest", margin={"l": 220, "t": 74}, coloraxis=coloraxis(own, column, label),
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+    )  # fmt: skip
+    figure.update_xaxes(range=[curve.first - 0.5, curve.stop - 0.5], showgrid=False, zeroline=False)
+    figure.update_xaxes(title_text="token position", row=2, col=1)
+    figure.update_yaxes(title_text="surprisal (nats)", range=[-0.04 * top, 1.08 * top], fixedrange=True, zeroline=False, row=1, col=1)
+    figure.update_yaxes(tickvals=list(range(rows)), ticktext=names, range=[rows - 0.5, -0.5], fixedrange=True, showgrid=False,
+                        zeroline=False, row=2, col=1)  # fmt: skip
+    return figure
+
+
+def _curve(figure: go.Figure, curve: Curve, own: pd.DataFrame) -> None:
+    span_of = np.full(len(curve.text), -1, np.int64)
+    for span, start, end in zip(own["span"], own["tok_start"], own["tok_end"], strict=True):
+        span_of[max(0, start - curve.first) : max(0, end - curve.first)] = span
+    position = np.arange(curve.first, curve.stop)
+    hover = [
+        f"token {at} '{shown(text)}'<br>{'surprisal not recorded' if np.isnan(nats) else f'{nats:.2f} nats'}"
+        + ("" if span < 0 else f"<br>span {span}")
+        for at, text, nats, span in zip(position, curve.text, curve.nats, span_of, strict=True)
+    ]
+    kind = go.Scatter if len(position) <= SVG_POINTS else go.Scattergl
+    same = {"marker": {"opacity": 0.8}}
+    figure.add_trace(
+        kind(
+            x=position, y=curve.nats, mode="lines+markers", name="surprisal", connectgaps=False, hovertext=hover, hoverinfo="text",
+            line={"color": BLUE, "width": 1.2}, marker={"size": 4, "opacity": 0.8}, customdata=[[int(span)] for span in span_of],
+            selected=same, unselected=same,
+        ),
+        row=1, col=1,
+    )  # fmt: skip
+
+
+def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
+    """Where this run's spans begin, as one trace of vertical lines."""
+    starts = own["tok_start"].to_numpy(np.float64) - 0.5
+    x = np.stack([starts, starts, np.full_like(starts, np.nan)], axis=1).ravel()
+    y = np.tile([0.0, 1.04 * top, np.nan], len(starts))
+    figure.add_trace(
+        go.Scatter(x=x, y=y, mode="lines", name="boundaries of this run", hoverinfo="skip", connectgaps=False,
+                   line={"color": "rgba(128,128,128,0.55)", "width": 1}),
+        row=1, col=1,
+    )  # fmt: skip
+
+
+def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object]:
+    """One colour scale for all bars or points: shares from 0, everything else over its own range."""
+    values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
+    values = values[np.isfinite(values)]
+    lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min(initial=np.inf if values.size else 0.0))
+    highest = float(values.max(initial=lowest))
+    bar = {"title": {"text": label, "side": "right"}, "thickness": 12, "len": 0.9, "y": 0.45}
+    return {"colorscale": "Cividis", "cmin": lowest, "cmax": highest if highest > lowest else lowest + 1.0, "colorbar": bar}
+
+
+def groups(own: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, object]]:
+    """The spans by how they are coloured: (legend entry, rows, marker colour). Numbers go over the figure's colour axis; grey where
+    there is none."""
+    if column == "state":
+        found: list[tuple[str, pd.DataFrame, object]] = [(state, own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES]
+        missing = own[~own["state"].isin(SPAN_STATES)]
+    else:
+        known = own[column].notna()
+        found = [("recorded", own[known], own.loc[known, column].tolist())]
+        missing = own[~known]
+    return [entry for entry in [*found, (UNKNOWN, missing, GREY)] if len(entry[1])]
+
+
+def span_hover(row: object, column: str, label: str) -> str:
+    """A row of the table of spans: its number, tokens, the value it is coloured by, its text."""
+    get = row.get  # type: ignore[attr-defined]
+    start, end = int(get("tok_start")), int(get("tok_end")) - 1
+    value = get(column)
+    missing = value is None or value != value
+    number = value if column in ("state", "tok_start") else f"{value:.4g}" if not missing else ""
+    where = f"tokens {start}–{end}" if end > start else f"token {start}"
+    return (f"span {int(get('span'))} ({html.escape(str(get('kind')), quote=False)}), {where}<br>"
+            f"{label}: {UNKNOWN if missing else number}<br>{shown(str(get('text')))}")  # fmt: skip
+
+
+def _strip(figure: go.Figure, own: pd.DataFrame, column: str, label: str) -> None:
+    same = {"marker": {"opacity": 1.0}}
+    for name, part, color in groups(own, column):
+        marker: dict[str, object] = {"color": color, "line": {"width": 0.6, "color": "rgba(128,128,128,0.8)"}}
+        if isinstance(color, list):
+            marker["coloraxis"] = "coloraxis"
+        figure.add_trace(
+            go.Bar(
+                orientation="h", base=part["tok_start"] - 0.5, x=part["length"], y=[0] * len(part), width=0.84, name=name, marker=marker,
+                showlegend=column == "state" or name == UNKNOWN, customdata=[[int(span)] for span in part["span"]],
+                hovertext=[span_hover(row, column, label) for _, row in part.iterrows()], hoverinfo="text", selected=same, unselected=same,
+            ),
+            row=2, col=1,
+        )  # fmt: skip
+
+
+def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
+    """A heat map of one row: spans are cells of their own width, so that a lane of thousands stays one picture."""
+    spans = [span for span in lane.spans if span.tok_end > curve.first and span.tok_start < curve.stop]
+    if not spans:
+        return
+    codes = [2 if span.kind in KEPT_KINDS else number % 2 for number, span in enumerate(spans)]
+    hover = [
+        f"{html.escape(lane.name, quote=False)}: {span.kind}, tokens {span.tok_start}–{span.tok_end - 1}<br>{shown(span.reason, 110)}"
+        for span in spans
+    ]
+    edges = [span.tok_start - 0.5 for span in spans] + [spans[-1].tok_end - 0.5]
+    scale = [(at, color) for i, color in enumerate(LANE_COLORS) for at in (i / 3, (i + 1) / 3)]
+    figure.add_trace(
+        go.Heatmap(
+            x=edges, y=[row - 0.36, row + 0.36], z=[codes], zmin=-0.5, zmax=2.5, colorscale=scale, showscale=False, hovertext=[hover],
+            hoverinfo="text", name=lane.name,
+        ),
+        row=2, col=1,
+    )  # fmt: skip
+
+
+def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | None) -> None:
+    """The needle shaded over both panels, the selected span framed."""
+    for start, end in curve.needle:
+        if end > curve.first and start < curve.stop:
+            for row in (1, 2):
+                figure.add_vrect(x0=start - 0.5, x1=end - 0.5, fillcolor=GREEN, opacity=0.22 if row == 1 else 0.12, line_width=0,
+                                 row=row, col=1)  # fmt: skip
+            figure.add_annotation(x=(start + end - 1) / 2, y=1.0, xref="x", yref="y domain", text="needle", showarrow=False,
+                                  yanchor="top", font={"color": GREEN, "size": 12})  # fmt: skip
+    for _, span in own[own["span"] == selected].iterrows():
+        edge = {"color": SELECTED, "width": 2}
+        x0, x1 = float(span["tok_start"]) - 0.5, float(span["tok_end"]) - 0.5
+        figure.add_shape(type="rect", x0=x0, x1=x1, y0=-0.46, y1=0.46, line={**edge, "width": 3}, row=2, col=1)
+        figure.add_vrect(x0=x0, x1=x1, line=edge, fillcolor="rgba(0,0,0,0)", row=1, col=1)
+
+
+def length_histogram(lengths: np.ndarray, kinds: Sequence[str], selected: int | None) -> go.Figure:
+    """How many spans have how many tokens, one colour per kind; a line marks the selected span's length."""
+    figure = go.Figure()
+    most = int(lengths.max(initial=1))
+    size = max(1, -(-most // 40))
+    names = np.asarray(kinds, dtype=object)
+    for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, "#CC79A7", "#56B4E9") * 9, strict=False):
+        mine = lengths[names == kind]
+        figure.add_histogram(
+            x=mine, name=f"{html.escape(kind, quote=False)} ({len(mine)})", marker={"color": color},
+            xbins={"start": 0.5, "end": most + size + 0.5, "size": size}, hovertemplate="%{x} tokens: %{y} spans<extra></extra>",
+        )  # fmt: skip
+    if selected is not None:
+        figure.add_vline(x=selected, line={"color": SELECTED, "width": 2})
+    finish(figure, 420, uirevision="span-lengths", legend=True)
+    figure.update_layout(title_text=f"Lengths of {len(lengths)} spans", barmode="stack", bargap=0.05, dragmode=False,
+                         legend={"orientation": "h", "y": -0.2, "yanchor": "top"})  # fmt: skip
+    figure.update_xaxes(title_text="tokens of a span", range=[0, most + size + 0.5])
+    figure.update_yaxes(title_text="spans", rangemode="tozero")
+    return figure

@@ -1,0 +1,120 @@
+"""Repeating a stored run: what it was, read back from its trace, and the checks that it is the same model and prompt again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlens.holds import Hold
+from kvlens.prompts import PromptText
+from kvlens.rows import SpanRow
+from kvlens.runs import Report, RunRequest
+from kvlens.store.reader import TraceReader
+
+if TYPE_CHECKING:
+    from kvlens.storing import Prepared, Stored
+
+_OLD = ("model", "method", "preset", "budget", "max_new", "seed", "temperature", "top_p", "device", "dtype", "coverage", "trace_level")
+"""what a trace says of its request without keeping the request whole (kvlens before the lens)"""
+
+
+class CannotRepeat(ValueError):
+    """Why a stored run cannot be repeated, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A stored run, as far as repeating it needs."""
+
+    uid: str
+    request: RunRequest
+    """with the whole configuration as overrides, and the holds it had"""
+    source: PromptText
+    ids: tuple[int, ...]
+    """of the prompt's tokens"""
+    spans: tuple[SpanRow, ...]
+    layers: int
+    kv_heads: int
+    steps: int
+    text: str
+    """what it generated (or was fed)"""
+    whole: bool
+    """it ran to its end"""
+    forced: bool
+    """fed its reference's tokens"""
+    fingerprint: str | None
+    """of the model; None: an old trace does not say"""
+    losses: dict[int, tuple[bool, float]]
+    """step -> (agrees, KL in nats), where it was compared with full KV"""
+
+
+def read_run(runs_dir: Path, uid: str) -> Past:
+    """Raises TraceError for a run that cannot be read, CannotRepeat for one that does not say what it was."""
+    with TraceReader.open(runs_dir, uid) as reader:
+        meta, tokens, spans, text, loss = reader.meta, reader.tokens(), reader.spans(), reader.prompt_text(), reader.loss()
+        steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
+    if not text:
+        raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
+    if meta.get("forced") and not meta.get("reference"):
+        raise CannotRepeat(f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference.")
+    needle = tuple((int(start), int(end)) for start, end in meta.get("needle") or ())
+    prompt, decoded = tokens[tokens["step"].isna()], tokens[tokens["step"].notna()].sort_values("step")
+    return Past(
+        uid, _request(uid, meta), PromptText(text, meta.get("answer"), needle, meta.get("task")),
+        tuple(prompt.sort_values("pos")["token_id"].tolist()),
+        tuple(
+            SpanRow(int(s.span), str(s.kind), int(s.tok_start), int(s.tok_end), int(s.born_step), str(s.reason), None, str(s.state))
+            for s in spans.itertuples()
+        ),
+        layers, kv_heads, steps, meta.get("output_text") or "".join(decoded["text"]), whole, bool(meta.get("forced")),
+        meta.get("model_fingerprint"), {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
+    )  # fmt: skip
+
+
+def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
+    """The run's request; what was compared or fed is not part of it."""
+    kept = meta.get("request")
+    try:
+        said = dict(kept) if isinstance(kept, dict) else {name: meta[name] for name in _OLD if meta.get(name) is not None}
+        said |= {"overrides": dict(meta["config"]), "against": False, "forced_reference": False}
+        holds = [
+            Hold(h["span"], h["tok_start"], h["tok_end"], tuple((int(a), int(b)) for a, b in h["heads"]), h["from_step"])
+            for h in meta.get("hold") or ()
+        ]
+        return RunRequest(**{**said, "hold": holds})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__}).") from None
+
+
+def reload(past: Past, report: Report) -> Prepared:
+    """The run's model and prompt once more. Raises ValueError, one sentence, when they are not what they were."""
+    from kvlens.storing import prepare
+
+    prepared = prepare(past.request, past.source, report)
+    if past.fingerprint is not None and prepared.fingerprint != past.fingerprint:
+        raise CannotRepeat(
+            f"run {past.uid} cannot be repeated: the files of model '{past.request.model}' have changed since; "
+            "put the old ones back, or run anew."
+        )
+    if prepared.prompt.ids != past.ids:
+        raise CannotRepeat(
+            f"run {past.uid} cannot be repeated: the tokenizer of '{past.request.model}' cuts its prompt into other "
+            "tokens than it did then."
+        )
+    return prepared
+
+
+def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, str]:
+    """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the reference's uid)."""
+    from kvlens.lens.reference import obtain, reference_key
+    from kvlens.storing import Pairing, plan, store
+
+    past = read_run(runs_dir, uid)
+    prepared = reload(past, report)
+    request = past.request.model_copy(update={"against": True, "forced_reference": forced})
+    reference = obtain(prepared, request, runs_dir, report, cancelled)
+    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
+    planned = plan(request, reference.ids if forced else None)
+    return store(prepared, request, planned, pairing, runs_dir, report, cancelled), reference.uid

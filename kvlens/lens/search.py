@@ -1,0 +1,99 @@
+"""Greedy search for few (layer, KV head) that suffice. Pure: what a trial is, the caller says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Head = tuple[int, int]
+"""(layer, KV head)"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What holding for some heads came to."""
+
+    kl: float
+    """what the search makes small"""
+    agrees: bool
+    """the likeliest token at the step of loss is full KV's: worth asking whether the answer is back"""
+
+
+@dataclass
+class Found:
+    """What the search came to."""
+
+    heads: tuple[Head, ...]
+    """that bring the answer back, none of which can be left out; empty where not even all of them do"""
+    everywhere: bool
+    """holding for all candidates brings the answer back"""
+    tried: int
+    """sets of heads that were tried"""
+    kl: float
+    """of `heads`, or of all candidates where these are empty"""
+    alone: list[tuple[Head, float]] = field(default_factory=list)
+    """what each candidate came to by itself, best first"""
+
+
+class Search:
+    """One search. `measure` and `restored` each cost a run; sets that were tried are not tried again."""
+
+    def __init__(self, measure: Callable[[tuple[Head, ...]], Measured], restored: Callable[[tuple[Head, ...]], bool],
+                 tried: Callable[[int], None] = lambda count: None) -> None:  # fmt: skip
+        self._measure, self._restored, self._tell = measure, restored, tried
+        self._measured: dict[frozenset[Head], Measured] = {}
+        self._back: dict[frozenset[Head], bool] = {}
+
+    def run(self, candidates: Sequence[Head]) -> Found:
+        """Add the candidate that lowers the divergence most until the answer is back, then leave out what is not needed.
+
+        In every round each candidate with which the token at the step of loss is right is asked first whether the answer is back, so
+        that a single head that suffices is found even if another one lowers the divergence more.
+        """
+        everything = tuple(candidates)
+        if not self._answers(everything):
+            return Found((), False, self.tried, self._look(everything).kl)
+        chosen, alone = self._forward(candidates)
+        kept = self._prune(chosen)
+        return Found(tuple(sorted(kept)), True, self.tried, self._look(kept).kl, alone)
+
+    @property
+    def tried(self) -> int:
+        """Sets of heads so far."""
+        return len(self._measured.keys() | self._back.keys())
+
+    def _forward(self, candidates: Sequence[Head]) -> tuple[tuple[Head, ...], list[tuple[Head, float]]]:
+        chosen: tuple[Head, ...] = ()
+        alone: list[tuple[Head, float]] = []
+        while True:
+            left = [head for head in candidates if head not in chosen]
+            looks = sorted(((head, self._look((*chosen, head))) for head in left), key=lambda pair: (pair[1].kl, pair[0]))
+            alone = alone or [(head, look.kl) for head, look in looks]
+            for head, look in looks:
+                if look.agrees and self._answers((*chosen, head)):
+                    return (*chosen, head), alone
+            chosen = (*chosen, looks[0][0])
+            if self._answers(chosen):
+                return chosen, alone
+
+    def _prune(self, chosen: tuple[Head, ...]) -> tuple[Head, ...]:
+        """Leave out one head after the other, the first chosen last, as long as the answer stays."""
+        for head in reversed(chosen):
+            fewer = tuple(other for other in chosen if other != head)
+            if fewer and self._answers(fewer):
+                chosen = fewer
+        return chosen
+
+    def _look(self, heads: tuple[Head, ...]) -> Measured:
+        key = frozenset(heads)
+        if key not in self._measured:
+            self._measured[key] = self._measure(heads)
+            self._tell(self.tried)
+        return self._measured[key]
+
+    def _answers(self, heads: tuple[Head, ...]) -> bool:
+        key = frozenset(heads)
+        if key not in self._back:
+            self._back[key] = self._restored(heads)
+            self._tell(self.tried)
+        return self._back[key]

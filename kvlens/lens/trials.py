@@ -1,0 +1,89 @@
+"""Runs of one prompt under one method with different things held, in memory: what the counterfactual and its search are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvlens import tasks
+from kvlens.holds import Hold
+from kvlens.methods.base import Method
+
+if TYPE_CHECKING:
+    from kvlens.budget import Budget
+    from kvlens.engine import Engine, Options, Result
+    from kvlens.lens.comparison import Reference
+    from kvlens.prefill import ReadPrompt
+    from kvlens.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A free run with something held."""
+
+    text: str
+    restored: bool
+    """the answer is what was expected"""
+    result: Result
+
+
+def restores(
+    engine: Engine, prompt: Prompt, read: ReadPrompt | None, method: type[Method], params: Any, budget: Budget | None, options: Options,
+    holds: Sequence[Hold], answer: str, task: str | None = None,
+) -> Outcome:  # fmt: skip
+    """Whether the method answers `answer` by itself when `holds` are kept. `read`: the prompt, read before; None: it is prefilled.
+    `task`: whose metric decides; None: the prompt's own, or the first line where it has none. Nothing is recorded."""
+    assert options.forced is None, "whether an answer is back is asked of a free run"
+    read = None if watches(method) else read
+    result = engine.run(prompt, method, params, budget, options, read=read, holds=holds)
+    return Outcome(result.text, answers(task or prompt.source.task, answer, result.text), result)
+
+
+def watches(method: type[Method]) -> bool:
+    """The method has to see the prompt go by, so that no prompt that was read before can be given to it."""
+    return method.prefill_layer is not Method.prefill_layer
+
+
+def answers(task: str | None, answer: str, text: str) -> bool:
+    """Whether an output is the expected answer: by the task's own metric, else by its first line."""
+    if task:
+        try:
+            return tasks.get(task).score(answer, text) == 1.0
+        except ValueError:
+            pass  # a task of a plugin or file that is not here any more: the first line decides
+    lines = text.strip().splitlines()
+    return bool(lines) and lines[0].strip() == answer.strip()
+
+
+class Trials:
+    """Repeats of one run in memory. The prompt is prefilled once, and only when it is needed."""
+
+    def __init__(
+        self, engine: Engine, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None, options: Options,
+        reference: Reference, kept: Sequence[Hold] = (),
+    ) -> None:  # fmt: skip
+        """options: of the free run; kept: what the run held by itself, and goes on holding."""
+        self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
+        self.options, self.reference, self.kept = options, reference, tuple(kept)
+        self._read: ReadPrompt | None = None
+
+    def free(self, holds: Sequence[Hold]) -> Result:
+        """On its own tokens."""
+        return self._run(holds, self.options)
+
+    def forced(self, holds: Sequence[Hold], steps: int | None = None) -> Result:
+        """On the reference's tokens, all or the first `steps` of them; every step is compared."""
+        ids = self.reference.ids[:steps]
+        return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
+
+    def _run(self, holds: Sequence[Hold], options: Options) -> Result:
+        return self.engine.run(
+            self.prompt, self.method, self.params, self.budget, options, read=self._prompt(), against=self.reference,
+            holds=(*self.kept, *holds),
+        )  # fmt: skip
+
+    def _prompt(self) -> ReadPrompt | None:
+        if self._read is None and not watches(self.method):
+            self._read = self.engine.read(self.prompt, self.options.prefill_chunk, max(128, self.method.observed_queries))
+        return self._read

@@ -1,0 +1,213 @@
+"""The counterfactual: a stored run is repeated with a span held exactly for some heads, everything else as it was.
+
+It says what became of the step of loss and of the answer, and can look for the fewest heads that bring the answer back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvlens.holds import Hold, held_bytes, held_tokens
+from kvlens.lens.repeat import Past, read_run, reload
+from kvlens.lens.search import Found, Head, Measured, Search
+from kvlens.lens.trials import Trials, answers
+from kvlens.rows import Loss
+from kvlens.runs import Report
+
+if TYPE_CHECKING:
+    from kvlens.engine import Result
+    from kvlens.storing import Stored
+
+ANSWER_STEPS = 32
+"""steps of an answer whose divergence a search adds up, at most"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to hold. layers, kv_heads: 'all' or like 0,2-4."""
+
+    spans: tuple[int, ...]
+    layers: str = "all"
+    kv_heads: str = "all"
+    from_step: int = 0
+    search: bool = False
+    """among these heads, look for the fewest that bring the answer back, and hold the spans for those"""
+
+
+def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
+    """'all' or '0,2-4' -> numbers below `count`, ascending. Raises ValueError with one sentence."""
+    if text.strip() == "all":
+        return tuple(range(count))
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise ValueError(f"--{what} {text}: give all, or numbers and ranges like 0,2-4.")
+        found |= set(range(int(first), int(last or first) + 1))
+    if not found or max(found) >= count:
+        raise ValueError(f"--{what} {text}: the model has {count}, counted from 0.")
+    return tuple(sorted(found))
+
+
+def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, ...]:
+    """The spans' ranges in the run, held for `heads`. Raises ValueError, one sentence, for a span that the run does not have."""
+    rows = {row.span: row for row in past.spans}
+    holds = []
+    for span in asked.spans:
+        if span not in rows:
+            raise ValueError(
+                f"run {past.uid} has no span {span}; its {len(rows)} spans are listed by: kvlens export {past.uid} --what spans"
+            )
+        row = rows[span]
+        if row.kind == "window":
+            raise ValueError(f"span {span} is the window, which is attended anyway; hold one of the other spans.")
+        holds.append(Hold(span, row.tok_start, row.tok_end, heads, asked.from_step))
+    return tuple(holds)
+
+
+def whatif(
+    runs_dir: Path, uid: str, asked: Asked, report: Report, cancelled: Callable[[], bool] = lambda: False
+) -> tuple[Stored, dict[str, Any]]:
+    """Carry it out and store the held run -> (the run, its summary, which is also its meta's `whatif`).
+
+    The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be repeated.
+    """
+    from kvlens.lens.reference import obtain, reference_key
+    from kvlens.storing import Pairing, plan, store
+
+    past = read_run(runs_dir, uid)
+    heads = tuple(
+        (layer, head) for layer in numbers(asked.layers, past.layers, "layers") for head in numbers(asked.kv_heads, past.kv_heads, "heads")
+    )
+    holds = holds_for(past, asked, heads)
+    if asked.from_step >= past.steps:
+        raise ValueError(f"--from-step {asked.from_step}: run {uid} has {past.steps} steps, counted from 0.")
+    prepared = reload(past, report)
+    reference = obtain(prepared, past.request, runs_dir, report, cancelled)
+    planned = plan(past.request)
+    trials = Trials(
+        prepared.engine, prepared.prompt, planned.method, planned.params, planned.budget, planned.options, reference, past.request.hold
+    )
+    question = Question.about(past, trials)
+    found = question.search(past, asked, heads, report, cancelled) if asked.search else None
+    if found is not None and found.heads:
+        holds = holds_for(past, asked, found.heads)
+    request = past.request.model_copy(update={"against": True, "forced_reference": past.forced, "hold": (*past.request.hold, *holds)})
+    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
+    summary: dict[str, Any] = {}
+
+    def conclude(result: Result) -> dict[str, Any]:
+        summary.update(question.answered(result, holds, past.forced), search=None if found is None else _as_meta(found))
+        return {"whatif": summary}
+
+    planned = plan(request, reference.ids if past.forced else None)
+    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), summary
+
+
+@dataclass
+class Question:
+    """What was lost, and how to see whether it is back."""
+
+    trials: Trials
+    step: int | None
+    """the step of loss; None: every step agrees with full KV"""
+    kl_before: float | None
+    """nats, at the step of loss"""
+    answer_before: str
+    expected: str
+    by_answer: bool
+    """the answer is known and full KV gives it, so it decides; else full KV's token at the step of loss does"""
+    was_right: bool
+    """nothing to bring back"""
+    _losses: dict[tuple[Hold, ...], list[Loss | None]] = field(default_factory=dict)
+
+    @classmethod
+    def about(cls, past: Past, trials: Trials) -> Question:
+        """From what the run recorded, as far as it did; the rest is run again."""
+        source, reference = past.source, trials.reference
+        decode = trials.engine.loaded.tokenizer.decode
+        full_text = decode(list(reference.ids), skip_special_tokens=True)
+        by_answer = source.answer is not None and answers(source.task, source.answer, full_text)
+        before = past.text if past.whole and not past.forced else trials.free(()).text
+        lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
+        if not lost and len(past.losses) < len(reference.ids):
+            losses = trials.forced(()).losses
+            lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
+        step, kl = lost[0] if lost else (None, None)
+        expected = source.answer if by_answer and source.answer is not None else full_text
+        right = answers(source.task, expected, before) if by_answer else step is None
+        return cls(trials, step, kl, before, expected, by_answer, right)
+
+    # ------------------------------------------------------------------------------------------------------------------- with holds
+    def losses(self, holds: tuple[Hold, ...]) -> list[Loss | None]:
+        """Per step on the reference's tokens, through the end of the answer."""
+        if holds not in self._losses:
+            self._losses[holds] = self.trials.forced(holds, self.answer_end).losses
+        return self._losses[holds]
+
+    def agrees(self, holds: tuple[Hold, ...]) -> bool:
+        """Full KV's token is the likeliest at the step of loss."""
+        assert self.step is not None
+        loss = self.losses(holds)[self.step]
+        return loss is not None and loss.agrees
+
+    def restored(self, holds: tuple[Hold, ...]) -> bool:
+        """The answer is back."""
+        if not self.by_answer:
+            return self.agrees(holds)
+        return answers(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
+
+    @property
+    def answer_end(self) -> int:
+        """The step after the answer: after the line on which the step of loss lies, at most ANSWER_STEPS later."""
+        assert self.step is not None
+        ids, decode = self.trials.reference.ids, self.trials.engine.loaded.tokenizer.decode
+        last = min(len(ids), self.step + ANSWER_STEPS)
+        if not self.by_answer:
+            return self.step + 1
+        return next((step + 1 for step in range(self.step, last) if "\n" in decode([ids[step]])), last)
+
+    def search(self, past: Past, asked: Asked, candidates: Sequence[Head], report: Report, cancelled: Callable[[], bool]) -> Found:
+        """The fewest of `candidates` that bring the answer back, as greedy search finds them. What it makes small is the sum of
+        KL(full || method) over the steps from the step of loss to the end of the answer."""
+        if self.step is None or self.was_right:
+            raise ValueError(f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ.")
+
+        def measure(heads: tuple[Head, ...]) -> Measured:
+            if cancelled():
+                raise ValueError("cancelled while searching; nothing was stored.")
+            holds = holds_for(past, asked, heads)
+            losses = self.losses(holds)[self.step :]
+            return Measured(sum(loss.kl for loss in losses if loss is not None), self.agrees(holds))
+
+        def told(tried: int) -> None:
+            report("search", tried, max(tried, len(candidates)))
+
+        return Search(measure, lambda heads: self.restored(holds_for(past, asked, heads)), told).run(candidates)
+
+    def answered(self, result: Result, holds: tuple[Hold, ...], forced: bool) -> dict[str, Any]:
+        """The summary of the stored run `result`, in which `holds` were kept."""
+        shape = self.trials.engine.loaded.shape
+        loss: Loss | None = None
+        if self.step is not None:
+            loss = result.losses[self.step] if self.step < len(result.losses) else None
+            loss = loss or self.losses(holds)[self.step]
+        text = self.trials.free(holds).text if forced else result.text
+        back = answers(self.trials.prompt.source.task, self.expected, text) if self.by_answer else loss is not None and loss.agrees
+        return {
+            "step": self.step, "kl_before": self.kl_before, "kl_after": None if loss is None else loss.kl,
+            "answer_before": self.answer_before, "answer_after": text, "expected": self.expected,
+            "expected_from": "task" if self.by_answer else "reference", "restored": None if self.was_right else back,
+            "agrees_after": None if loss is None else loss.agrees, "held_bytes": held_bytes(holds, shape),
+            "held_tokens": held_tokens(holds),
+        }  # fmt: skip
+
+
+def _as_meta(found: Found) -> dict[str, Any]:
+    return {
+        "heads": [list(head) for head in found.heads], "tried": found.tried, "kl": found.kl, "everywhere": found.everywhere,
+        "alone": [[layer, head, kl] for (layer, head), kl in found.alone],
+    }  # fmt: skip

@@ -1,0 +1,137 @@
+"""The sections about one run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlens import methods
+from kvlens.compare.groups import generated, is_exact
+from kvlens.figures.metrics import si_bytes
+from kvlens.lens.verdict import Verdict, verdict
+from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
+from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
+from kvlens.store.reader import TraceReader
+
+#: Prompts are shown up to here, characters.
+MOST_PROMPT = 40_000
+
+
+def facts(reader: TraceReader) -> str:
+    """What the run is."""
+    meta = reader.meta
+    budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
+    limit = "no limit" if budget is None else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
+    kind = "forced: fed the reference's tokens" if meta.get("forced") else "free: decodes on its own tokens"
+    rows = [
+        ("run", reader.uid), ("status", reader.status + (f" ({reader.error})" if reader.error else "")), ("started", meta.get("started")),
+        ("model", meta.get("model")), ("method", _titled(meta)), ("preset", meta.get("preset") or "none"), ("budget", limit),
+        ("prompt", f"{meta.get('prompt_tokens')} tokens, task {meta.get('task') or 'not named'}"), ("decode steps", reader.n_steps),
+        ("decoding", kind), ("sampling", f"temperature {meta.get('temperature')}, top-p {meta.get('top_p')}, seed {meta.get('seed')}"),
+        ("full-KV reference", meta.get("reference") or "none"), ("repeats run", meta.get("parent") or "none"),
+        ("held ranges", len(meta.get("hold") or []) or "none"),
+        ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
+    ]  # fmt: skip
+    return table(("what", "value"), rows)
+
+
+def _titled(meta: dict[str, Any]) -> str:
+    entry = about(meta)
+    return f"{entry['title']} ({meta.get('method')})" if entry else str(meta.get("method"))
+
+
+def about(meta: dict[str, Any]) -> dict[str, Any] | None:
+    """The catalogue's entry of the run's method; None when it is not installed here."""
+    return next((entry for entry in methods.catalogue() if entry["name"] == meta.get("method")), None)
+
+
+def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
+    """What was lost and what was missed most there, from recorded columns; or why nothing can be said."""
+    if found is None:
+        loss = reader.loss()
+        if len(loss):
+            return paragraph(
+                f"Nothing was lost: at all {len(loss)} steps that were compared, the most probable token is full KV's.", "verdict"
+            )
+        if reader.meta.get("method") == "full":
+            return paragraph("This run is full KV itself, so there is nothing to compare it with.", "verdict")
+        return paragraph("The loss against full KV was not recorded in this run.", "verdict")
+    text = (
+        f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}; logit difference {found.logit_diff:+.3g}, "
+        f"KL {found.kl:.3g} nats. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
+    )
+    said = [paragraph(text, "verdict")]
+    if (missed := found.missed) is None:
+        said.append(paragraph("What was missed most there was not recorded."))
+    else:
+        where = "where it lay was not recorded" if missed.state is None else f"it was {missed.state} for this KV head"
+        tokens = reader.tokens()
+        words = "".join(tokens["text"].iloc[missed.tok_start : missed.tok_end])[:160]
+        heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
+        said.append(paragraph(
+            f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens {missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
+            f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret {missed.regret:.3f}; {where}; of the bytes "
+            f"moved at the step {si_bytes(missed.h2d_bytes)} were known to be its own."
+        ))  # fmt: skip
+    return "".join(said)
+
+
+def answer(reader: TraceReader) -> str:
+    """What was expected and what came."""
+    meta, output = reader.meta, generated(reader)
+    rows = [("generated", output)]
+    if meta.get("answer"):
+        exact = is_exact(str(meta.get("task") or ""), str(meta["answer"]), str(meta.get("output_text") or output))
+        rows = [("expected", str(meta["answer"]).strip()), *rows, ("right", "yes" if exact else "no")]
+    else:
+        rows.append(("expected", "no answer is known for this prompt"))
+    prompt = reader.prompt_text()
+    cut = "" if len(prompt) <= MOST_PROMPT else f"\n… {len(prompt) - MOST_PROMPT:,} more characters"
+    shown = folded(f"The prompt, {len(prompt):,} characters", verbatim(prompt[:MOST_PROMPT] + cut)) if prompt else ""
+    return table(("", "text"), rows) + shown
+
+
+def parameters(reader: TraceReader) -> str:
+    """The method's parameters as they were in force, and which of them the paper does not decide."""
+    entry, config = about(reader.meta), reader.meta.get("config") or {}
+    if not config:
+        return paragraph("The method has no parameters.")
+    described = {item["name"]: item for item in (entry or {}).get("parameters", [])}
+    rows = []
+    for name, value in config.items():
+        item = described.get(name) or {}
+        by = "not described here" if not item else "our decision" if item.get("ours") else "the paper"
+        rows.append((name, value, item.get("symbol") or "", by, item.get("doc") or ""))
+    intro = paragraph(f"{entry['title']} {entry['summary']}. Paper: {entry['paper']}") if entry else ""
+    return intro + table(("parameter", "value", "symbol", "decided by", "meaning"), rows)
+
+
+def conditions(reader: TraceReader) -> str:
+    """Versions, machine, self-checks."""
+    meta = reader.meta
+    names = ("kvlens", "torch", "transformers", "kernels", "device", "dtype", "link", "trace_level", "coverage", "oracle", "schema_version")
+    rows = [(name.replace("_", " "), meta.get(name)) for name in names]
+    machine = meta.get("machine")
+    rows += list(machine.items()) if isinstance(machine, dict) else [("machine", machine)]
+    checks = reader.self_checks()
+    passed = [
+        (str(row.name_), "pass" if row.passed else "FAIL", str(row.detail)) for row in checks.rename(columns={"name": "name_"}).itertuples()
+    ]
+    said = table(("self-check", "result", "detail"), passed) if passed else paragraph("Self-checks: not recorded.")
+    return table(("condition", "value"), rows) + said
+
+
+def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
+    """(title, HTML) of every section, in order."""
+    found = verdict(reader)
+    at = (0, 0) if found is None or found.missed is None else (found.missed.layer, found.missed.q_head)
+    return [
+        ("Verdict", verdict_text(reader, found)),
+        ("What the run is", facts(reader)),
+        ("The answer", answer(reader)),
+        ("What was lost, step by step", loss_over_steps(reader, figures, 0 if found is None else found.step)),
+        ("Which spans were missed", spans_at(reader, figures, found)),
+        ("Which heads", head_maps(reader, figures, at)),
+        ("Memory and copies", bytes_moved(reader, figures)),
+        ("The method's parameters", parameters(reader)),
+        ("Versions, machine, self-checks", conditions(reader)),
+    ]

@@ -1,0 +1,79 @@
+"""The sections about one run that hold figures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from kvlens.figures import memory, transfers
+from kvlens.figures.heads import head_map
+from kvlens.figures.loss import span_bars
+from kvlens.figures.losstrack import loss_track
+from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.lens.verdict import Verdict
+from kvlens.report.markup import Figures, missing, paragraph, table
+from kvlens.report.spans import listed
+from kvlens.store.reader import TraceReader
+
+
+def loss_over_steps(reader: TraceReader, figures: Figures, step: int) -> str:
+    """KL and log p over the steps."""
+    loss = reader.loss()
+    if loss.empty:
+        return missing("Loss over the steps: not recorded.")
+    note = f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line marks step {step}."
+    return figures.place(loss_track(loss, reader.n_steps, step), "KL and log probability over decode steps", note)
+
+
+def head_maps(reader: TraceReader, figures: Figures, selected: tuple[int, int]) -> str:
+    """Coverage and regret by layer and query head, mean over all steps."""
+    parts = []
+    for name in ("coverage", "regret"):
+        if name not in reader.metrics():
+            parts.append(missing(f"{metric_of(name).title} by head: not recorded."))
+            continue
+        metric = metric_of(name)
+        figure = head_map(reader.head_summary(name), reader.kv_heads, metric, selected, "mean over all steps")
+        parts.append(figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}."))
+    return "".join(parts)
+
+
+def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """What full KV would have read beside what was read, at the step of loss, by the query head that missed most."""
+    if found is None or found.missed is None:
+        return missing("Spans at the step of loss: no step was lost, or full attention's masses were not recorded there.")
+    missed = found.missed
+    label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
+    frame = listed(reader, found.step, missed.layer, missed.q_head)
+    note = (
+        "Full attention of this run's own query over the exact keys of all positions; ★ marks the needle, the frame what was missed most."
+    )
+    return figures.place(span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note)
+
+
+def bytes_moved(reader: TraceReader, figures: Figures) -> str:
+    """What the tiers held against the budget, and what moved by direction and cause."""
+    steps, meta = reader.steps(), reader.meta
+    held = memory.residency(steps, meta.get("budget_bytes"), meta.get("full_kv_bytes"))
+    parts = [figures.place(held, "KV bytes by tier per decode step", f"Link: {meta.get('link') or 'not recorded'}; bytes are decimal.")]
+    moved = reader.transfer_times()
+    if (moved["step"] >= 0).any():
+        note = "Solid: the engine waited for it; hatched: it ran in the background."
+        parts.append(figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note))
+    else:
+        parts.append(paragraph("Nothing moved between the tiers while decoding.", "note"))
+    return "".join(parts) + by_cause(moved)
+
+
+def by_cause(moved: pd.DataFrame) -> str:
+    """Sums by phase, direction and cause."""
+    if moved.empty:
+        return ""
+    phases = moved.assign(phase=np.where(moved["step"] < 0, "end of prefill", "decoding"))
+    sums = phases.groupby(["phase", "direction", "cause"], sort=True)[["bytes", "blocking_bytes", "n"]].sum().reset_index()
+    rows = [
+        (f"{row['phase']}, {transfers.DIRECTIONS.get(row['direction'], row['direction'])}, {row['cause']}", si_bytes(row["bytes"]),
+         si_bytes(row["blocking_bytes"]), f"{row['n']:,}")
+        for row in sums.to_dict("records")
+    ]  # fmt: skip
+    return table(("moved", "bytes", "of these waited for", "copies"), rows)

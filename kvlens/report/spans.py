@@ -1,0 +1,33 @@
+"""Spans as a figure of the report needs them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from kvlens.store.reader import TraceReader
+
+
+def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFrame:
+    """The spans that full attention would have read most at a step: span, full, mass, regret, kind, tokens (in words), text, needle."""
+    table, tokens = reader.oracle(step, layer, q_head), reader.tokens()
+    needle = reader.meta.get("needle") or []
+    rows = []
+    for row in table.itertuples():
+        start, end = int(row.tok_start), int(row.tok_end)
+        window = row.kind == "window"
+        part = tokens.iloc[start:end]
+        text = "" if window else "".join(part["text"])
+        rows.append(
+            {
+                "span": int(row.span), "full": float(row.full), "mass": float(row.mass), "regret": float(row.regret), "kind": str(row.kind),
+                "tokens": "the latest tokens" if window else f"tokens {start}–{end - 1}",
+                "text": text if len(text) <= 160 else f"{text[:80]} … {text[-80:]}", "needle": not window and _holds(part, needle),
+            }
+        )  # fmt: skip
+    columns = ["span", "full", "mass", "regret", "kind", "tokens", "text", "needle"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _holds(part: pd.DataFrame, needle: list[list[int]]) -> bool:
+    """Some token of the part lies in one of the character ranges [start, end)."""
+    return any(bool(((part["char_start"] < end) & (part["char_end"] > start)).any()) for start, end in needle)

@@ -1,0 +1,62 @@
+"""Gathering and copying, for any tokenizer: the entries of a scattered list in order, and one passage word for word. Ours, after the
+demo model's tasks `list` and `note`."""
+
+from __future__ import annotations
+
+import random
+
+from kvlens.tasks import words
+from kvlens.tasks.generated import SEPARATOR, Generated
+from kvlens.tasks.layout import Content
+
+ENTRIES = 8
+ORDINALS = "first second third fourth fifth sixth seventh eighth".split()  # noqa: SIM905
+PASSAGE = 24
+"""words"""
+
+
+class Items(Generated):
+    """Entries of a list, scattered; the first stands at the wanted depth, the rest anywhere. All are asked for, in order."""
+
+    name, title = "list_items", "list"
+    summary = "eight scattered entries of a list, all asked for in order"
+    metric = "share of the entries that the output names, each behind the one before it (ours)"
+    new_tokens = 120
+
+    def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
+        entries = words.distinct(rng, ENTRIES)
+        asked = [f"The {ordinal} entry of the list is {entry}." for ordinal, entry in zip(ORDINALS, entries, strict=True)]
+        tail = f"\nQuestion: Name all {ENTRIES} entries of the list in order. Answer:"
+        return Content(asked, [depth] + [None] * (ENTRIES - 1), (), tail=tail), entries
+
+    def score(self, answer: str, output: str) -> float:
+        wanted, found, at = answer.strip().split(SEPARATOR), 0, 0
+        for entry in wanted:
+            place = output.lower().find(entry.lower(), at)
+            if place >= 0:
+                found, at = found + 1, place + len(entry)
+        return found / len(wanted)
+
+
+class Copy(Generated):
+    """A passage of made-up order at the wanted depth, asked for by its number; two others are not asked for."""
+
+    name, title = "copy_text", "copy"
+    summary = "one passage of 24 words, to be repeated word for word"
+    metric = "share of the passage's words that the output repeats before its first mistake (ours)"
+    new_tokens = 96
+
+    def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
+        numbers = rng.sample(range(100, 1000), 3)
+        texts = [" ".join(rng.choice(words.NOUNS) for _ in range(PASSAGE)) for _ in numbers]
+        said = [f"Passage {number} reads: {text}." for number, text in zip(numbers, texts, strict=True)]
+        tail = f"\nQuestion: What does passage {numbers[0]} read? Answer:"
+        return Content(said[:1], [depth], said[1:], tail=tail), [texts[0]]
+
+    def score(self, answer: str, output: str) -> float:
+        wanted, given = answer.split(), output.replace(".", " ").split()
+        right = next((at for at, (a, b) in enumerate(zip(wanted, given, strict=False)) if a != b), min(len(wanted), len(given)))
+        return right / len(wanted)
+
+
+ITEMS, COPY = Items(), Copy()

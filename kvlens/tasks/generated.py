@@ -1,0 +1,43 @@
+"""Generated tasks for any tokenizer: what they have in common, and the metric they share."""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+
+from kvlens.tasks.base import Asked, Encode, Task, check_place
+from kvlens.tasks.layout import Content, compose
+from kvlens.tasks.metrics import string_match_all
+
+SEPARATOR = ", "
+"""between the parts of an answer; no part contains it"""
+
+
+class Generated(Task):
+    """A task of its own words. Every prompt has exactly the wanted number of tokens of the tokenizer at hand where that can be met.
+
+    The demo model was not trained on any of these.
+    """
+
+    metric = "share of the asked parts that the output contains, upper and lower case alike (RULER's string_match_all)"
+
+    @abstractmethod
+    def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
+        """What is hidden and asked, and the parts of the answer in order."""
+
+    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+        tokens, place = check_place(self.name, length, depth if self.placed else 0.5)
+        rng = random.Random(f"{self.name}/{seed}")
+        content, answers = self.content(rng, place)
+        text, needle = self.lay(content, tokens, rng, encode, special)
+        at = place if self.placed else None
+        return Asked(text, " " + SEPARATOR.join(answers), needle, self.name, tokens, at, seed, index, tuple(answers))
+
+    def lay(
+        self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:  # fmt: skip
+        """The prompt's text and the ranges of the asked facts in it."""
+        return compose(self.name, content, length, rng, encode, special)
+
+    def score(self, answer: str, output: str) -> float:
+        return string_match_all(output, answer.strip().split(SEPARATOR))

@@ -1,0 +1,56 @@
+// Places worth going to: the step of loss, the worst regret, corrections, recalls. A jump moves step, head and span together.
+
+const JUMPS = [
+  ["loss", "first loss", "no step was lost, or the loss against full KV was not recorded"],
+  ["regret", "worst regret", "full attention's masses were not recorded, or nothing was missed"],
+  ["correction", "next correction", "no correction was logged"],
+  ["recall", "next recall", "no recall was logged"],
+];
+const NAMED = ["loss", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
+
+class Jumps {
+  constructor(box, go) {
+    this.go = go;
+    this.buttons = {};
+    for (const [kind, title] of JUMPS) {
+      const button = document.createElement("button");
+      button.textContent = title;
+      button.dataset.jump = kind;
+      button.onclick = () => this.press(kind);
+      box.append(button);
+      this.buttons[kind] = button;
+    }
+  }
+
+  setRun(header) {
+    this.places = header.jumps;
+    for (const [kind, title, absent] of JUMPS) {
+      const places = this.of([kind]);
+      this.buttons[kind].disabled = places.length === 0;
+      const key = NAMED.includes(kind) ? "N, P" : "Shift + N, P";
+      const where = places.length === 1 ? `step ${places[0].step}` : `${places.length} steps`;
+      this.buttons[kind].title = places.length ? `${title}: ${where} (${key})` : absent;
+    }
+  }
+
+  of(kinds) {
+    return this.places.filter((place) => kinds.includes(place.kind));
+  }
+
+  // A button goes to the next place of its kind and begins anew after the last one.
+  press(kind) {
+    const places = this.of([kind]);
+    this.go(places.find((place) => place.step > this.step) || places[0]);
+  }
+
+  // N and P: the nearest place after or before the step, if there is one.
+  move(direction, recalls) {
+    const places = this.of(recalls ? ["recall"] : NAMED).sort((a, b) => direction * (a.step - b.step));
+    const place = places.find((p) => direction * (p.step - this.step) > 0);
+    if (place) this.go(place);
+  }
+
+  at(step) {
+    this.step = step;
+  }
+}

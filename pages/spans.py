@@ -1,0 +1,22 @@
+"""Spans: how the text was cut and why, how other segmenters would cut it, and how the keys of the spans lie to each other."""
+
+import streamlit as st
+
+from kvlens.ui import nav, session, spansmap, spanstable, spansview
+from kvlens.ui.frame import choose_run
+
+nav.enter()
+found = choose_run("Spans")
+if found is not None:
+    reader, chosen = found
+    view = spansview.controls(reader, chosen)
+    query = {} if view.column == "mass" else {"color": view.column}
+    query |= spansview.boundaries(reader, view)
+    spanstable.table(reader, view)
+    left, right = st.columns([7, 5], gap="medium")
+    with left:
+        query |= spansmap.key_map(reader, view)
+    with right:
+        spanstable.selected(reader, view)
+        spanstable.lengths(reader, view)
+    session.write_url(query)

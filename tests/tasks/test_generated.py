@@ -1,0 +1,134 @@
+"""Generated tasks for any tokenizer: exact length, needles that hold what is asked, determinism, answers that can be read off the text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlens import tasks
+from kvlens.demo.encode import demo_encode
+from kvlens.tasks import Asked, Encode
+
+NAMES = [name for name, task in tasks.registry().items() if not task.demo_language]
+PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]
+SETTINGS = settings(max_examples=25, deadline=None)
+ASKED = {
+    "name": st.sampled_from(NAMES), "length": st.integers(900, 2400), "depth": st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0]),
+    "seed": st.integers(0, 2**31),
+}  # fmt: skip
+
+
+def by_word(text: str) -> list[int]:
+    """A token per run of letters and digits and per other mark."""
+    return list(range(len(re.findall(r"\w+|[^\w\s]", text))))
+
+
+def by_pair(text: str) -> list[int]:
+    """A token per two characters: pieces merge with what stands before them."""
+    return list(range((len(text) + 1) // 2))
+
+
+def encoders() -> dict[str, Encode]:
+    return {"demo": demo_encode(), "words": by_word, "pairs": by_pair, "characters": lambda text: list(text.encode())}
+
+
+def make(name: str, length: int, depth: float, seed: int, encode: Encode = by_word, special: int = 1) -> Asked:
+    return tasks.get(name).make(length, depth, seed, encode, special)
+
+
+def derived(asked: Asked) -> list[str]:
+    """The answer's parts, found in the text by a reader that knows the language of the tasks but not the generator."""
+    text, question = asked.text.rsplit("\nQuestion: ", 1)
+    if asked.task == "variable_tracking":
+        value = re.search(r"value (\d+)", question)
+        assert value is not None
+        holds = dict(re.findall(r"VAR (\w+) = (?:VAR )?(\w+)\.", text))
+        found = [name for name, source in holds.items() if source == value.group(1)]
+        for name in found:
+            found += [other for other, source in holds.items() if source == name]
+        return found
+    if asked.task == "common_words":
+        return [word for word, _ in Counter(re.findall(r"\d+\. (\w+)", text)).most_common(10)]
+    if asked.task == "list_items":
+        entries = dict(re.findall(r"The (\w+) entry of the list is ([a-z ]+)\.", text))
+        return [entries[ordinal] for ordinal in "first second third fourth fifth sixth seventh eighth".split()]  # noqa: SIM905
+    if asked.task == "copy_text":
+        passages = dict(re.findall(r"Passage (\d+) reads: ([a-z ]+)\.", text))
+        return [passages[number] for number in re.findall(r"passage (\d+)", question)]
+    facts = re.findall(r"The secret number of the ([a-z ]+) is (\d+)\.", text)
+    return [value for key in re.findall(r"of the (\w+ \w+)(?: and|\?)", question) for name, value in facts if name == key]
+
+
+@SETTINGS
+@given(**ASKED, which=st.sampled_from(["demo", "words", "pairs", "characters"]), special=st.integers(0, 2))
+def test_the_length_is_met_exactly(name: str, length: int, depth: float, seed: int, which: str, special: int) -> None:
+    length *= 6 if which == "characters" else 3 if which == "pairs" else 2 if which == "demo" else 1
+    encode = encoders()[which]
+    asked = make(name, length, depth, seed, encode, special)
+    assert special + len(encode(asked.text)) == length
+
+
+@SETTINGS
+@given(**ASKED)
+def test_the_same_seed_gives_the_same_prompt_and_another_another(name: str, length: int, depth: float, seed: int) -> None:
+    assert make(name, length, depth, seed) == make(name, length, depth, seed)
+    assert make(name, length, depth, seed).answer != make(name, length, depth, seed + 1).answer
+
+
+@SETTINGS
+@given(**ASKED)
+def test_the_answer_can_be_read_off_the_text_and_scores_one(name: str, length: int, depth: float, seed: int) -> None:
+    asked = make(name, length, depth, seed)
+    assert Counter(derived(asked)) == Counter(asked.answers)
+    task = tasks.get(name)
+    assert task.grade(asked, asked.answer) == task.score(asked.answer, f"{asked.answer}. And on.") == 1.0
+    assert task.grade(asked, "") == 0.0
+    assert tasks.remake({"task": name, "length": length, "depth": depth, "seed": seed, "index": 0}, by_word) == asked
+
+
+@SETTINGS
+@given(**ASKED)
+def test_needles_cut_out_the_asked_facts(name: str, length: int, depth: float, seed: int) -> None:
+    asked = make(name, length, depth, seed)
+    facts = [asked.text[start:end] for start, end in asked.needle]
+    assert all(fact.endswith(".") for fact in facts)
+    if name == "variable_tracking":
+        starts = [start for start, _ in asked.needle]
+        assert starts == sorted(starts), "assignments stand in the order of the chain"
+        assert all(f"VAR {new} = VAR {old}." == fact for (old, new), fact in zip(pairwise(asked.answers), facts[1:], strict=True))
+    elif name != "common_words":
+        assert len(facts) == len(asked.answers)
+        assert all(part in fact for part, fact in zip(asked.answers, facts, strict=True))
+
+
+@pytest.mark.parametrize("name", PLACED)
+@pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 0.75, 1.0])
+def test_the_first_asked_fact_stands_at_its_depth(name: str, depth: float) -> None:
+    asked = make(name, 2000, depth, 3)
+    body = asked.text.index("\n") + 1, asked.text.rindex("\nQuestion:")
+    start, end = asked.needle[0]
+    assert abs((start - body[0]) / (body[1] - body[0] - (end - start)) - depth) < 0.06
+    if len(asked.needle) == 1:
+        assert depth != 0.0 or start == body[0]
+        assert depth != 1.0 or end == body[1]
+
+
+def test_partial_answers_score_their_share() -> None:
+    asked = make("niah_multivalue", 900, 0.5, 1)
+    assert tasks.score("niah_multivalue", asked.answer, f"{asked.answers[0]} and {asked.answers[3]}") == 0.5
+    assert tasks.score("list_items", " amber bell, wild fox", "wild fox, amber bell") == 0.5, "order counts"
+    assert tasks.score("copy_text", " river bell stone crown", "river bell fox crown") == 0.5
+    assert tasks.score("copy_text", " river bell", "river bell. Question") == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_too_short_a_length_says_what_is_needed(name: str) -> None:
+    with pytest.raises(ValueError, match=r"prompt needs at least \d+ tokens"):
+        make(name, 20, 0.5, 0)
+    with pytest.raises(ValueError, match="needs a length"):
+        tasks.get(name).make(None, 0.5, 0, by_word)

@@ -1,0 +1,162 @@
+"""Full attention by span, coverage and mean span keys against plain float64 NumPy, on random small cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlens.memory import FREE, ROLE
+from kvlens.oracle import EXACT, Owners, compare, coverage, full_attention
+from kvlens.rows import SpanRow
+from kvlens.snapshot import Attended, Snapshot
+from kvlens.spankeys import span_keys
+
+LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
+Q_HEADS = KV_HEADS * GROUP
+
+
+def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[Snapshot], torch.Tensor, list[Attended]]:
+    """Consecutive steps that see one position more each, spans that grow in between, and slots of which some hide from query heads."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = len(sampled)
+    keys = torch.randn(LAYERS, KV_HEADS, prompt + steps, HEAD, generator=generator) * 2
+    cuts = torch.randperm(prompt - 1, generator=generator)[: SPANS - 2].add(1).sort().values.tolist()
+    edges = [0, *cuts, prompt]
+    owners = Owners(prompt + steps, torch.device("cpu"))
+    rows = [SpanRow(0, "window", prompt, prompt, -1, "")]
+    groups, shots = [], []
+    for t, layers in enumerate(sampled):
+        known = min(len(edges) - 1, 1 + t * 2)  # the rest is the window's until a later step
+        rows += [SpanRow(i, "page", edges[i - 1], edges[i], t, "") for i in range(len(rows), known + 1)]
+        n = prompt + t + 1
+        shape = (LAYERS, KV_HEADS, SLOTS)
+        role = torch.randint(0, FREE + 1, shape, generator=generator)
+        position = torch.stack([torch.randperm(n, generator=generator)[:SLOTS] for _ in range(LAYERS * KV_HEADS)]).view(shape)
+        position = torch.where(role == FREE, -1, position)
+        hidden = torch.rand(LAYERS, KV_HEADS, GROUP, SLOTS, generator=generator) < 0.3
+        bias = torch.zeros(hidden.shape).masked_fill(hidden | (role == FREE)[:, :, None], -torch.inf)
+        bias[..., 0] = 0
+        role[..., 0], position[..., 0] = ROLE["window"], n - 1
+        span = torch.randint(0, SPANS, shape, generator=generator)
+        weights = torch.randn(hidden.shape, generator=generator).add(bias).softmax(-1)
+        groups.append(Attended(weights, bias, role, span, position))
+        q = torch.randn(LAYERS, Q_HEADS, HEAD, generator=generator)
+        shots.append(
+            Snapshot([], q, None, None, [], {}, {}, keys[:, :, :n], SCALING, SPANS, owners.follow(rows), layers)
+        )  # fmt: skip
+    mass = torch.rand(steps, LAYERS, Q_HEADS, SPANS, generator=generator)
+    return shots, mass / mass.sum(-1, keepdim=True), groups
+
+
+def joined(groups: list[Attended]) -> Attended:
+    def stack(name: str) -> Any:
+        return torch.cat([getattr(group, name) for group in groups])
+
+    return Attended(stack("weights"), stack("bias"), stack("role"), stack("span"), stack("position"))
+
+
+def softmax(shot: Snapshot, layer: int, head: int) -> np.ndarray:
+    keys = shot.shadow[layer, head // GROUP].double().numpy()  # type: ignore[index]
+    scores = keys @ shot.q[layer, head].double().numpy() * SCALING
+    p = np.exp(scores - scores.max())
+    return p / p.sum()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    top_k=st.integers(1, SPANS + 3),
+    sampled=st.lists(st.booleans(), min_size=1, max_size=5),
+    layers=st.sets(st.integers(0, LAYERS - 1), min_size=1).map(lambda chosen: tuple(sorted(chosen))),
+    prompt=st.integers(SPANS + SLOTS, 40),
+)
+def test_full_attention_by_span_equals_a_plain_computation(
+    seed: int, top_k: int, sampled: list[bool], layers: tuple[int, ...], prompt: int
+) -> None:
+    shots, mass, groups = case(seed, [layers if yes else () for yes in sampled], prompt)
+    full = full_attention(shots)
+    covered = coverage(full, [joined(groups)])
+    oracles, regrets, worst = compare(shots, full, mass, top_k)
+    for t, shot in enumerate(shots):
+        for layer in range(LAYERS):
+            for head in range(Q_HEADS):
+                p = softmax(shot, layer, head)
+                np.testing.assert_allclose(full[layer, head // GROUP, t, head % GROUP, : len(p)], p, atol=1e-6)
+                assert (full[layer, head // GROUP, t, head % GROUP, len(p) :] == 0).all()
+                role, bias = groups[t].role[layer, head // GROUP], groups[t].bias[layer, head // GROUP, head % GROUP]  # type: ignore[index]
+                exact = [int(at) for at, r, b in zip(groups[t].position[layer, head // GROUP], role, bias, strict=True)
+                         if int(r) in EXACT and b == 0]  # fmt: skip
+                np.testing.assert_allclose(covered[t, layer, head], p[exact].sum(), atol=1e-6)
+                if not sampled[t]:
+                    assert oracles[t] is None
+                    assert regrets[t] is None
+                    continue
+                found, regret = oracles[t], regrets[t]
+                assert found is not None
+                assert regret is not None
+                if layer not in layers:
+                    assert (found.span[layer, head] == -1).all()
+                    assert np.isnan(found.tail_full[layer, head])
+                    assert np.isnan(regret[layer, head])
+                    continue
+                owner = shot.owner[: len(p)].numpy()  # type: ignore[index]
+                by_span = np.array([p[owner == span].sum() for span in range(SPANS)])
+                own = mass[t, layer, head].double().numpy()
+                np.testing.assert_allclose(regret[layer, head], np.maximum(by_span - own, 0).sum(), atol=1e-5)
+                order = np.sort(by_span)[::-1][:top_k]
+                listed = found.span[layer, head]
+                np.testing.assert_allclose(found.full[layer, head], order, atol=1e-6)
+                np.testing.assert_allclose(by_span[listed[listed >= 0]], order[listed >= 0], atol=1e-6)
+                np.testing.assert_allclose(found.mass[layer, head][listed >= 0], own[listed[listed >= 0]], atol=1e-6)
+                np.testing.assert_allclose(found.tail_full[layer, head], 1 - order.sum(), atol=1e-5)
+        assert worst[t] < 1e-5
+
+
+def test_an_owner_table_handed_out_stays_as_it_was() -> None:
+    owners = Owners(6, torch.device("cpu"))
+    rows = [SpanRow(0, "window", 0, 6, -1, ""), SpanRow(1, "page", 0, 2, -1, "")]
+    first = owners.follow(rows)
+    assert owners.follow(rows) is first
+    second = owners.follow([*rows, SpanRow(2, "page", 2, 5, 0, "")])
+    assert first.tolist() == [1, 1, 0, 0, 0, 0]
+    assert second.tolist() == [1, 1, 2, 2, 2, 0]
+
+
+def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
+    shots, mass, _ = case(3, [(0, 1, 2)], 30)
+    full = full_attention(shots)
+    full[1, 0, 0, 0, 5] = 0
+    assert compare(shots, full, mass, 4)[2][0] > 1e-6
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
+    keys = torch.randn(2, 3, 20, HEAD, generator=torch.Generator().manual_seed(1))
+    rows = [SpanRow(0, "window", 15, 20, -1, ""), SpanRow(1, "sink", 0, 4, -1, ""), SpanRow(2, "page", 4, 15, -1, ""),
+            SpanRow(3, "page", 9, 9, -1, "")]  # fmt: skip
+
+    def rotate(k: torch.Tensor, positions: torch.Tensor, layer: int, back: bool) -> torch.Tensor:
+        assert back
+        return k * (positions + layer)[:, None]
+
+    found = span_keys(keys, rows, rotate if turned else None)
+    assert found is not None
+    assert found.form == ("pre-rope" if turned else "post-rope")
+    assert found.span.tolist() == [0, 1, 2]
+    for layer in range(2):
+        plain = keys[layer].double().numpy() * ((np.arange(20) + layer)[:, None] if turned else 1)
+        for place, row in enumerate(rows[:3]):
+            np.testing.assert_allclose(found.keys[layer, :, place], plain[:, row.tok_start : row.tok_end].mean(1), atol=1e-4)
+
+
+def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, rows = torch.ones(2, 3, 20, HEAD), [SpanRow(0, "window", 0, 20, -1, "")]
+    monkeypatch.setattr("kvlens.spankeys.MOST_NUMBERS", 2 * 3 * HEAD)
+    assert span_keys(keys, rows, None) is not None
+    assert span_keys(keys, [*rows, SpanRow(1, "page", 0, 5, -1, "")], None) is None
+    assert span_keys(keys, [], None) is None
