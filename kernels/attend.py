@@ -35,7 +35,7 @@ def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
         gqa = q.shape[1] != kv_heads
         return F.scaled_dot_product_attention(q, keys[None], values[None], scale=scaling, enable_gqa=gqa)
     if runs_on(q, biased=True) == "triton":
-        return pool_attend.attend(q, keys, values, bias, scaling)
+        return pool_attend.pool_attention(q, keys, values, bias, scaling)
     packed = q.view(1, kv_heads, -1, head_dim)
     out = F.scaled_dot_product_attention(packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling)
     return out.reshape(q.shape)
