@@ -221,18 +221,20 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's p
 
 @app.command()
 def prompt(
-    task: Annotated[str, typer.Option(help="needle, multikey, chain, note or list.")] = "needle",
-    length: Annotated[int, typer.Option(help="Tokens of the demo model's tokenizer.")] = 2048,
+    task: Annotated[str, typer.Option(help="See `kvlens bench tasks`; the demo model can do needle, multikey, chain, note and list.")]
+    = "needle",
+    length: Annotated[int, typer.Option(help="Tokens in all, of the model's tokenizer.")] = 2048,
     depth: Annotated[float, typer.Option(help="0 (start) to 1 (end): where the asked fact stands.")] = 0.5,
     seed: Annotated[int, typer.Option()] = 0,
+    model: Annotated[str, typer.Option(help="Whose tokens are counted: 'demo', a local folder or a hub id.")] = "demo",
     to: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Generate a prompt: its text on stdout; with --json also the answer and the needle's character ranges."""
-    from kvlens.demo.encode import demo_encode
-    from kvlens.demo.tasks import make_prompt
+    from kvlens import tasks
+    from kvlens.tasks.encoding import encoding
 
-    made = make_prompt(task, length, depth, seed, demo_encode())
+    made = tasks.get(task).make(length, depth, seed, *encoding(model))
     fields = {"text": made.text, "answer": made.answer, "needle": made.needle, "task": made.task, "seed": made.seed,
               "length": made.length, "depth": made.depth}  # fmt: skip
     written = json.dumps(fields, ensure_ascii=False) if as_json else made.text

@@ -119,7 +119,7 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
         typer.echo(json.dumps({"tasks": entries, "files": list(tasks.FILES)}, ensure_ascii=False))
         return
     for entry in entries:
-        whose = "the demo model's own" if entry["demo_language"] else "for any model; the demo model cannot do it"
+        whose = "the demo model's own" if entry["demo_language"] else "for any tokenizer; not in the demo model's language"
         typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
 

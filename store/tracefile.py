@@ -17,7 +17,7 @@ from kvlens.store.blocks import Block
 from kvlens.store.oracles import span_key_table
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
-from kvlens.store.schema import statements
+from kvlens.store.schema import ORACLE_CODEC, statements
 from kvlens.store.versions import upgrades
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "65536"}
@@ -47,7 +47,7 @@ class TraceFile:
             con.execute("INSERT INTO run_state VALUES ('running', -1, NULL)")
             file = cls(con)
             file._heads = meta["layers"], meta["kv_heads"]
-            file._put_meta(meta)
+            file._put_meta(meta | {"oracle_codec": ORACLE_CODEC})
             con.commit()
         except BaseException:
             con.close()

@@ -42,7 +42,8 @@ def attribute(reader: TraceReader, every_lost_step: bool = False) -> pd.DataFram
 def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int) -> pd.DataFrame:
     """The first `top` triples with why each was not attended exactly at `step`: kind and sentence (kvlens.lens.reasons)."""
     first = triples.head(top).copy()
-    found = [explain(reader, step, int(row.layer), int(row.kv_head), int(row.span)) for row in first.itertuples()]
+    named = first[["layer", "kv_head", "span"]].astype(int).to_numpy().tolist()
+    found = [explain(reader, step, *triple) for triple in named]
     return first.assign(reason=[reason.kind for reason in found], why=[reason.says for reason in found])
 
 

@@ -44,7 +44,7 @@ class Task(ABC):
     new_tokens: int
     """generated at most"""
     demo_language: ClassVar[bool] = False
-    """whether the embedded demo model has learnt to do it; it can do nothing else"""
+    """whether it is in the language that the embedded demo model was trained on; it has learnt nothing else"""
     placed: bool = True
     """whether `depth` says where the asked fact stands"""
     items: int | None = None

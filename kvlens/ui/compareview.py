@@ -18,13 +18,17 @@ from kvlens.ui import comparedata, data, session
 from kvlens.ui.chart import chart, menu
 from kvlens.ui.compareplayer import pair_player
 from kvlens.ui.player import payload
+from kvlens.ui.reportbutton import report_button
 from kvlens.ui.state import Selection
 from kvlens.ui.widgets import plain
 
 
 def names(pair: Pair) -> None:
     """What A and B are, and what may be compared."""
-    st.text(f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A.")
+    left, right = st.columns([6, 1], vertical_alignment="top")
+    left.text(f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A.")
+    with right:
+        report_button(pair.a, pair.b)
     if pair.apart:
         st.warning(plain(pair.apart))
     else:

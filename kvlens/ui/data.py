@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
     """What a run is opened with: the step of loss, with the head and the span that were missed most there; else step 0 and the head
     with the most of the metric. `wanted`: the metric that was asked for."""
     found = loss_verdict(reader)
+    if found is None and (place := held_place(reader)) is not None:
+        return replace(place, metric="regret" if "regret" in names else opening_metric(names))
     if found is None:
         metric = wanted if wanted in names else opening_metric(names)
         return Selection(None, 0, *opening_head(reader, stamp(reader.uid), metric), None, opening_metric(names))
@@ -97,6 +100,21 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
     if (missed := found.missed) is None:
         return Selection(None, found.step, *opening_head(reader, stamp(reader.uid), metric), None, metric)
     return Selection(None, found.step, missed.layer, missed.q_head, missed.span, metric)
+
+
+def held_place(reader: TraceReader) -> Selection | None:
+    """Where to look at a run that a span was held in: the step at which the run it repeats was lost, the held span, and the query head
+    that full attention sends there most. None for other runs."""
+    holds, step = reader.meta.get("hold") or [], (reader.meta.get("whatif") or {}).get("step")
+    if not holds or step is None or int(step) >= reader.n_steps:
+        return None
+    heads = reader.oracle_step(int(step))
+    heads = heads[heads["span"] == int(holds[0]["span"])]
+    if heads.empty:
+        layer, kv_head = holds[0]["heads"][0]
+        return Selection(None, int(step), int(layer), int(kv_head) * (reader.q_heads // reader.kv_heads), int(holds[0]["span"]))
+    most = heads.loc[heads["full"].idxmax()]
+    return Selection(None, int(step), int(most["layer"]), int(most["q_head"]), int(holds[0]["span"]))
 
 
 def loss_verdict(reader: TraceReader) -> Verdict | None:

@@ -33,6 +33,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         return None
     chosen, clamped = data.fit(reader, chosen.merged({"run": wanted}))
     session.store(chosen)
+    session.write_selection()
     with right:
         widgets.copy_link()
     widgets.notice(problems + clamped)

@@ -23,6 +23,8 @@ class WhatIf:
     """step, kl_before, kl_after, answer_before, answer_after, expected, restored, agrees_after, held_bytes, held_tokens, search"""
     full_kv_bytes: int | None
     budget_bytes: int | None
+    all_heads: int
+    """(layer, KV head) of the model"""
 
     @property
     def spans(self) -> list[int]:
@@ -43,7 +45,7 @@ def whatif_of(meta: dict[str, Any], uid: str) -> WhatIf | None:
     holds, summary = meta.get("hold"), meta.get("whatif")
     if not holds:
         return None
-    return WhatIf(uid, tuple(holds), summary or {}, meta.get("full_kv_bytes"), meta.get("budget_bytes"))
+    return WhatIf(uid, tuple(holds), summary or {}, meta.get("full_kv_bytes"), meta.get("budget_bytes"), meta["layers"] * meta["kv_heads"])
 
 
 def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:

@@ -17,11 +17,12 @@ def start_pair(uid: str) -> str:
 
 
 def start_whatif(uid: str, hold: HoldChoice) -> str:
-    """Queues the repeat of a run with a span held resident."""
+    """Queues the repeat of a run with spans held resident."""
     where = "all layers" if hold.layers == "all" else f"layer {hold.layers}"
     heads = "all KV heads" if hold.heads == "all" else f"KV head {hold.heads}"
     what = "find the smallest set of heads that bring it back" if hold.search else f"hold it for {where}, {heads}"
-    title = f"What if span {hold.span} of {uid} had been there from step {hold.from_step} on: {what}"
+    spans = f"span {hold.spans[0]}" if len(hold.spans) == 1 else f"spans {', '.join(map(str, hold.spans))}"
+    title = f"What if {spans} of {uid} had been there from step {hold.from_step} on: {what}"
     return jobview.manager().submit(whatif_command(uid, hold, data.runs_dir().resolve()), title, uid)
 
 

@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.ui import data, lensdata, lensjobs, lenswhatif
 from kvlens.ui.data import TraceReader
@@ -58,21 +57,18 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
     ]
     missed = found.missed
     if missed is None:
-        return [*said, f"**Missed most**: not recorded at this step{plain(sampling(reader))}.", _moved(found)]
+        if len(reader.triples(found.step)):
+            said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
+        else:
+            said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        return [*said, _moved(found)]
     group = reader.q_heads // reader.kv_heads
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} · full KV's mass on it "
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret {plain(f'{missed.regret:.2f}')}"
     )
-    return [*said, f"**Why it was not there**: {plain(why(missed))}.", _moved(found)]
-
-
-def why(missed: Missed) -> str:
-    """The recorded state of the span for the KV head."""
-    if missed.state is None:
-        return "where the span lay at this step was not recorded"
-    return f"it was {missed.state} for this KV head ({STATE_MEANINGS[missed.state]})"
+    return [*said, f"**Why it was not there**: {plain(missed.reason.says)}.", _moved(found)]
 
 
 def _span(reader: TraceReader, missed: Missed) -> str:

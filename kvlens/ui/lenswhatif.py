@@ -12,6 +12,7 @@ from kvlens.lens.verdict import Verdict
 from kvlens.ui import lensdata, lensjobs
 from kvlens.ui.data import TraceReader
 from kvlens.ui.lensdata import WhatIf
+from kvlens.ui.player.payload import needle_tokens
 from kvlens.ui.request import HoldChoice
 from kvlens.ui.state import Selection
 from kvlens.ui.widgets import plain
@@ -20,38 +21,48 @@ _RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 
 
 def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> None:
-    """The selected span (else the one of the verdict), for which heads and from which step."""
+    """The selected span (else the one of the verdict) or more, for which heads and from which step."""
     missed = found.missed
     span = chosen.span if chosen.span is not None else (missed.span if missed is not None else None)
     if span is None:
         st.markdown("**What if it had been there?** Click a token of a span to choose it.")
         return
-    st.markdown(f"**What if span {span} had been there?**")
-    layer, head = _head(reader, chosen, found)
-    places = {
-        f"all {reader.n_layers} layers, all {reader.kv_heads} KV heads": ("all", "all"),
-        f"L{layer}, all KV heads": (str(layer), "all"),
-        f"L{layer} KV{head} alone": (str(layer), str(head)),
-    }
-    left, right = st.columns([3, 2])
-    where = left.selectbox("Hold it for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
-    start = right.number_input("from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session")
-    layers, heads = places[str(where)]
+    st.markdown("**What if it had been there?**")
+    layer, head = chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads)
+    choices = spans_to_hold(reader, span, found)
+    places = {"all KV heads": ("all", "all"), f"those of layer {layer}": (str(layer), "all"), f"L{layer} KV{head}": (str(layer), str(head))}
+    first, second, third = st.columns([5, 4, 3])
+    what = first.selectbox("Hold", list(choices), key=f"hold_what_{reader.uid}_{span}", persist_state="session")
+    where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
+    start = third.number_input("from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session")
     with st.container(horizontal=True):
         hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy)
         how = "Repeats the run again and again, heads with most regret first, until the answer is back."
         search = st.button("Find the smallest set of heads", icon=":material/search:", disabled=busy, help=how)
-    st.caption(
-        "The run is repeated with this span's exact keys and values on the device, all else the same. Click a token for another span."
-    )
+    st.caption("The run is repeated with the exact keys and values of these tokens on the device, all else the same.")
     if hold or search:
-        st.query_params["job"] = lensjobs.start_whatif(reader.uid, HoldChoice(span, layers, heads, int(start), search))
+        layers, heads = places[str(where)]
+        st.query_params["job"] = lensjobs.start_whatif(reader.uid, HoldChoice(choices[str(what)], layers, heads, int(start), search))
         st.rerun()
 
 
-def _head(reader: TraceReader, chosen: Selection, found: Verdict) -> tuple[int, int]:
-    """(layer, KV head) that 'alone' means: the selected one."""
-    return chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads)
+def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, tuple[int, ...]]:
+    """What may be held, in words: the span, the needle's spans where more than one holds it, the five missed most at the step of loss."""
+    choices: dict[str, tuple[int, ...]] = {f"span {span}": (span,)}
+    spans = reader.spans()
+    there = spans[(spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)]
+    needle = needle_tokens(reader.tokens(), reader.meta.get("needle") or [])
+    inside = [
+        int(s) for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
+        if any(a < end and b > start for a, b in needle)
+    ]  # fmt: skip
+    if inside and inside != [span]:
+        choices[f"the needle: {len(inside)} span{'s' if len(inside) > 1 else ''}"] = tuple(inside)
+    triples = reader.triples(found.step)
+    most = list(dict.fromkeys(int(s) for s, regret in zip(triples["span"], triples["regret"], strict=True) if regret > 0))[:5]
+    if len(most) > 1:
+        choices[f"the {len(most)} spans missed most"] = tuple(most)
+    return choices
 
 
 def tried(reader: TraceReader, table: pd.DataFrame) -> None:
@@ -61,7 +72,6 @@ def tried(reader: TraceReader, table: pd.DataFrame) -> None:
         return
     asked = st.query_params.get("whatif")
     shown = next((one for one in found if one.uid == asked), found[0])
-    st.divider()
     st.markdown(f"**Tried:** {plain(held_words(shown))}.")
     outcome(shown)
     left, right = st.columns([2, 5], vertical_alignment="center")
@@ -100,8 +110,9 @@ def held_words(one: WhatIf) -> str:
     """'span 12 (tokens 300-331) held for L0 KV1, L1 KV0 from step 3 on'."""
     spans = ", ".join(f"span {hold['span']} (tokens {hold['tok_start']}–{int(hold['tok_end']) - 1})" for hold in one.holds)
     heads = one.heads
-    names = ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])
-    more = f" and {len(heads) - 6} more KV heads" if len(heads) > 6 else ""
+    whole = len(heads) == one.all_heads and len(heads) > 1
+    names = f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])
+    more = f" and {len(heads) - 6} more KV heads" if len(heads) > 6 and not whole else ""
     return f"{spans} held exactly resident for {names}{more} from step {one.from_step} on"
 
 
@@ -132,4 +143,6 @@ def _line(text: object) -> str:
 
 
 def _nats(value: float | None) -> str:
-    return "not recorded" if value is None else f"{value:.3g}"
+    if value is None:
+        return "not recorded"
+    return "< 0.001" if 0 < value < 0.001 else f"{value:.3g}"

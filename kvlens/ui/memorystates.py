@@ -11,12 +11,12 @@ import streamlit as st
 from kvlens.figures.states import rows_at_once, state_grid, state_map
 from kvlens.store.reader import TraceReader
 from kvlens.ui import memorydata, session
-from kvlens.ui.methodview import parts
+from kvlens.ui.chart import chart
 from kvlens.ui.state import Selection
 
 
 def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
-    """Choice of the KV head, the map, and the changes as a table to download."""
+    """Choice of the KV head and the map; its data are the births and changes it was replayed from."""
     st.markdown("##### Where each span lay")
     spans = memorydata.spans_in_text_order(reader)
     if spans.empty:
@@ -27,7 +27,10 @@ def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
     shown, first = _rows(spans, rows_at_once(reader.n_steps), reader.uid, chosen.span)
     grid = state_grid(shown, changes, reader.n_steps)
     title = f"State of spans for L{layer} KV{kv_head} at the end of each step"
-    st.plotly_chart(state_map(shown, grid, title, chosen.step or 0, chosen.span), key="state_map", alt=title)
+    chart(
+        state_map(shown, grid, title, chosen.step or 0, chosen.span), changes, f"{reader.uid}-states-l{layer}-kv{kv_head}", "state_map",
+        title,
+    )  # fmt: skip
     if len(shown) < len(spans):
         st.caption(f"{len(shown)} of {len(spans)} spans are shown, numbers {first} to {first + len(shown) - 1} in text order; "
                    "the slider shows the others.")  # fmt: skip
@@ -35,7 +38,6 @@ def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
     kept = "No span changed its state while decoding." if not moved else f"{moved} births and changes while decoding."
     st.caption(f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row stands for whatever no "
                f"other span holds. {kept} Replayed from the recorded events; colours as in Replay.")  # fmt: skip
-    parts.download(changes, f"{reader.uid}-states-l{layer}-kv{kv_head}", "Download births and changes as CSV")
 
 
 def _choice(reader: TraceReader, chosen: Selection) -> tuple[int, int]:

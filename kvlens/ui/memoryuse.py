@@ -9,6 +9,7 @@ from kvlens.figures.memory import mass_curve, use_of_copies
 from kvlens.figures.metrics import si_bytes
 from kvlens.store.reader import TraceReader
 from kvlens.ui import memorydata
+from kvlens.ui.chart import chart
 from kvlens.ui.methodview import parts
 
 DEFINITION = (
@@ -31,10 +32,12 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
     else:
         st.caption(DEFINITION)
         left, right = st.columns(2, gap="medium")
-        left.plotly_chart(use_of_copies(copies, reader.n_steps), key="use_of_copies", alt="Bytes to the device per step, by recorded use")
-        right.plotly_chart(mass_curve(copies), key="mass_curve", alt="Share of moved bytes by the attention they got")
+        name = f"{reader.uid}-use-of-copies"
+        with left:
+            chart(use_of_copies(copies, reader.n_steps), copies, name, "use_of_copies", "Bytes to the device per step, by recorded use")
+        with right:
+            chart(mass_curve(copies), copies, name, "mass_curve", "Share of moved bytes by the attention they got")
         st.caption(summary(copies))
-        parts.download(copies, f"{reader.uid}-use-of-copies", "Download copies with their use as CSV")
     _truncation(reader)
 
 

@@ -16,6 +16,7 @@ from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.store.export import TIMELINE, export
 from kvlens.ui import data, memorydata, session
+from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
 from kvlens.ui.headview import cell_clicked, parse_steps
 from kvlens.ui.memorystates import where_spans_lay
@@ -69,7 +70,8 @@ def residency(reader: TraceReader) -> None:
     st.markdown("##### What each tier held")
     steps, meta = reader.steps(), reader.meta
     budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
-    st.plotly_chart(figures.residency(steps, budget, full), key="residency", alt="KV bytes by tier per decode step")
+    lines = steps.assign(budget_bytes=budget, full_kv_bytes=full)
+    chart(figures.residency(steps, budget, full), lines, f"{reader.uid}-steps", "residency", "KV bytes by tier per decode step")
     limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.get("prefill_peak_bytes")
     before = "not recorded" if prefill is None else si_bytes(prefill)
@@ -79,7 +81,6 @@ def residency(reader: TraceReader) -> None:
                      f"whole prompt is on the device, is not drawn; its peak: {before}."))  # fmt: skip
     if not float(steps["cold_bytes"].max()):
         st.caption("Nothing lay in host memory at any step.")
-    parts.download(steps, f"{reader.uid}-steps", "Download steps as CSV")
 
 
 def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
@@ -95,11 +96,13 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     near = reader.transfers_between(max(0, start - 1), end + 1)
     copies = near[near["step"] >= start]
     shown = copies.head(COPIES)
-    st.plotly_chart(overlap_figure(steps, shown), key="overlap", alt="Copies over time beside the engine's steps")
+    chart(
+        overlap_figure(steps, shown), copies, f"{reader.uid}-copies-steps-{start}-{end}", "overlap",
+        "Copies over time beside the engine's steps",
+    )  # fmt: skip
     if len(shown) < len(copies):
         st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
     st.caption(_overlap_text(len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.get("link") or "not recorded"))))
-    parts.download(copies, f"{reader.uid}-copies-steps-{start}-{end}", "Download these copies as CSV")
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 
 
@@ -146,7 +149,6 @@ def by_head(reader: TraceReader, chosen: Selection, copies: pd.DataFrame) -> Non
             _map(reader, frame, str(name), f"{text[0].upper()}{text[1:]}", cell)
     st.caption(f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a KV head has its "
                "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts.")  # fmt: skip
-    parts.download(frame, f"{reader.uid}-bytes-by-kv-head")
 
 
 def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell: tuple[int, int]) -> None:
@@ -155,9 +157,9 @@ def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell
         st.info(f"{title}: not recorded in this run.")
         return
     key = f"memory_map_{column}_{session.revision()}_{cell[0]}_{cell[1]}"
-    st.plotly_chart(
-        figures.byte_map(values, title, cell, column), key=key, on_select=lambda: cell_clicked(key, reader.q_heads // reader.kv_heads),
-        selection_mode="points", alt=f"{title}, by layer and KV head",
+    chart(
+        figures.byte_map(values, title, cell, column), frame, f"{reader.uid}-bytes-by-kv-head", key, f"{title}, by layer and KV head",
+        on_select=lambda: cell_clicked(key, reader.q_heads // reader.kv_heads),
     )  # fmt: skip
 
 

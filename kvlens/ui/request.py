@@ -65,9 +65,9 @@ def pair_command(uid: str, runs_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class HoldChoice:
-    """A span to hold exactly resident in a repeated run."""
+    """Spans to hold exactly resident in a repeated run."""
 
-    span: int
+    spans: tuple[int, ...]
     layers: str
     """'all' or as `kvlens whatif --layers` takes them: 0,2-4"""
     heads: str
@@ -78,11 +78,11 @@ class HoldChoice:
 
 
 def whatif_command(uid: str, hold: HoldChoice, runs_dir: Path) -> list[str]:
-    """argv that repeats a run with a span held resident."""
-    argv = [
-        sys.executable, "-m", "kvlens", "whatif", uid, "--span", str(hold.span), "--layers", hold.layers, "--heads", hold.heads,
-        "--from-step", str(hold.from_step),
-    ]  # fmt: skip
+    """argv that repeats a run with spans held resident."""
+    argv = [sys.executable, "-m", "kvlens", "whatif", uid]
+    for span in hold.spans:
+        argv += ["--span", str(span)]
+    argv += ["--layers", hold.layers, "--heads", hold.heads, "--from-step", str(hold.from_step)]
     return [*argv, *(["--search"] if hold.search else []), "--runs", str(runs_dir), "--progress-json"]
 
 

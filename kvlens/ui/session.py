@@ -52,6 +52,12 @@ def revision() -> int:
     return int(st.session_state.get(_REVISION, 0))
 
 
+def write_selection() -> None:
+    """Puts the selection into the address bar before the page is drawn, its other parameters as they are. Whoever uses a page that is
+    still being drawn sends the address along, and one of the page before would be taken for a pasted link."""
+    write_url({name: value for name, value in st.query_params.to_dict().items() if name not in FIELDS})
+
+
 def write_url(extra: Mapping[str, str] | None = None) -> None:
     """Puts the selection, and a page's own parameters, into the address bar; does nothing when they are there already."""
     chosen: Selection = st.session_state.get(_SELECTION, Selection())

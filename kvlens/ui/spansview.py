@@ -52,17 +52,13 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
 
 def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     """The text with every cut of it, badges about the needle, the table of segmenters, the what-if; returns URL parameters."""
-    if not np.isfinite(view.tokens.nats).any():
-        st.info("Surprisal was not recorded in this run, so there is nothing to cut by; its own spans are below.")
-        return {}
-    place, alpha = st.container(), _alpha(reader, view)
     try:
         stats, others = view.text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
-        st.info(plain(f"Other segmenters cannot cut this text: {problem}."))
-        with place:
-            _draw(reader, view, [], None)
+        st.info(plain(f"Only this run's own spans are drawn: {problem}, so other segmenters cannot cut this text."))
+        _draw(reader, view, [], None)
         return {}
+    place, alpha = st.container(), _alpha(reader, view)
     params = spancuts.entropy_parameters(reader)
     usual = spancuts.entropy_cut(params, view.text, params.alpha)
     shown = params.alpha if alpha is None else alpha

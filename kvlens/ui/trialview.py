@@ -10,7 +10,8 @@ import streamlit as st
 from kvlens.figures.grid import Cell
 from kvlens.ui import benchview, data
 from kvlens.ui.griddata import Suite, trials_of
-from kvlens.ui.widgets import plain
+from kvlens.ui.submit import submit_trial
+from kvlens.ui.widgets import error, plain
 
 SHOWN = (
     "score", "answer", "output", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "seed", "infeasible", "refused",
@@ -19,7 +20,7 @@ SHOWN = (
 
 
 def show_trials(suite: Suite, task: str, cell: Cell) -> None:
-    """A table of the cell's trials; the first failing one, or the selected one, can be opened or run again."""
+    """The first failing trial of the cell, or the one selected in their table, can be opened or run again."""
     found = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
@@ -30,6 +31,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     if not found:
         st.info("This cell was not run: kvlens bench sweep runs what is missing.")
         return
+    top = st.container()
     key = f"trials_{suite.name}_{task}_{method}_{budget}_{length}_{depth}"
     event = st.dataframe(
         pd.DataFrame([{name: row[name] for name in SHOWN} for row in found]).dropna(axis=1, how="all"), hide_index=True, key=key,
@@ -37,7 +39,8 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     )  # fmt: skip
     rows = event["selection"]["rows"] if event else []
     place = int(rows[0]) if rows and rows[0] < len(found) else 0
-    _open(found[place], suite.about, rows == [])
+    with top:
+        _open(found[place], suite.about, rows == [])
 
 
 def _columns() -> dict[str, Any]:
@@ -63,8 +66,12 @@ def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
         st.page_link("pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params={"run": row["uid"]})
         return
     model = str(about.get("request", {}).get("model", "demo"))
-    if st.button("Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"):
-        from kvlens.ui.submit import submit_trial
-
-        st.switch_page("pages/run.py", query_params={"job": submit_trial({**row, "model": model})})
-    st.caption("This sweep stored no traces; the trial's prompt comes from its seed, so the run is the same.")
+    left, right = st.columns([1, 2], vertical_alignment="center")
+    if left.button("Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"):
+        try:
+            job = submit_trial({**row, "model": model})
+        except ValueError as problem:
+            error(f"{str(problem)[0].upper()}{str(problem)[1:]}".rstrip(".") + ".")
+            return
+        st.switch_page("pages/run.py", query_params={"job": job})
+    right.caption("No trace of it is in the runs folder. Its prompt comes from its seed, so the run is the same.")

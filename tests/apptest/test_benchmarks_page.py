@@ -45,7 +45,8 @@ def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: 
 
 def test_says_what_to_do_when_nothing_was_measured(visit: Visit, runs: Runs, results: Path) -> None:
     app = visit(runs.folder, "benchmarks")
-    for box, command in zip(app.info, ("kvlens bench quality", "kvlens bench claims", "kvlens bench gpu"), strict=True):
+    commands = ("kvlens bench sweep", "kvlens bench quality", "kvlens bench claims", "kvlens bench gpu")
+    for box, command in zip(app.info, commands, strict=True):
         assert command in box.value
 
 

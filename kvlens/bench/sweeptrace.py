@@ -1,0 +1,62 @@
+"""A trial as a stored run, compared with its full-KV reference, and the figures of its row read back from the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvlens import tasks
+from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
+from kvlens.budget import BudgetInfeasible
+from kvlens.lens.fingerprint import fingerprint
+from kvlens.lens.reference import obtain, reference_key
+from kvlens.runs import RunRequest
+from kvlens.store.reader import TraceReader
+from kvlens.storing import Pairing, Prepared, plan, store
+
+if TYPE_CHECKING:
+    from kvlens.bench.sweepwork import Place
+    from kvlens.engine import Engine
+
+
+def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Place, runs_dir: Path) -> dict[str, Any]:
+    """Like `trials.carry_out`, with the uid of the stored run. The reference of a prompt is made once for all methods, and is the trial
+    of the method without a limit. Raises the store's TraceError when the trace cannot be written."""
+    row = header(trial, engine.loaded.name)
+    try:
+        asked, prompt = prompts.asked(trial), prompts.prompt(trial)
+    except ValueError as error:
+        return row | {"refused": str(error)}
+    full = trial.method == "full"
+    request = RunRequest(
+        model=place.model, method=trial.method, preset=row["preset"], overrides=row["overrides"], device=place.device, dtype=place.dtype,
+        budget=trial.budget if row["rule"] == "resident bytes" else None, max_new=tasks.get(trial.task).new_tokens, against=not full,
+    )  # fmt: skip
+    prepared = Prepared(engine, prompt, fingerprint(engine.loaded))
+    try:
+        reference = obtain(prepared, request, runs_dir, _silent)
+        if full:
+            uid = reference.uid
+        else:
+            pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
+            uid = store(prepared, request, plan(request), pairing, runs_dir, _silent, lambda: False).uid
+    except BudgetInfeasible as error:
+        return row | infeasible(error)
+    with TraceReader.open(runs_dir, uid) as reader:
+        return row | _figures(reader) | outcome(asked, str(reader.meta.get("output_text") or "")) | {"uid": uid}
+
+
+def _silent(phase: str, done: int, total: int) -> None:
+    """A sweep reports trials, not phases."""
+
+
+def _figures(reader: TraceReader) -> dict[str, Any]:
+    steps, meta = reader.steps(), reader.meta
+    return {
+        "coverage": float(np.nanmean(reader.head_cube("coverage"))), "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
+        "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()), "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),
+        "prompt_tokens": int(meta["prompt_tokens"]), "resident_share": float(steps["peak_bytes"].max() / meta["full_kv_bytes"]),
+        "steps": reader.n_steps, "passed": bool(reader.self_checks()["passed"].all()),
+    }  # fmt: skip

@@ -1,0 +1,17 @@
+"""The button that makes a report to hand to somebody."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.report import report_bytes
+from kvlens.store.reader import TraceReader
+
+
+def report_button(reader: TraceReader, against: TraceReader | None = None) -> None:
+    """Downloads the report on a run, or on two beside each other; it is made when the button is pressed."""
+    name = f"kvlens-{reader.uid}" + (f"-against-{against.uid}" if against is not None else "")
+    st.download_button(
+        "Report (HTML)", lambda: report_bytes(reader, against), f"{name}.html", "text/html", key=f"report_{name}", on_click="ignore",
+        icon=":material/description:", help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
+    )  # fmt: skip

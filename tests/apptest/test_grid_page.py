@@ -1,0 +1,160 @@
+"""The grids of the Benchmarks page: cells, the address, trials of a cell, the way to Replay, damaged and missing results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from uiruns import Runs, Visit
+
+from kvlens.bench import sweepfile
+from kvlens.bench.summary import summary
+from kvlens.figures.grid import grid, panels
+from kvlens.ui import gridview
+from kvlens.ui.griddata import Look, Suite, cells, lines, read_look, trials_of
+
+ABOUT = {
+    "machine": {"processor": "P", "cores": 2}, "date": "2026-01-01", "torch": "2", "trials": 9, "planned": 12, "request": {"model": "demo"},
+}  # fmt: skip
+
+
+def row(method: str, budget: str, length: int, depth: float, seed: int, exact: float | None, **more: Any) -> dict[str, Any]:
+    done = {
+        "score": exact, "exact": exact, "coverage": 0.5, "attended_tokens": 50.0, "prompt_tokens": 500, "resident_share": 0.2,
+        "h2d_bytes_per_step": 1000.0, "d2h_bytes_per_step": 0.0, "steps": 5, "output": " 1111.", "answer": " 2222.", "passed": True,
+    }  # fmt: skip
+    about = {
+        "task": "needle", "length": length, "depth": depth, "seed": seed, "index": 0, "method": method, "budget": budget, "preset": None,
+        "overrides": {}, "rule": "resident bytes" if budget else "none",
+    }  # fmt: skip
+    return dict.fromkeys(sweepfile.COLUMNS) | about | (done if exact is not None else {}) | more
+
+
+def trials(uid: str | None = None) -> list[dict[str, Any]]:
+    return [
+        *(row("full", "", 512, depth, seed, 1.0) for depth in (0.1, 0.9) for seed in (1, 2)),
+        row("freekv", "20%", 512, 0.1, 1, 1.0), row("freekv", "20%", 512, 0.1, 2, 0.0, uid=uid),
+        row("freekv", "20%", 512, 0.9, 1, 1.0), row("sekv", "20%", 512, 0.1, 1, None, infeasible=0.27),
+        row("full", "", 1024, 0.1, 1, None, refused="The prompt is too long."),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
+    return tmp_path
+
+
+def test_cells_say_what_was_run_and_what_full_kv_did_on_the_same_prompts() -> None:
+    suite = Suite("grid", ABOUT, tuple(trials()))
+    table = cells(suite, "needle", False).set_index(["method", "length", "depth"])
+    half = table.loc[("freekv", 512, 0.1)]
+    assert (half["n"], half["exact"], half["full"], half["note"]) == (2, 0.5, 1.0, "")
+    assert (round(half["low"], 3), round(half["high"], 3)) == (0.095, 0.905), "Wilson, 1 of 2"
+    assert (table.loc[("sekv", 512, 0.1)]["note"], table.loc[("full", 1024, 0.1)]["note"]) == ("inf.", "refused")
+    difference = cells(suite, "needle", True).set_index(["method", "length", "depth"])
+    assert difference.loc[("freekv", 512, 0.1)]["value"] == -0.5
+    assert [trial["seed"] for trial in trials_of(suite, "needle", ("freekv", "20%", 512, 0.1))] == [2, 1], "failing first"
+    budgets = lines(suite, "needle", ("length",)).set_index(["method", "length"])["budget_share"]
+    assert (budgets[("freekv", 512)], budgets[("full", 512)]) == (0.2, 1.0)
+
+
+def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> None:
+    table = cells(Suite("grid", ABOUT, tuple(trials())), "needle", False)
+    assert panels(table) == (["full", "freekv", "sekv"], ["20%"])
+    figure = grid(table, {"freekv": "FreeKV"}, ("freekv", "20%", 512, 0.1))
+    targets = [trace for trace in figure.data if trace.type == "scatter"]
+    assert len(targets) == 3
+    assert list(targets[1].customdata[0]) == ["freekv", "20%", 512, 0.1]
+    assert "exact 0.50 (95 % 0.09 to 0.91), n = 2" in targets[1].hovertext[0]
+    assert targets[1].hovertext[1].endswith("not run")
+    assert "needs 27% of full KV" in targets[2].hovertext[0]
+    notes = [list(map(list, trace.text)) for trace in figure.data if trace.text is not None]
+    assert notes[1:] == [[["", "n/r"], ["", "n/r"]], [["inf.", "n/r"], ["n/r", "n/r"]]]
+    dotted = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
+    assert len(dotted) == 4, "cells of fewer than five prompts"
+    assert sum(shape.line.width == 5 for shape in figure.layout.shapes) == 1, "the selected cell"
+
+
+def test_a_look_survives_its_url() -> None:
+    look = Look("grid", "needle", "freekv", "20%", 512, 0.1)
+    assert read_look(look.query()) == (look, [])
+    assert read_look({"length": "x", "depth": "0.5"})[1] == ["length 'x' is not a number; ignored"]
+    assert Look("grid", "needle").at(("full", "", 512, 0.1)).cell == ("full", "", 512, 0.1)
+
+
+def test_the_summary_of_no_trial_has_no_figures() -> None:
+    assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "smallest_feasible": None}
+
+
+def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: Runs, results: Path) -> None:
+    sweepfile.write(results / "grid.json", ABOUT, trials(runs.whole))
+    app = visit(runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1)
+    assert any("1 of 2 right" in box.value for box in app.markdown)
+    assert "failing trial with seed 2: expected '2222.', came '1111.'" in " ".join(box.value for box in app.text)
+    assert list(app.dataframe[0].value["seed"]) == [2, 1]
+    assert not [button for button in app.button if "again" in button.label], "its trace is stored: a link, no button"
+    assert app.query_params["depth"] == "0.1"
+
+
+def test_a_trial_without_a_trace_is_run_again(visit: Visit, runs: Runs, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweepfile.write(results / "grid.json", ABOUT, trials())
+    app = visit(runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1)
+    asked: list[dict[str, Any]] = []
+
+    def refuse(trial: dict[str, Any]) -> str:
+        asked.append(trial)
+        raise ValueError("the method 'freekv' is not installed here.")
+
+    monkeypatch.setattr("kvlens.ui.trialview.submit_trial", refuse)
+    next(button for button in app.button if "again" in button.label).click().run()
+    assert (asked[0]["seed"], asked[0]["method"], asked[0]["budget"], asked[0]["model"]) == (2, "freekv", "20%", "demo")
+    assert "not installed here" in app.error[0].value
+
+
+def test_a_click_selects_a_cell_and_a_second_one_takes_it_back(visit: Visit, runs: Runs, results: Path) -> None:
+    sweepfile.write(results / "grid.json", ABOUT, trials())
+    app = visit(runs.folder, "benchmarks")
+    assert not any("right" in box.value for box in app.markdown)
+
+    chosen = Look("grid", "needle")
+    st.session_state["k"] = {"selection": {"points": [{"customdata": ["freekv", "20%", 512, 0.9]}]}}
+    gridview._clicked("k", chosen)
+    assert st.session_state["bench_look"].cell == ("freekv", "20%", 512, 0.9)
+    gridview._clicked("k", st.session_state["bench_look"])
+    assert st.session_state["bench_look"].cell is None
+
+
+def test_what_a_link_names_and_the_sweep_does_not_have_is_said(visit: Visit, runs: Runs, results: Path) -> None:
+    sweepfile.write(results / "grid.json", ABOUT, trials())
+    app = visit(runs.folder, "benchmarks", suite="other", task="none", method="sekv", budget="3%", length=7, depth="x")
+    said = " ".join(box.value for box in app.warning)
+    for part in ("sweep 'other' is not", "task 'none' is not", "depth 'x' is not a number"):
+        assert part in said.replace("\\", "")
+
+
+def test_infeasible_cells_and_files_without_depth_are_said(visit: Visit, runs: Runs, results: Path) -> None:
+    sweepfile.write(results / "grid.json", ABOUT, trials())
+    app = visit(runs.folder, "benchmarks", task="needle", method="sekv", budget="20%", length=512, depth=0.1)
+    assert "not run at this budget" in " ".join(box.value for box in app.text)
+    flat = [trial | {"length": None, "depth": None, "task": "ruler:vt.jsonl"} for trial in trials()[:5]]
+    sweepfile.write(results / "grid.json", ABOUT, flat)
+    app = visit(runs.folder, "benchmarks")
+    assert any("no length and depth" in box.value for box in app.info)
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", '{"about": {}, "columns": ["task"], "trials": []}'])
+def test_a_damaged_sweep_is_one_sentence(visit: Visit, runs: Runs, results: Path, text: str) -> None:
+    (results / "grid.json").write_text(text)
+    app = visit(runs.folder, "benchmarks")
+    assert len(app.error) == 1
+    assert "measure it again" in app.error[0].value
+
+
+def test_the_committed_grid_can_be_shown(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "benchmarks")
+    assert not app.error
+    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid.json").read_text())["trials"]

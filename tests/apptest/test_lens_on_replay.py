@@ -1,0 +1,181 @@
+"""Replay as the lens: the verdict, where a run opens, what can be tried and what came of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from lensruns import SPAN, STEP, LensRuns, write_lens_runs
+from streamlit.testing.v1 import AppTest
+from test_pages import player_header, words
+from uiruns import Visit
+
+from kvlens.lens.verdict import Verdict, verdict
+from kvlens.store.reader import TraceReader
+from kvlens.ui import lensjobs
+from kvlens.ui.jobview import manager
+from kvlens.ui.request import HoldChoice, pair_command, whatif_command
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    return write_lens_runs(tmp_path_factory.mktemp("lens-runs"))
+
+
+@pytest.fixture(scope="module")
+def found(lens: LensRuns) -> Verdict:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        told = verdict(reader)
+    assert told is not None
+    return told
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    return next(button for button in app.button if button.label == label).click().run()
+
+
+def finished(uid: str, *lines: str) -> list[str]:
+    """A process that reports the run `uid` as its result."""
+    reports = [*lines, json.dumps({"phase": "done", "uid": uid})]
+    return [sys.executable, "-c", f"print({chr(10).join(reports)!r})"]
+
+
+def test_the_verdict_says_what_was_recorded(visit: Visit, lens: LensRuns, found: Verdict) -> None:
+    text = words(visit(lens.folder, "replay", run=lens.lost))
+    missed = found.missed
+    assert missed is not None
+    assert found.step == STEP
+    assert f"**Lost at step {STEP}**: full KV says “{found.expected.strip()}”, this run “{found.got.strip()}”" in text
+    assert f"KL {found.kl:.3g} nats" in text
+    assert f"by L{missed.layer} KV{missed.kv_head}" in text
+    assert f"span {missed.span}, tokens {missed.tok_start}–{missed.tok_end - 1}" in text
+    assert f"full KV's mass on it **{missed.full:.2f}**, this run's **{missed.mass:.2f}**" in text
+    assert f"**Why it was not there**: {missed.reason.says}." in text.replace("\\", "")
+    assert f"of which span {missed.span}: " in text
+
+
+def test_a_lost_run_opens_where_it_was_lost(visit: Visit, lens: LensRuns, found: Verdict) -> None:
+    app = visit(lens.folder, "replay", run=lens.lost)
+    assert found.missed is not None
+    header = player_header(app)
+    assert [header[name] for name in ("step", "layer", "head", "span", "metric")] == [
+        STEP, found.missed.layer, found.missed.q_head, found.missed.span, "regret",
+    ]  # fmt: skip
+    assert app.query_params["step"] == str(STEP)
+    assert app.query_params["span"] == str(found.missed.span)
+
+
+def test_a_link_to_another_place_wins(visit: Visit, lens: LensRuns) -> None:
+    header = player_header(visit(lens.folder, "replay", run=lens.lost, step=2, layer=0, head=3))
+    assert [header[name] for name in ("step", "layer", "head", "span")] == [2, 0, 3, None]
+
+
+def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_steps(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.lost)
+    assert f"From step {STEP + 1} on contexts differ" in words(app)
+    assert "Compare all steps with full KV" in [button.label for button in app.button]
+    again = visit(lens.folder, "replay", run=lens.repeated)
+    assert "Compare all steps with full KV" not in [button.label for button in again.button], "there is one already"
+    assert "fed full KV's tokens" in words(visit(lens.folder, "replay", run=lens.forced))
+
+
+def test_a_run_that_was_not_compared_says_so_and_offers_it(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.plain)
+    assert "What this run lost against full KV was not recorded." in words(app)
+    assert "Full attention's masses were not recorded" in words(app)
+    assert "Compare with full KV" in [button.label for button in app.button]
+    assert "Hold it resident" not in [button.label for button in app.button]
+
+
+def test_runs_that_lost_nothing_say_so(visit: Visit, lens: LensRuns) -> None:
+    assert "**Nothing was lost**: at all 12 compared steps" in words(visit(lens.folder, "replay", run=lens.kept))
+    text = words(visit(lens.folder, "replay", run=lens.full))
+    assert "**This run is full KV itself.** It is the reference of 5 other runs." in text
+
+
+def test_a_comparison_is_made_on_demand_and_its_replay_opens(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(lensjobs, "pair_command", lambda uid, runs: asked.append(uid) or finished(lens.forced))
+    app = press(visit(lens.folder, "replay", run=lens.plain), "Compare with full KV")
+    assert asked == [lens.plain]
+    wait_for_jobs()
+    app.run()
+    assert player_header(app)["payload"].startswith(lens.forced)  # type: ignore[attr-defined]
+    assert "job" not in app.query_params
+
+
+def test_holding_a_span_ends_with_its_outcome_on_the_page(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[HoldChoice] = []
+    monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
+    app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, layer=1, head=2, span=SPAN)
+    next(box for box in app.selectbox if box.label == "for").set_value("L1 KV1").run()
+    app = press(app, "Hold it resident")
+    assert asked == [HoldChoice((SPAN,), "1", "1", STEP)]
+    wait_for_jobs()
+    app.run()
+    assert app.query_params["whatif"] == lens.held
+    assert "job" not in app.query_params
+    told_outcome(app)
+
+
+def told_outcome(app: AppTest) -> None:
+    assert f"span {SPAN} (tokens 40–47) held exactly resident for L0 KV1, L1 KV0 from step {STEP} on" in words(app)
+    texts = [text.value for text in app.text]
+    assert "Answer before: 41<b>7</b>\nAnswer with it held: 4172\nExpected: 4172" in texts
+    metrics = {metric.label: metric.value for metric in app.metric}
+    assert metrics == {"Answer restored": "yes", f"KL at step {STEP}, nats": "2.25 → < 0.001", "It would have cost": "12.3 kB"}
+    assert "8 tokens in 2 KV heads" in words(app)
+
+
+def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens: LensRuns) -> None:
+    told_outcome(visit(lens.folder, "replay", run=lens.repeated, step=STEP, whatif=lens.held))
+    app = visit(lens.folder, "replay", run=lens.held)
+    told_outcome(app)
+    assert "**What if it had been there:**" in words(app)
+    header = player_header(app)
+    assert (header["step"], header["span"]) == (STEP, SPAN)
+
+
+def test_a_link_to_another_runs_try_is_dropped(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.lost, step=3, whatif=lens.held, job="nonsense")
+    assert not {"whatif", "job"} & set(app.query_params)
+    assert not app.metric
+
+
+def test_a_repeat_that_failed_says_why(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = 'import sys; print(\'{"phase": "error", "message": "the model has changed."}\'); sys.exit(1)'
+    monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: [sys.executable, "-c", code])
+    app = press(visit(lens.folder, "replay", run=lens.lost), "Hold it resident")
+    wait_for_jobs()
+    app.run()
+    assert [box.value for box in app.error] == ["the model has changed\\."]
+
+
+def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) -> None:
+    table = visit(lens.folder).dataframe[0].value.set_index("run")["what it is"]
+    assert table[lens.held] == f"what-if of {lens.repeated}"
+    assert table[lens.forced] == "against full KV, forced"
+    assert table[lens.lost] == "against full KV"
+    assert table[lens.full] == "reference of 5"
+    assert table[lens.plain] == ""
+
+
+def test_the_commands_carry_every_choice(tmp_path: Path) -> None:
+    argv = whatif_command("u", HoldChoice((3, 4), "0", "all", 2, search=True), tmp_path)
+    assert argv[argv.index("whatif") :] == [
+        "whatif", "u", "--span", "3", "--span", "4", "--layers", "0", "--heads", "all", "--from-step", "2", "--search", "--runs",
+        str(tmp_path), "--progress-json",
+    ]  # fmt: skip
+    assert pair_command("u", tmp_path)[3:] == ["pair", "u", "--forced", "--runs", str(tmp_path), "--progress-json"]
+
+
+def wait_for_jobs() -> None:
+    import time
+
+    for _ in range(600):
+        if not any(job.active for job in manager().jobs()):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the job did not end")

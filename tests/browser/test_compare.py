@@ -1,0 +1,128 @@
+"""Compare in a browser: one cursor moves both runs, a link restores the view, charts and reports come as files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pairruns import PARTED, PairRuns, write_pair
+from playwright.sync_api import Page, expect
+from uiserver import Open, Server
+
+from kvlens.report import report_bytes
+from kvlens.store.reader import TraceReader
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> PairRuns:
+    return write_pair(tmp_path_factory.mktemp("compare-runs"))
+
+
+@pytest.fixture(scope="module")
+def at(pair: PairRuns) -> object:
+    started = Server(pair.folder)
+    yield started
+    started.stop()
+
+
+def token(page: Page, box: str) -> str:
+    """Text of the outlined token of a strip."""
+    return page.locator(f"#{box} .now").inner_text()
+
+
+def test_a_step_moves_both_runs_and_a_link_restores_it(pair: PairRuns, at: Server, open_page: Open) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=3&layer=1&head=2&metric=coverage")
+    view = page.locator("#player")
+    expect(view).to_have_attribute("data-step", "3")
+    expect(view).to_have_attribute("data-cell", "1,2")
+    expect(page.locator("#context")).to_have_text("the same context in both runs")
+    assert token(page, "stripA") == token(page, "stripB") != ""
+    expect(page.locator("#cell")).to_contain_text(re.compile(r"A 0\.\d{4} · B 0\.\d{4} · 0\.\d{4} less in B"))
+    before = token(page, "stripA")
+    view.focus()
+    page.keyboard.press("ArrowRight")
+    expect(view).to_have_attribute("data-step", "4")
+    expect(page).to_have_url(re.compile(r"step=4\b"))
+    assert token(page, "stripA") == token(page, "stripB") != before
+    page.get_by_role("button", name="first divergence").click()
+    expect(view).to_have_attribute("data-step", str(PARTED))
+    assert token(page, "stripB") == "<i>" != token(page, "stripA")
+    expect(page.locator("#stripB [data-parted=here]")).to_have_count(1)
+    expect(page.locator("#stripB [data-parted=after]")).to_have_count(30 - PARTED - 1)
+    page.keyboard.press("End")
+    expect(view).to_have_attribute("data-apart", "true")
+    expect(page.locator("#context")).to_have_text(f"different contexts since step {PARTED}")
+    expect(page).to_have_url(re.compile(r"step=29\b"))
+    again = open_page(page.url)
+    expect(again.locator("#player")).to_have_attribute("data-step", "29")
+    expect(again.locator("#player")).to_have_attribute("data-cell", "1,2")
+    assert f"cmp={pair.reference}" in again.url
+
+
+def test_playing_moves_both_and_sends_nothing(pair: PairRuns, at: Server, open_page: Open) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}", dark=True)
+    view = page.locator("#player")
+    expect(view).to_have_attribute("data-step", str(PARTED))
+    page.get_by_role("button", name="First step").click()
+    expect(page).to_have_url(re.compile(r"step=0\b"))
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url))
+    page.get_by_role("button", name="Play or pause").click()
+    expect(view).to_have_attribute("data-step", "29")
+    expect(view).to_have_attribute("data-playing", "false")
+    assert sent == []
+
+
+def test_another_metric_and_another_head_redraw_all_three_maps(pair: PairRuns, at: Server, open_page: Open) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=0&head=0&metric=coverage")
+    view = page.locator("#player")
+    expect(view).to_have_attribute("data-cell", "0,0")
+    page.locator("#mapD").click(position={"x": 330, "y": 60})
+    expect(view).not_to_have_attribute("data-cell", "0,0")
+    expect(page).not_to_have_url(re.compile(r"head=0\b"))
+    page.get_by_role("combobox", name="Metric of maps and curves").click()
+    page.get_by_role("option", name="Attention entropy (nats)").click()
+    expect(page.locator("#scale")).to_contain_text("Attention entropy in A and B")
+    expect(page).to_have_url(re.compile(r"metric=entropy\b"))
+
+
+def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage")
+    expect(page.locator(".st-key-compare_maps .js-plotly-plot .main-svg").first).to_be_visible()
+    menu = page.locator(".st-key-save_compare_maps").get_by_role("button")
+    starts = {"SVG image": b"<svg", "PNG image": b"\x89PNG", "CSV data": b'"layer","q_head"', "Parquet data": b"PAR1"}
+    for name, start in starts.items():
+        menu.scroll_into_view_if_needed()
+        if not page.get_by_role("button", name=name).count():
+            menu.click()
+        with page.expect_download() as started:
+            page.get_by_role("button", name=name).click()
+        file = tmp_path / started.value.suggested_filename
+        started.value.save_as(file)
+        assert file.stem == f"compare-{pair.run}-{pair.reference}-coverage"
+        assert file.read_bytes().startswith(start)
+        page.keyboard.press("Escape")
+
+
+def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}")
+    with page.expect_download() as started:
+        page.get_by_role("button", name="Report (HTML)").click()
+    file = tmp_path / "report.html"
+    started.value.save_as(file)
+    report = open_page(file.as_uri())
+    plots = report.locator(".plot").count()
+    assert plots >= 8
+    expect(report.locator(".js-plotly-plot")).to_have_count(plots)
+    expect(report.get_by_text("<i>").first).to_be_visible()
+    assert report.evaluate("document.querySelectorAll('main i').length") == 0
+
+
+def test_markup_in_a_report_never_runs(pair: PairRuns, open_page: Open, tmp_path: Path) -> None:
+    with TraceReader.open(pair.folder, pair.run) as reader:
+        reader.meta |= {"answer": "<img src=x onerror=\"document.title='broken'\">", "task": "<script>document.title='broken'</script>"}
+        (tmp_path / "report.html").write_bytes(report_bytes(reader))
+    page = open_page((tmp_path / "report.html").as_uri())
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()
+    assert "broken" not in page.title()

@@ -1,0 +1,127 @@
+"""Why a span was not there: on real runs of every method, against facts that are found another way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvlens.demo.encode import demo_encode
+from kvlens.demo.tasks import make_prompt
+from kvlens.lens.attribution import attribute, lost_steps, with_reasons
+from kvlens.lens.reasons import KINDS, explain
+from kvlens.lens.verdict import verdict
+from kvlens.prompts import PromptText
+from kvlens.runs import RunRequest, carry_out
+from kvlens.store.reader import TraceReader
+
+#: method -> (task, budget, parameters) under which it loses an answer of the demo model
+LOSING = {
+    "streaming_llm": ("multikey", "10%", {}),
+    "sekv": ("multikey", "20%", {}),
+    "chess": ("multikey", None, {"keep": "0.1"}),
+    "freekv": ("multikey", "20%", {"tau": "0"}),
+    "sentkv": ("multikey", "15%", {}),
+    "compresskv": ("list", "14%", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("reasons")
+
+
+@pytest.fixture(scope="module")
+def lost(folder: Path) -> dict[str, str]:
+    """uid of a forced run per method, on the first of some prompts that it loses."""
+    found: dict[str, str] = {}
+    for method, (task, budget, overrides) in LOSING.items():
+        for seed in range(9_100_001, 9_100_009):
+            made = make_prompt(task, 1024, 0.3, seed, demo_encode())
+            source = PromptText(made.text, made.answer, made.needle, task, seed)
+            request = RunRequest(method=method, budget=budget, overrides=overrides, forced_reference=True, max_new=24)
+            uid, _, _ = carry_out(request, source, folder, lambda *_: None, lambda: False)
+            with TraceReader.open(folder, uid) as reader:
+                if lost_steps(reader.loss()):
+                    found[method] = uid
+                    break
+    return found
+
+
+@pytest.mark.parametrize("method", LOSING)
+def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(method: str, lost: dict[str, str], folder: Path) -> None:
+    with TraceReader.open(folder, lost[method]) as reader:
+        step = lost_steps(reader.loss())[0]
+        named = with_reasons(reader, attribute(reader), step, 6)
+        assert len(named) == 6
+        assert set(named["reason"]) <= set(KINDS) - {"unknown", "held"}
+        assert named["regret"].is_monotonic_decreasing
+        for row in named.to_dict("records"):
+            check(reader, step, int(row["layer"]), int(row["kv_head"]), int(row["span"]), str(row["reason"]), str(row["why"]))
+        worst = verdict(reader)
+        assert worst is not None
+        assert worst.missed is not None
+        assert (worst.missed.layer, worst.missed.kv_head, worst.missed.span) == tuple(named.loc[0, ["layer", "kv_head", "span"]])
+        assert worst.missed.reason.says == named.loc[0, "why"]
+
+
+def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, kind: str, says: str) -> None:
+    """The recorded rows the reason speaks of, asked directly."""
+    states = reader.span_states(step, layer, kv_head).set_index("span")["state"]
+    events = reader.events(layer=layer, kv_head=kv_head)
+    events = events[events["span"] == span]
+    scores = reader.scores(step, layer, kv_head).set_index("span")
+    if kind == "evicted":
+        assert states[span] == "evicted"
+        assert (events["kind"] == "evict").any()
+    elif kind == "refused":
+        assert ((events["kind"] == "refused") & (events["step"] == step)).any()
+    elif kind == "below_the_cut" and span in scores.index:
+        assert not scores.loc[span, "chosen"]
+        assert f"rank {scores.loc[span, 'rank']} " in says
+    elif kind == "not_corrected":
+        assert float(reader.kv_cube("similarity")[step, layer, kv_head]) >= float(reader.meta["config"]["tau"])
+    elif kind == "coarse_only":
+        assert states[span] == "coarse"
+    elif kind == "partly_evicted":
+        kept = reader.journal("kept_tokens")
+        row = reader.spans().set_index("span").loc[span]
+        of_layer = np.asarray(kept.loc[kept["layer"] == layer, "values"].iloc[0])[int(row["tok_start"]) : int(row["tok_end"])]
+        assert f"{int((of_layer == 0).sum())} of its {len(of_layer)} tokens" in says
+        assert (of_layer == 0).any()
+    elif kind == "attended":
+        assert states[span] == "resident"
+
+
+def test_each_method_is_seen_to_lose_in_its_own_way(lost: dict[str, str], folder: Path) -> None:
+    found = {}
+    for method, uid in lost.items():
+        with TraceReader.open(folder, uid) as reader:
+            step = lost_steps(reader.loss())[0]
+            found[method] = set(with_reasons(reader, attribute(reader), step, 6)["reason"])
+    assert found["streaming_llm"] == {"evicted"}
+    assert found["chess"] == {"below_the_cut"}
+    assert found["compresskv"] <= {"partly_evicted", "evicted"}
+    assert "not_corrected" in found["freekv"]
+    assert found["sekv"] & {"refused", "coarse_only"}
+    assert "below_the_cut" in found["sentkv"]
+
+
+def test_lost_steps_add_up_and_keep_their_order(lost: dict[str, str], folder: Path) -> None:
+    with TraceReader.open(folder, lost["streaming_llm"]) as reader:
+        steps = lost_steps(reader.loss())
+        assert len(steps) > 1
+        whole = attribute(reader, every_lost_step=True).set_index(["layer", "kv_head", "span"])["regret"]
+        by_hand = sum(
+            reader.triples(step).set_index(["layer", "kv_head", "span"])["regret"].clip(lower=0).reindex(whole.index, fill_value=0)
+            for step in steps
+        )
+        np.testing.assert_allclose(whole, by_hand, rtol=1e-6)
+
+
+def test_a_span_that_was_attended_is_said_to_have_been(lost: dict[str, str], folder: Path) -> None:
+    with TraceReader.open(folder, lost["streaming_llm"]) as reader:
+        step = lost_steps(reader.loss())[0]
+        sink = int(reader.spans().query("kind == 'sink'")["span"].iloc[0])
+        assert explain(reader, step, 0, 0, sink).kind == "attended"

@@ -1,0 +1,52 @@
+"""The registry of tasks: built in, plugins, what is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from kvlens import tasks
+from kvlens.demo.encode import demo_encode
+from kvlens.demo.tasks import TASKS, make_prompt
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    tasks.registry.cache_clear()
+    yield
+    tasks.registry.cache_clear()
+
+
+def test_the_demo_tasks_are_the_demo_language_and_stay_what_they_were() -> None:
+    assert [entry["name"] for entry in tasks.catalogue() if entry["demo_language"]] == list(TASKS)
+    for name in TASKS:
+        old, new = make_prompt(name, 512, 0.3, 5, demo_encode()), tasks.get(name).make(512, 0.3, 5, demo_encode())
+        assert (new.text, new.answer, new.needle) == (old.text, old.answer, old.needle)
+        assert tasks.score(name, new.answer, new.answer) == 1.0
+
+
+def test_every_task_says_what_it_is() -> None:
+    for name, task in tasks.registry().items():
+        assert task.name == name
+        assert task.summary
+        assert task.metric
+        assert task.new_tokens > 0
+
+
+def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = tasks.get("needle")
+    tasks.registry.cache_clear()
+    point = SimpleNamespace(name="mine", value="mine:TASK", load=lambda: plugin)
+    monkeypatch.setattr(tasks, "entry_points", lambda group: [point] if group == "kvlens.tasks" else [])
+    assert tasks.get("mine") is plugin
+    point.name = "list"
+    tasks.registry.cache_clear()
+    with pytest.raises(ValueError, match=r"plugin task 'list' .* has the name of an existing task"):
+        tasks.get("mine")
+
+
+def test_an_unknown_task_names_those_there_are() -> None:
+    with pytest.raises(tasks.UnknownTask, match=r"unknown task 'x'; known: needle, .* files as longbench:PATH"):
+        tasks.get("x")

@@ -1,0 +1,153 @@
+"""Two runs beside each other: what may be compared, where they part, what differs, and which pair a page opens with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pairruns import PARTED, PairRuns, write_pair
+
+from kvlens.compare.groups import Trial, default_pair, partner, points, trial
+from kvlens.compare.pair import Pair, config_difference, divergence_words, run_name
+from kvlens.compare.totals import Total, beside, delta_table, totals
+from kvlens.store.reader import TraceReader, list_runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> PairRuns:
+    return write_pair(tmp_path_factory.mktemp("pair"))
+
+
+def pair(runs: PairRuns, a: str, b: str) -> Pair:
+    return Pair.of(TraceReader.open(runs.folder, a), TraceReader.open(runs.folder, b))
+
+
+def test_runs_of_one_prompt_part_at_the_first_other_token(runs: PairRuns) -> None:
+    found = pair(runs, runs.run, runs.reference)
+    assert found.apart is None
+    assert found.divergence == PARTED
+    assert [found.same_context(step) for step in (0, PARTED, PARTED + 1)] == [True, True, False]
+    assert f"First divergence at step {PARTED}" in divergence_words(found)
+    assert "'<i>'" in divergence_words(found)
+
+
+def test_equal_tokens_are_said_as_far_as_both_go(runs: PairRuns) -> None:
+    found = pair(runs, runs.run, runs.plain)
+    assert found.divergence is None
+    assert found.steps == 30
+    assert "as far as both go (A has 30 steps, B 20)" in divergence_words(found)
+
+
+def test_a_forced_run_says_whose_tokens_it_was_fed(runs: PairRuns) -> None:
+    found = pair(runs, runs.run, runs.plain)
+    found.a.meta["forced"], found.a.meta["reference"] = True, found.b.uid
+    assert divergence_words(found).startswith("A was fed B's tokens (forced decoding). ")
+    assert run_name(found.a).endswith("forced")
+
+
+@pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "another tokenizer")])
+def test_other_prompts_and_tokenizers_are_totals_only(runs: PairRuns, which: str, said: str) -> None:
+    found = pair(runs, runs.run, getattr(runs, which))
+    assert said in str(found.apart)
+    assert found.divergence is None
+    assert not found.same_context(0)
+
+
+def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRuns) -> None:
+    a, b = (TraceReader.open(runs.folder, uid) for uid in (runs.run, runs.reference))
+    b.meta["config"] = {"window": 48, "page": 16, "inner": {"rate": 0.5}}
+    frame = config_difference(a, b).set_index("setting")
+    assert frame.loc["method"].tolist() == ["sekv", "full", "differs"]
+    assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
+    assert frame.loc["parameter window"].tolist() == ["48", "48", "same"]
+    assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "one method only"]
+    kinds = frame["kind"].tolist()
+    assert kinds == sorted(kinds, key=["differs", "one method only", "same"].index)
+
+
+def test_totals_are_the_recorded_sums_and_nothing_is_invented(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        found = {total.name: total for total in totals(reader)}
+        assert found["to the device while decoding"].value == reader.steps()["h2d_bytes"].sum() > 0
+        assert found["steps compared with full KV"].value == PARTED + 1
+        assert found["first step that disagrees with full KV"].text() == f"step {PARTED}"
+    with TraceReader.open(runs.folder, runs.reference) as reader:
+        found = {total.name: total for total in totals(reader)}
+        assert np.isnan(found["KL from full KV, largest"].value)
+        assert found["KL from full KV, largest"].text() == "not recorded"
+        assert found["budget"].text() == "no limit"
+
+
+@pytest.mark.parametrize(
+    ("unit", "a", "b", "said"),
+    [
+        ("bytes", 1e6, 3e6, "2 MB more, 3 times A"), ("bytes", 3e6, 1e6, "2 MB less, 0.333 times A"), ("bytes", 5.0, 0.0, "5 B less"),
+        ("bytes", 0.0, 5.0, "5 B more"), ("tokens", 7.0, 7.0, "the same"), ("step", 3.0, 9.0, "6 steps later"),
+        ("step", 9.0, 3.0, "6 steps earlier"), ("nats", -2.0, -0.5, "1.5 nats more"), ("share", 0.5, np.nan, "not recorded in B"),
+        ("share", np.nan, np.nan, "not recorded in both"),
+    ],
+)  # fmt: skip
+def test_differences_are_words(unit: str, a: float, b: float, said: str) -> None:
+    assert beside(Total("x", unit, a), Total("x", unit, b)) == said
+
+
+def test_the_delta_table_has_words_and_numbers(runs: PairRuns) -> None:
+    found = pair(runs, runs.run, runs.plain)
+    frame = delta_table(found.a, found.b).set_index("quantity")
+    assert frame.loc["decode steps", "B beside A"] == "10 steps less, 0.667 times A"
+    assert frame.loc["decode steps", ["value A", "value B", "unit"]].tolist() == [30.0, 20.0, "steps"]
+
+
+def test_a_page_opens_with_the_newest_run_that_has_a_reference(runs: PairRuns) -> None:
+    table = list_runs(runs.folder)
+    assert default_pair(table, lambda uid: None) == (runs.run, runs.reference)
+    without = table.assign(reference=None)
+    prompts = {runs.plain: "p", runs.run: "p", runs.other: "q"}
+    assert default_pair(without, prompts.get) == (runs.plain, runs.run)
+    assert default_pair(without, lambda uid: None) == tuple(table["uid"][:2])
+    assert default_pair(without.head(1), prompts.get) is None
+    assert default_pair(without.assign(status="unreadable"), prompts.get) is None
+
+
+def test_a_run_finds_its_partner(runs: PairRuns) -> None:
+    table = list_runs(runs.folder)
+    prompts = {runs.plain: "p", runs.run: "p"}
+    assert partner(table, runs.run, prompts.get) == runs.reference
+    assert partner(table, runs.reference, prompts.get) == runs.run
+    assert partner(table, runs.plain, prompts.get) == runs.run
+    assert partner(table, runs.other, prompts.get) == runs.plain
+    assert partner(table[table["uid"] == runs.run], runs.run, prompts.get) is None
+
+
+TRIAL = Trial("r1", "demo", "needle", "sekv", "demo", "20%", "p1", True, 2e6, 1e7, 1e3, 100.0)
+
+
+def test_points_count_prompts_and_the_newest_run_of_each() -> None:
+    others = [
+        replace(TRIAL, uid="r2", prompt="p2", exact=False, peak_bytes=4e6), replace(TRIAL, uid="r3", prompt="p2", exact=True),
+        replace(TRIAL, uid="r4", budget="10%", exact=False, attended_tokens=float("nan")),
+    ]  # fmt: skip
+    frame = points([TRIAL, *others]).set_index("budget")
+    assert frame.loc["20%", ["n", "exact", "peak_bytes", "full_kv_share"]].tolist() == [2, 1.0, 2e6, 0.2]
+    assert frame.loc["20%", "low"] == pytest.approx(0.3424, abs=1e-4)
+    assert frame.loc["10%", ["n", "exact"]].tolist() == [1, 0.0]
+    assert np.isnan(frame.loc["10%", "attended_tokens"])
+    assert points([]).empty
+
+
+def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        found = trial(reader)
+        assert found is not None
+        assert (found.method, found.budget, found.exact) == ("sekv", "0.35", False)
+        for name, value in (("forced", True), ("hold", [{"span": 1}]), ("answer", None)):
+            kept = reader.meta.get(name)
+            reader.meta[name] = value
+            assert trial(reader) is None
+            reader.meta[name] = kept
+        reader.meta["output_text"] = " 4172\nmore"
+        assert trial(reader).exact  # type: ignore[union-attr]
+    with TraceReader.open(runs.folder, runs.reference) as reader:
+        assert trial(reader) is None

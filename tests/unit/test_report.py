@@ -1,0 +1,188 @@
+"""kvlens report: one HTML file that fetches nothing, escapes what came from data, and says what was recorded."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import plotly.graph_objects as go
+import pytest
+from pairruns import PARTED, PairRuns, write_pair
+from typer.testing import CliRunner
+from uiruns import MARKUP
+
+from kvlens.cli import app
+from kvlens.report import report_bytes
+from kvlens.report.markup import Figures, safe, script_json, table
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
+
+#: Attributes by which a page fetches something or leads elsewhere.
+LINKS = ("src", "href", "action", "data", "poster", "srcset", "formaction", "ping", "background", "cite", "manifest", "xlink:href")
+
+
+class Page(HTMLParser):
+    """What of a page could fetch, run or lead away."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.scripts: list[dict[str, str | None]] = []
+        self.tags: set[str] = set()
+        self.handlers: list[str] = []
+        self.styles: list[str] = []
+        self.policy = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = dict(attributes)
+        self.tags.add(tag)
+        self._inside = tag
+        self.links += [str(value) for name, value in attributes if name in LINKS]
+        self.handlers += [name for name in given if name.startswith("on")]
+        self.styles += [str(given["style"])] if "style" in given else []
+        if tag == "script":
+            self.scripts.append(given)
+        if tag == "meta" and given.get("http-equiv") == "Content-Security-Policy":
+            self.policy = str(given["content"])
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "style":
+            self.styles.append(data)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> PairRuns:
+    return write_pair(tmp_path_factory.mktemp("report"))
+
+
+@pytest.fixture(scope="module")
+def alone(runs: PairRuns) -> str:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        return report_bytes(reader).decode()
+
+
+@pytest.fixture(scope="module")
+def beside(runs: PairRuns) -> str:
+    with TraceReader.open(runs.folder, runs.run) as reader, TraceReader.open(runs.folder, runs.reference) as other:
+        return report_bytes(reader, other).decode()
+
+
+def body(text: str) -> str:
+    """The page without the drawing library and the figures' data."""
+    return re.sub(r"<script.*?</script>", "", text, flags=re.S)
+
+
+def specs(text: str) -> list[dict[str, object]]:
+    return [json.loads(found) for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, flags=re.S)]
+
+
+@pytest.mark.parametrize("which", ["alone", "beside"])
+def test_nothing_is_fetched_and_nothing_leads_away(which: str, request: pytest.FixtureRequest) -> None:
+    page = Page(text := request.getfixturevalue(which))
+    assert page.links
+    assert all(link.startswith("#section-") for link in page.links)
+    assert not [style for style in page.styles if "url(" in style or "@import" in style]
+    assert page.tags.isdisjoint({"link", "iframe", "img", "object", "embed", "base", "form"})
+    assert page.handlers == []
+    assert re.search(r"https?://", body(text)) is None
+    assert "default-src 'none'" in page.policy
+    nonce = re.search(r"script-src 'nonce-([0-9a-f]{32})'", page.policy)
+    assert nonce
+    running = [script for script in page.scripts if script.get("type") != "application/json"]
+    assert [script.get("nonce") for script in running] == [nonce.group(1)] * 2
+    assert text.count("plotly.js v") <= 2
+
+
+def test_text_of_tokens_is_shown_and_never_markup(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        reader.meta |= {"answer": "<script>alert(1)</script>", "task": '"><img src=x onerror=alert(2)>', "model": "$body${nonce}"}
+        reader.error, reader.status = "</table><b>bad</b>", "failed"
+        text = report_bytes(reader).decode()
+    page = Page(text)
+    assert "b" not in page.tags
+    assert page.handlers == []
+    assert len([script for script in page.scripts if script.get("type") != "application/json"]) == 2
+    assert html.escape("<script>alert(1)</script>") in text
+    assert "$body${nonce}" in body(text)
+    assert MARKUP not in text
+    assert MARKUP.replace("<", "\\u003c") not in text
+
+
+def test_figures_data_cannot_end_their_element() -> None:
+    figures = Figures()
+    figure = go.Figure(go.Scatter(x=[1], y=[2], hovertext=["</script><script>alert(1)</script> & \u2028"]))
+    assert 'id="figure-0"' in figures.place(figure, 'a "map"')
+    scripts = figures.scripts()
+    assert scripts.count("</script>") == 1
+    assert "&" not in scripts
+    assert json.loads(script_json('{"a": "</script>&\u2028"}')) == {"a": "</script>&\u2028"}
+    assert specs(scripts)[0]["data"][0]["hovertext"][0].startswith("</script>")  # type: ignore[index]
+
+
+def test_pieces_escape() -> None:
+    assert safe('<a href="x">') == "&lt;a href=&quot;x&quot;&gt;"
+    assert safe(None) == "not recorded"
+    assert "<td>&lt;i&gt;</td>" in table(("a", "b"), [("x", "<i>")])
+
+
+def test_the_report_says_what_was_recorded(alone: str) -> None:
+    said = html.unescape(body(alone))
+    assert f"Lost at step {PARTED}" in said
+    assert "Missed most by L" in said
+    assert "Expected".lower() in said
+    assert "4172" in said
+    titles = [spec["layout"].get("title", {}).get("text", "") for spec in specs(alone)]  # type: ignore[union-attr]
+    assert any("What full KV would have read" in title for title in titles)
+    assert any(title.startswith("Coverage") for title in titles)
+    assert any(title.startswith("Regret") for title in titles)
+    assert "decided by" in said
+    assert "our decision" in said or "not described here" in said
+    assert "A and B" not in said
+
+
+def test_two_runs_stand_beside_each_other(beside: str) -> None:
+    said = html.unescape(body(beside))
+    assert f"First divergence at step {PARTED}" in said
+    assert "B beside A" in said
+    heat = [trace for spec in specs(beside) for trace in spec["data"] if trace.get("name") == "B − A"]  # type: ignore[union-attr]
+    assert len(heat) == 2
+    assert all(trace["zmid"] == 0 and trace["zmin"] == -trace["zmax"] for trace in heat)
+
+
+def test_runs_of_other_prompts_are_totals_only(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader, TraceReader.open(runs.folder, runs.other) as other:
+        text = report_bytes(reader, other).decode()
+    assert "different prompts" in text
+    assert "B − A" not in "".join(json.dumps(spec, ensure_ascii=False) for spec in specs(text))
+
+
+def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 6, 8, lens=False, trace_level="summary", answer=None)
+    with TraceReader.open(tmp_path, uid) as reader:
+        said = html.unescape(body(report_bytes(reader).decode()))
+    assert "The loss against full KV was not recorded in this run." in said
+    assert "Loss over the steps: not recorded." in said
+    assert "no answer is known for this prompt" in said
+
+
+def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["report", runs.run, "--against", runs.reference, "--out", str(out), "--runs", str(runs.folder)])
+    assert done.exit_code == 0, done.output
+    assert f"{out.stat().st_size:,} bytes" in done.output
+    assert 1_000_000 < out.stat().st_size < 8_000_000
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(("uid", "other"), [("20260102-999999-none", None), ("..", None), ("run", "run")])
+def test_bad_requests_are_one_sentence(runs: PairRuns, tmp_path: Path, uid: str, other: str | None) -> None:
+    argv = ["report", getattr(runs, uid, uid), "--out", str(tmp_path / "r.html"), "--runs", str(runs.folder)]
+    done = CliRunner().invoke(app, argv + (["--against", getattr(runs, other)] if other else []))
+    assert isinstance(done.exception, TraceError)
+    assert list(tmp_path.iterdir()) == []

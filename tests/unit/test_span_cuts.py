@@ -1,0 +1,126 @@
+"""Segmenters on one text: what the page computes of a stored run's own method is what the run recorded, for every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import task_prompt
+
+from kvlens import methods
+from kvlens.runs import RunRequest, carry_out
+from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
+from kvlens.ui import spancuts
+from kvlens.ui.spancuts import Text
+
+RUNS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "streaming": {"method": "streaming_llm", "budget": "0.3"},
+    "streaming-whole": {"method": "streaming_llm", "budget": "1"},
+    "sekv": {"method": "sekv", "budget": "0.5"},
+    "sekv-paper": {"method": "sekv", "budget": "0.9", "overrides": {"segmentation": "paper", "alpha": "1.5"}},
+    "sekv-chunks": {"method": "sekv", "budget": "0.6", "overrides": {"segmentation": "chunks", "l_max": "20"}},
+    "sekv-no-anchors": {"method": "sekv", "budget": "0.6", "overrides": {"anchors": "false"}},
+    "sentkv": {"method": "sentkv", "budget": "0.5"},
+    "sentkv-free": {"method": "sentkv", "budget": "0.9", "overrides": {"length_control": "false", "marks": "full", "sinks": "0"}},
+    "freekv": {"method": "freekv", "budget": "0.5"},
+    "freekv-whole": {"method": "freekv", "budget": "1"},
+    "chess": {"method": "chess"},
+    "compresskv": {"method": "compresskv", "budget": "0.4"},
+    "compresskv-whole": {"method": "compresskv", "budget": "1"},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, demo: Any) -> tuple[Path, dict[str, str]]:
+    """A folder with one stored run per entry of RUNS, and their ids."""
+    folder = tmp_path_factory.mktemp("cut-runs")
+    prompt, _ = task_prompt(demo, "needle", 300, max_new=3)
+    uids = {}
+    for name, asked in RUNS.items():
+        request = RunRequest(**asked, max_new=3, ignore_eos=True, coverage=False)
+        uids[name] = carry_out(request, prompt.source, folder, lambda *_: None, lambda: False)[0]
+    return folder, uids
+
+
+def recorded(reader: TraceReader) -> list[tuple[int, int, str]]:
+    spans = reader.spans()
+    first = spans[(spans["born_step"] < 0) & (spans["kind"] != "window")].sort_values("tok_start")
+    return [(int(a), int(b), str(kind)) for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)]
+
+
+def test_every_method_is_among_the_runs() -> None:
+    assert {asked["method"] for asked in RUNS.values()} >= set(methods.BUILT_IN)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], name: str) -> None:
+    folder, uids = made
+    with TraceReader.open(folder, uids[name]) as reader:
+        again = spancuts.own_cut(reader, Text.of(reader, reader.tokens()))
+        assert again is not None
+        assert [(span.tok_start, span.tok_end, span.kind) for span in again] == recorded(reader)
+        assert len(again) > (0 if name == "streaming-whole" else 3)
+        if reader.meta["method"] != "compresskv":  # whose reasons say what was kept of a page, which only the run knows
+            spans = reader.spans()
+            said = dict(zip(spans.loc[spans["kind"] != "window", "tok_start"], spans["reason"][spans["kind"] != "window"], strict=True))
+            assert all(said[span.tok_start] == span.reason for span in again)
+
+
+def test_the_same_parameters_give_the_same_preview_whatever_run_is_looked_at(made: tuple[Path, dict[str, str]]) -> None:
+    folder, uids = made
+    with TraceReader.open(folder, uids["sentkv"]) as reader, TraceReader.open(folder, uids["freekv"]) as other:
+        named = {cut.name: cut for cut in spancuts.previews(other, Text.of(other, other.tokens()))}
+        preview = named["sentence chunks (SentKVCompress)"]
+        assert [(s.tok_start, s.tok_end, s.kind) for s in preview.spans] == recorded(reader)
+        assert preview.settings == "length 20, deviation 8, marks auto, sinks 4"
+    with TraceReader.open(folder, uids["chess"]) as reader:
+        cuts = {cut.name: cut.spans for cut in spancuts.hierarchy(reader, Text.of(reader, reader.tokens()))}
+        config = reader.meta["config"]
+        pages, chunks, grids = (cuts[f"{level} (CHESS)"] for level in ("pages", "chunks", "grids"))
+        assert [(s.tok_start, s.tok_end, s.kind) for s in pages] == recorded(reader)
+        assert chunks[0].tok_end == config["page"] * config["chunk_pages"]
+        assert grids[0].tok_end == chunks[0].tok_end * config["grid_chunks"]
+        assert pages[-1].tok_end == chunks[-1].tok_end == grids[-1].tok_end
+
+
+def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_own(made: tuple[Path, dict[str, str]]) -> None:
+    folder, uids = made
+    with TraceReader.open(folder, uids["sekv-paper"]) as reader:
+        text, params = Text.of(reader, reader.tokens()), spancuts.entropy_parameters(reader)
+        assert (params.segmentation, params.alpha) == ("paper", 1.5)
+        usual = spancuts.entropy_cut(params, text, params.alpha)
+        assert [(s.tok_start, s.tok_end, s.kind) for s in usual.spans] == recorded(reader)
+        counts = [len(spancuts.entropy_cut(params, text, alpha).spans) for alpha in (1.5, 2.5, 50.0)]
+        assert counts[0] > counts[1] > counts[2] == 2  # sinks and one span
+    with TraceReader.open(folder, uids["freekv"]) as reader:
+        assert spancuts.entropy_parameters(reader).alpha == 1.0
+
+
+def test_settings_that_are_not_this_versions_are_not_guessed(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 4, 12, prompt_tokens=200)
+    with TraceReader.open(tmp_path, uid) as reader:
+        text = Text.of(reader, reader.tokens())
+        assert spancuts.own_parameters(reader) is None
+        assert spancuts.own_cut(reader, text) is None
+        assert len(spancuts.previews(reader, text)) == 7
+        # The last prompt token is fed by step 0: no method cuts it.
+        assert (text.prompt_tokens, len(text.surprisal), np.isnan(text.surprisal[0])) == (199, 199, True)
+
+
+def test_a_surprisal_that_is_missing_is_one_sentence(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 4, 12, prompt_tokens=200)
+    with TraceReader.open(tmp_path, uid) as reader:
+        frame = reader.tokens()
+        frame.loc[7, "surprisal"] = np.nan
+        with pytest.raises(ValueError, match="the surprisal of token 7 is not a finite number"):
+            spancuts.previews(reader, Text.of(reader, frame))
+
+
+def test_boundaries_inside_the_needle() -> None:
+    assert spancuts.crossed({0, 10, 12, 15, 40}, [(10, 15), (39, 42)]) == [12, 40]
+    assert spancuts.crossing_text([12, 40]) == "11|12, 39|40"
+    assert spancuts.crossing_text([1, 2, 3, 4, 5, 6]) == "0|1, 1|2, 2|3, 3|4 and 2 more"

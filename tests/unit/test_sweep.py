@@ -1,0 +1,269 @@
+"""Sweeps: what is run, that nothing done is lost or done twice, workers in this process, in others, and as actors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from kvlens import tasks
+from kvlens.bench import sweepfile
+from kvlens.bench.sweep import SweepRequest, sweep
+from kvlens.bench.sweepwork import Lane, Place, WorkerLost, lanes
+from kvlens.bench.trials import Trial
+from kvlens.demo.encode import demo_encode
+
+SMALL: dict[str, Any] = {
+    "methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "lengths": (256,), "depths": (0.2, 0.8), "prompts": 2,
+    "traces": False,
+}  # fmt: skip
+
+
+class Paper:
+    """A lane that runs nothing; `dies` after so many runs."""
+
+    def __init__(self, ran: list[str], dies: int | None = None) -> None:
+        self.ran, self.dies, self.closed = ran, dies, False
+
+    def key(self, trial: Trial) -> str:
+        return f"{trial.task}/{trial.length}/{trial.depth}/{trial.index}/{trial.method}/{trial.budget}"
+
+    def run(self, trial: Trial) -> dict[str, Any]:
+        if self.dies is not None and len(self.ran) >= self.dies:
+            raise WorkerLost("a worker ended")
+        self.ran.append(self.key(trial))
+        return {"key": self.key(trial), **vars(trial), "rule": "none", "exact": 1.0, "uid": None}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def on_paper(kept: Path, count: int = 1, dies: int | None = None, **changes: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    ran: list[str] = []
+    made = [Paper(ran, dies if place == 0 else None) for place in range(count)]
+    try:
+        _, rows = sweep(
+            SweepRequest(**SMALL | changes), kept, kept.parent, lambda *told: None, open_lanes=lambda request, place: list[Lane](made)
+        )
+    finally:
+        assert all(lane.closed for lane in made)
+    return ran, rows
+
+
+def test_all_cells_get_a_prompt_before_any_gets_a_second(tmp_path: Path) -> None:
+    ran, rows = on_paper(tmp_path / "k.jsonl")
+    assert [key.split("/")[2:4] for key in ran[::2]] == [["0.2", "0"], ["0.8", "0"], ["0.2", "1"], ["0.8", "1"]]
+    assert len(rows) == 8
+    seeds = {(row["depth"], row["index"]): row["seed"] for row in rows}
+    assert len(set(seeds.values())) == 4
+    assert SweepRequest(**SMALL | {"lengths": (256, 512)}).seed(256, 0.2, 1) == seeds[0.2, 1], "other lengths leave a cell's seeds alone"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_done_is_not_done_again(tmp_path: Path, count: int) -> None:
+    kept = tmp_path / "k.jsonl"
+    on_paper(kept, count, prompts=1)
+    ran, rows = on_paper(kept, count)
+    assert len(ran) == 4
+    assert len(rows) == 8
+    assert [(row["index"], row["depth"], row["method"]) for row in rows[:3]] == [
+        (0, 0.2, "full"),
+        (0, 0.2, "streaming_llm"),
+        (0, 0.8, "full"),
+    ]
+    assert on_paper(kept, count)[0] == []
+
+
+def test_a_lost_worker_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    kept = tmp_path / "k.jsonl"
+    with pytest.raises(WorkerLost, match=r"a worker ended.*what was finished is kept: run the sweep again"):
+        on_paper(kept, 2, dies=2, prompts=4)
+    done = len(kept.read_text().splitlines())
+    assert done >= 2
+    ran, rows = on_paper(kept, 2, prompts=4)
+    assert len(ran) == 16 - done
+    assert len(rows) == 16
+
+
+def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
+    kept = tmp_path / "k.jsonl"
+    on_paper(kept, prompts=1)
+    lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    (tmp_path / "20260101-000000-abc").mkdir()
+    (tmp_path / "20260101-000000-abc" / "trace.duckdb").write_bytes(b"")
+    kept.write_text(
+        "".join(json.dumps(line | {"uid": "20260101-000000-abc" if at < 3 else "gone"}) + "\n" for at, line in enumerate(lines))
+    )
+    assert len(on_paper(kept, prompts=1, traces=True)[0]) == 1
+
+
+def test_time_and_a_stop_end_it_early_with_what_is_done(tmp_path: Path) -> None:
+    kept, ran = tmp_path / "k.jsonl", []
+    about, rows = sweep(
+        SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, lambda: len(ran) == 3, lambda request, place: [Paper(ran)]
+    )  # fmt: skip
+    assert (len(rows), about["trials"], about["planned"]) == (3, 3, 8)
+    again: list[str] = []
+    about, rows = sweep(
+        SweepRequest(**SMALL | {"minutes": 1e-9}), kept, tmp_path, lambda *told: None, open_lanes=lambda request, place: [Paper(again)]
+    )
+    assert again == []
+    assert len(rows) == 3, "rows of earlier calls count although their turn did not come"
+
+
+def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
+    about, rows = sweep(SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path / "k.jsonl", tmp_path, lambda *told: None)
+    target = tmp_path / "grid.json"
+    sweepfile.write(target, about, rows)
+    read_about, read_rows = sweepfile.parse(json.loads(target.read_text()), "grid.json")
+    assert read_about["planned"] == 2
+    assert read_about["machine"]["processor"]
+    first = read_rows[0]
+    assert (first["method"], first["exact"], first["uid"], first["answer"]) == ("full", 1.0, None, rows[0]["answer"])
+    assert first["coverage"] == pytest.approx(1.0, abs=1e-4)
+    assert tasks.remake(first, demo_encode()).answer == first["answer"], "a trial's prompt comes back from its row"
+
+
+def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
+    from kvlens.store.reader import TraceReader
+
+    request = SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,), "traces": True})
+    kept = tmp_path / "k.jsonl"
+    _, rows = sweep(request, kept, tmp_path / "runs", lambda *told: None)
+    _, plain = sweep(SweepRequest(**request.model_dump() | {"traces": False}), tmp_path / "p.jsonl", tmp_path, lambda *told: None)
+    for row, other in zip(rows, plain, strict=True):
+        assert row["key"] == other["key"]
+        assert row["output"] == other["output"]
+        assert row["coverage"] == pytest.approx(other["coverage"], abs=1e-3)
+        assert row["attended_tokens"] == pytest.approx(other["attended_tokens"], rel=1e-5)
+        assert row["resident_share"] == pytest.approx(other["resident_share"])
+        assert row["h2d_bytes_per_step"] == other["h2d_bytes_per_step"]
+    with TraceReader.open(tmp_path / "runs", rows[1]["uid"]) as reader:
+        assert reader.meta["reference"] == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
+        assert len(reader.loss())
+    assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
+
+
+def test_infeasible_and_refused_trials_are_rows(tmp_path: Path) -> None:
+    request = SweepRequest(**SMALL | {"methods": ("sekv",), "budgets": ("5%",), "lengths": (256, 40_000), "depths": (0.5,), "prompts": 1})
+    _, rows = sweep(request, tmp_path / "k.jsonl", tmp_path, lambda *told: None)
+    assert rows[0]["infeasible"] > 0.05
+    assert "the model takes" in rows[1]["refused"]
+    assert "exact" not in rows[0]
+
+
+def test_ray_actors_run_the_same_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fake of the few calls that are made of Ray; the package is not installed here."""
+    calls: list[Any] = []
+
+    def actor(kind: type) -> Any:
+        def made(*arguments: Any) -> Any:
+            it = kind(*arguments)
+            return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(it, name)) for name in ("key", "run")})
+
+        return SimpleNamespace(remote=made)
+
+    fake = ModuleType("ray")
+    fake.init = lambda **options: calls.append(options)  # type: ignore[attr-defined]
+    fake.remote = lambda **needs: (calls.append(needs), actor)[1]  # type: ignore[attr-defined]
+    fake.get = lambda value: value  # type: ignore[attr-defined]
+    fake.kill = lambda handle: calls.append("killed")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    request = SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,), "workers": 2, "ray": "auto"})
+    _, rows = sweep(request, tmp_path / "k.jsonl", tmp_path, lambda *told: None)
+    assert rows[0]["exact"] == 1.0
+    assert calls == [{"address": "auto", "ignore_reinit_error": True}, {"num_cpus": 1}, {"num_cpus": 1}, "killed", "killed"]
+
+
+def test_ray_that_is_not_installed_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match="package ray is not installed"):
+        lanes(SweepRequest(ray="auto"), Place("demo", "cpu", "float32", {}, None))
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks at processes in /proc")
+def test_killed_with_workers_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    kept = tmp_path / "k.jsonl"
+    argv = [
+        sys.executable, "-m", "kvlens", "bench", "sweep", "--no-traces", "--workers", "2", "--methods", "full,streaming_llm",
+        "--budgets", "20%", "--lengths", "256", "--depths", "0.2,0.8", "--prompts", "40", "--kept", str(kept),
+        "--out", str(tmp_path / "g.json"),
+    ]  # fmt: skip
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).resolve().parents[2])
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (kept.exists() and len(kept.read_text().splitlines()) >= 4):
+        time.sleep(0.02)
+    workers = children(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    lines = kept.read_text().split("\n")
+    before = [json.loads(line) for line in lines[:-1]]
+    assert 4 <= len(before) < 160, "it was killed in the middle"
+    for pid in workers:
+        while alive(pid) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not alive(pid), "a worker outlived the sweep"
+    request = SweepRequest(**SMALL | {"prompts": 3, "workers": 2})
+    ran: list[str] = []
+    _, rows = sweep(request, kept, tmp_path, lambda done, total, row: ran.append(row["key"]))
+    assert len(rows) == 12
+    assert not set(ran) & {row["key"] for row in before}
+    assert len(ran) == 12 - sum(row["index"] < 3 for row in before)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tasks": ("nonsense",)}, "unknown task"),
+        ({"tasks": ("ruler:/nowhere/vt.jsonl",)}, "there is no benchmark file"),
+        ({"methods": ("magic",)}, "unknown method 'magic'"),
+        ({"budgets": ("64MB",)}, "shares of full KV"),
+        ({"depths": (1.5,)}, "between 0"),
+        ({"workers": 0}, "greater than or equal"),
+    ],
+)
+def test_bad_requests_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        SweepRequest(**SMALL | change)
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "k.jsonl"
+    kept.write_text('{"a": 1}\n')
+    with pytest.raises(ValueError, match="does not hold trials"):
+        sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None)
+    assert kept.read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ([1], "does not hold a sweep"),
+        ({"about": {}, "columns": ["task"], "trials": []}, "lacks the column 'length'"),
+        ({"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [["needle"]]}, r"trial 1 .* does not have its \d+ columns"),
+    ],
+)
+def test_a_damaged_result_is_a_sentence(content: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        sweepfile.parse(content, "grid.json")
