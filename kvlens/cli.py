@@ -17,6 +17,7 @@ from rich.text import Text
 from kvlens import __version__
 from kvlens.cli_bench import bench_app
 from kvlens.cli_calibrate import calibrate_app
+from kvlens.cli_explain import explain
 from kvlens.cli_lens import pair, whatif
 from kvlens.cli_report import report
 from kvlens.cli_train import train_app
@@ -28,6 +29,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(train_app, name="train")
 app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
+bench_app.command()(explain)
 app.command()(report)
 for command in (pair, whatif):
     app.command()(command)

@@ -146,7 +146,7 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     method = methods.get(trial.method)
     params = methods.make_parameters(method, row["preset"], row["overrides"])
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
-    sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True)
+    sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
     try:
         result = engine.run(prompt, method, params, limit, options, sink, read=prompts.read(trial))
     except BudgetInfeasible as error:

@@ -28,7 +28,8 @@ def ab_maps(
     group = heads // kv_heads
     lo, hi = metric.bounds(np.stack([a, b]))
     difference = b - a
-    most = float(np.nanmax(np.abs(difference), initial=0.0)) or 1.0
+    known = np.abs(difference[np.isfinite(difference)])
+    most = float(known.max(initial=0.0)) or 1.0
     figure = make_subplots(1, 3, shared_yaxes=True, horizontal_spacing=0.05, subplot_titles=("A", "B", "B − A"))
     shared = {"zmin": lo, "zmax": hi, "colorscale": metric.colorscale, "reversescale": metric.diverging}
     own = {"zmin": -most, "zmax": most, "zmid": 0, "colorscale": "RdBu", "reversescale": True}

@@ -39,6 +39,8 @@ def overlaid(tracks: list[Track], step: int, divergence: int | None) -> go.Figur
             )  # fmt: skip
         axis = {"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if track.unit == "bytes" else {}
         figure.update_yaxes(title_text=track.unit, row=row, col=1, nticks=4, **axis)
+        if track.unit == "bytes" and not (np.nan_to_num(track.a).any() or np.nan_to_num(track.b).any()):
+            figure.update_yaxes(range=[-0.05, 1], tickvals=[0], row=row, col=1)
         if not (np.isfinite(track.a).any() or np.isfinite(track.b).any()):
             figure.add_annotation(text="not recorded in either run", x=0.5, y=0.5, xref="x domain", yref="y domain", showarrow=False,
                                   row=row, col=1)  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from kvlens.bench.gpu.floors import METHODS
-from kvlens.bench.gpu.result import CeilingRow, KernelRow, StepRow
+from kvlens.bench.gpu.floors import TITLES
+from kvlens.bench.gpu.result import CeilingRow, KernelRow, RecordingRow, StepRow
 from kvlens.figures.quality import METHOD_COLORS
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, finish
 
@@ -42,9 +42,10 @@ def kernel_shares(rows: Sequence[KernelRow]) -> go.Figure:
 
 
 def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
-    """Median time of a step by method with its 95th percentile, and its floor as a grey line."""
+    """Median time of a step by method with its 95th percentile; the whole decode loop where it was timed, as a diamond; the floor as a
+    grey line."""
     shown = [row for row in rows if (row.context, row.batch) == (context, batch) and row.median is not None]
-    titles = [METHODS.get(row.method, row.method) for row in shown]
+    titles = [TITLES.get(row.method, row.method) for row in shown]
     late = [1e3 * ((row.p95 or 0) - (row.median or 0)) for row in shown]
     figure = go.Figure()
     figure.add_bar(
@@ -52,6 +53,12 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
         marker_color=[METHOD_COLORS.get(row.method, SKY) for row in shown], error_y={"array": late, "thickness": 1, "width": 4},
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
     )  # fmt: skip
+    loops = [(title, row.loop) for title, row in zip(titles, shown, strict=True) if row.loop is not None]
+    if loops:
+        figure.add_scatter(
+            x=[title for title, _ in loops], y=[1e3 * loop for _, loop in loops], mode="markers", name="in the decode loop, host included",
+            marker={"symbol": "diamond-open", "size": 10, "color": ORANGE}, hovertemplate="in the loop %{y:.2f} ms<extra></extra>",
+        )  # fmt: skip
     floors = [(title, row.floor) for title, row in zip(titles, shown, strict=True) if row.floor is not None]
     figure.add_scatter(
         x=[title for title, _ in floors], y=[1e3 * floor for _, floor in floors], mode="markers", name="floor by bytes",
@@ -60,5 +67,23 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
     )  # fmt: skip
     finish(figure, 400, uirevision=f"gpu-steps-{context}-{batch}", legend=True)
     figure.update_layout(legend={"orientation": "h", "y": -0.3})
+    figure.update_yaxes(title_text="one step (ms)", rangemode="tozero")
+    return figure
+
+
+def recording(rows: Sequence[RecordingRow]) -> go.Figure:
+    """Median time of a step with nothing, numbers per head and masses of spans recorded, launched as a graph and one by one."""
+    figure = go.Figure()
+    for graph, name, color in ((True, "in a CUDA graph", BLUE), (False, "launched one by one", SKY)):
+        shown = [row for row in rows if row.graph == graph]
+        figure.add_bar(
+            x=[row.recording for row in shown], y=[1e3 * row.median for row in shown], name=name, marker_color=color,
+            error_y={"array": [1e3 * (row.p95 - row.median) for row in shown], "thickness": 1, "width": 4},
+            customdata=[row.added for row in shown],
+            hovertemplate="%{x}: %{y:.2f} ms, %{customdata:+.1%} against off<extra>%{fullData.name}</extra>",
+        )  # fmt: skip
+    finish(figure, 320, uirevision="gpu-recording", legend=True)
+    figure.update_layout(barmode="group", legend={"orientation": "h", "y": -0.25})
+    figure.update_xaxes(title_text="recorded")
     figure.update_yaxes(title_text="one step (ms)", rangemode="tozero")
     return figure

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.states import STATE_COLORS
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SELECTED, SKY, finish
 from kvlens.rows import SPAN_STATES
 from kvlens.spans import Span
 
@@ -58,13 +58,13 @@ def shown(text: str, limit: int = 60) -> str:
 
 
 def surprisal_figure(
-    curve: Curve, own: pd.DataFrame, column: str, label: str, lanes: Sequence[Lane], threshold: tuple[float, str] | None,
+    curve: Curve, own: pd.DataFrame, column: str, label: str, lanes: Sequence[Lane], thresholds: Sequence[tuple[float, str]],
     selected: int | None,
 ) -> go.Figure:  # fmt: skip
     """Surprisal per token over the strip of the run's own spans and the lanes of other cuts, on one axis of tokens.
 
     `own`: span, kind, tok_start, tok_end, text and `column`, by which its bars are coloured (`label` names it with its unit; the column
-    'state' has the player's colours). `threshold`: nats and what it is. Points of the curve and bars of the strip carry the id of their
+    'state' has the player's colours). `thresholds`: nats and what each is. Points of the curve and bars of the strip carry the id of their
     span as customdata, so that a click can be read back; a token without a span carries -1."""
     rows = 1 + len(lanes)
     figure = make_subplots(
@@ -74,10 +74,9 @@ def surprisal_figure(
     _curve(figure, curve, inside)
     top = float(np.nanmax(curve.nats, initial=1.0))
     _edges(figure, inside, top)
-    if threshold is not None:
-        nats, what = threshold
+    for (nats, what), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
         figure.add_scatter(x=[curve.first - 0.5, curve.stop - 0.5], y=[nats, nats], mode="lines", name=what, hovertext=what,
-                           hoverinfo="text", line={"color": ORANGE, "width": 2, "dash": "dash"}, row=1, col=1)  # fmt: skip
+                           hoverinfo="text", line={"color": color, "width": 2, "dash": dash}, row=1, col=1)  # fmt: skip
     _strip(figure, inside, column, label)
     for row, lane in enumerate(lanes, 1):
         _lane(figure, lane, row, curve)
@@ -112,7 +111,7 @@ def _curve(figure: go.Figure, curve: Curve, own: pd.DataFrame) -> None:
     figure.add_trace(
         kind(
             x=position, y=curve.nats, mode="lines+markers", name="surprisal", connectgaps=False, hovertext=hover, hoverinfo="text",
-            line={"color": BLUE, "width": 1.2}, marker={"size": 4, "opacity": 0.8}, customdata=[[int(span)] for span in span_of],
+            line={"color": BLUE, "width": 0.8}, marker={"size": 3.5, "opacity": 0.8}, customdata=[[int(span)] for span in span_of],
             selected=same, unselected=same,
         ),
         row=1, col=1,
@@ -225,7 +224,7 @@ def length_histogram(lengths: np.ndarray, kinds: Sequence[str], selected: int | 
     most = int(lengths.max(initial=1))
     size = max(1, -(-most // 40))
     names = np.asarray(kinds, dtype=object)
-    for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, "#CC79A7", "#56B4E9") * 9, strict=False):
+    for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, PURPLE, SKY) * 9, strict=False):
         mine = lengths[names == kind]
         figure.add_histogram(
             x=mine, name=f"{html.escape(kind, quote=False)} ({len(mine)})", marker={"color": color},

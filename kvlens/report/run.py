@@ -7,6 +7,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.compare.groups import generated, is_exact
 from kvlens.figures.metrics import si_bytes
+from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
@@ -63,7 +64,9 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if (missed := found.missed) is None:
         said.append(paragraph("What was missed most there was not recorded."))
     else:
-        where = "where it lay was not recorded" if missed.state is None else f"it was {missed.state} for this KV head"
+        where = "where it lay was not recorded"
+        if missed.state is not None:
+            where = f"it was {missed.state} for this KV head ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
         words = "".join(tokens["text"].iloc[missed.tok_start : missed.tok_end])[:160]
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"

@@ -45,7 +45,8 @@ class StaticDecoder:
             raise
         self.steps = 0
         self._token = torch.zeros(1, 1, dtype=torch.long, device=loaded.model.device)
-        self._run: Callable[[], torch.Tensor] = self._step
+        self._plain: Callable[[], torch.Tensor] = self._step
+        self._run = self._plain
         self._captured = False
         self._surprisal = float(surprisal[-1])
         self._text = prompt.pieces[-1]
@@ -103,14 +104,14 @@ class StaticDecoder:
     def compiled(self, backend: Any = "inductor") -> StaticDecoder:
         """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
         for every method (FreeKV has nothing to speculate on yet), so it runs as it is."""
-        self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
+        self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
         return self
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Steps must have been made before: step 0 is not like
-        the others, and what compiles or allocates once has done so. Raises RuntimeError on a CPU."""
-        run = cuda.capture(self._run, self.loaded.model.device)
+        the others, and what compiles or allocates once has done so. A second call captures anew. Raises RuntimeError on a CPU."""
+        run = cuda.capture(self._plain, self.loaded.model.device)
         assert self.steps, "make at least one step before capturing"
         self._run, self._captured = run, True
 
@@ -120,9 +121,15 @@ class StaticDecoder:
             raise RuntimeError("nothing has been captured: call capture() first, on a CUDA device.")
         return self.step(token)
 
+    @torch.inference_mode()
+    def launch(self) -> torch.Tensor:
+        """Issue the step as it is driven now, on the token fed last, without what lies between steps: for timing alone. The position
+        moves on, the method is not told."""
+        return self._run()
+
     def moved_bytes(self) -> torch.Tensor:
         """Payload brought to the device so far, int64 [2, L, H_kv]: before attentions that waited, and after them."""
-        return self.session.recall.moved.cpu()
+        return self.session.recall.moved.clone().cpu()
 
     def close(self) -> None:
         self._ordinary.close()

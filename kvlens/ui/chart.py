@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 import pandas as pd
@@ -20,38 +21,19 @@ Data = pd.DataFrame | Callable[[], pd.DataFrame]
 
 FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.apache.parquet")}
 
-#: Plotly's own image button does the work: it reads its options when it is pressed, so each of ours sets the format and presses it.
-#: The page's ground is painted in for that moment, because the light text of a dark page cannot be read on white paper.
-_SAVE_JS = """
-export default function ({ data, parentElement }) {
-  const save = (format) => {
-    const place = "st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-");
-    const plot = document.querySelector(`.${CSS.escape(place)} .js-plotly-plot`);
-    const press = plot && plot.querySelector('.modebar-btn[data-title^="Download plot"]');
-    if (!press) return;
-    const options = plot._context.toImageButtonOptions;
-    const ground = plot.layout.paper_bgcolor;
-    plot._context.toImageButtonOptions = { ...options, format, scale: format === "png" ? 2 : 1 };
-    plot.layout.paper_bgcolor = getComputedStyle(parentElement.querySelector("button")).getPropertyValue("--st-background-color").trim();
-    press.click();
-    plot._context.toImageButtonOptions = options;
-    plot.layout.paper_bgcolor = ground;
-  };
-  for (const button of parentElement.querySelectorAll("button")) button.onclick = () => save(button.dataset.format);
-}
-"""
-_SAVE_HTML = '<button type="button" data-format="svg">SVG image</button><button type="button" data-format="png">PNG image</button>'
-_SAVE_CSS = """
-:host { display: block; }
-button { font: inherit; font-family: var(--st-font); font-size: 0.875rem; color: var(--st-text-color); display: block;
-  background: var(--st-background-color);
-  border: 1px solid var(--st-border-color); border-radius: 8px; padding: 4px 12px; min-height: 40px; width: 100%; cursor: pointer;
-  margin-bottom: 16px; }
-button:last-child { margin-bottom: 0; }
-button:hover { border-color: var(--st-primary-color); color: var(--st-primary-color); }
-button:focus-visible { outline: 2px solid var(--st-primary-color); }
-"""
-_save_image = st.components.v2.component("kvlens_save_image", html=_SAVE_HTML, css=_SAVE_CSS, js=_SAVE_JS)
+
+_FOLDER = files(__package__)
+
+
+def _saver(name: str, script: str, *labels: str) -> Any:
+    """A component of one button per image format."""
+    shown = "".join(f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels)
+    css, js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", script))
+    return st.components.v2.component(name, html=shown, css=css, js=js)
+
+
+_save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
+_save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`.
 STYLE = '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: 0.6rem; position: relative; z-index: 2; pointer-events: none; } ' \
@@ -86,6 +68,15 @@ def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
         buttons(data, name, key)
         if image:
             _save_image(key=f"{key}_image", data={"key": key})
+
+
+def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
+    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and a PNG of its canvases as they stand.
+
+    `caption`: what the picture shows, a line per line, written above it."""
+    with st.container(horizontal=True, horizontal_alignment="right"), st.popover("Save", type="tertiary", icon=":material/download:"):
+        buttons(data, name, key)
+        _save_canvas(key=f"{key}_image", data={"key": key, "name": name, "caption": caption})
 
 
 def buttons(data: Data, name: str, key: str) -> None:

@@ -14,14 +14,18 @@ from kvlens.ui.player.payload import cube, per_step_metrics
 AGGREGATES = ("mean", "max", "min")
 
 
-def common_metrics(pair: Pair) -> list[str]:
-    """Metrics that both runs recorded per step and head."""
-    second = set(per_step_metrics(pair.b))
-    return [name for name in per_step_metrics(pair.a) if name in second]
+def metrics(pair: Pair) -> dict[str, str]:
+    """Metrics that either run recorded per step and head, those of both first -> 'both', 'A only' or 'B only'."""
+    first, second = per_step_metrics(pair.a), per_step_metrics(pair.b)
+    found = dict.fromkeys((name for name in first if name in second), "both")
+    found |= dict.fromkeys((name for name in first if name not in second), "A only")
+    return found | dict.fromkeys((name for name in second if name not in first), "B only")
 
 
 def map_of(reader: TraceReader, metric: str, step: int | None, agg: str = "mean", stop: int | None = None) -> np.ndarray:
-    """float32 [L, Hq] at one step, or over the steps [0, stop) when `step` is None; NaN = not recorded, as beyond the run's end."""
+    """float32 [L, Hq] at one step, or over the steps [0, stop) when `step` is None; NaN = not recorded, in this run or beyond its end."""
+    if metric not in per_step_metrics(reader):
+        return np.full((reader.n_layers, reader.q_heads), np.nan, np.float32)
     values = cube(reader, metric)
     if step is not None:
         return values[step] if step < len(values) else np.full(values.shape[1:], np.nan, np.float32)
@@ -50,6 +54,8 @@ def tracks(pair: Pair, metric: str | None, layer: int, head: int) -> list[Track]
 
 
 def _head(reader: TraceReader, metric: str, layer: int, head: int) -> np.ndarray:
+    if metric not in per_step_metrics(reader):
+        return np.full(reader.n_steps, np.nan)
     values = cube(reader, metric)
     return values[:, layer, head] if layer < values.shape[1] and head < values.shape[2] else np.full(len(values), np.nan)
 

@@ -10,18 +10,23 @@ import streamlit as st
 from kvlens.compare.groups import Trial, points, trial
 from kvlens.figures.comparepoints import AXES, quality_points
 from kvlens.store.reader import TraceError, TraceReader
-from kvlens.ui import data
+from kvlens.ui import data, lensdata
 from kvlens.ui.chart import chart
-from kvlens.ui.widgets import plain
+from kvlens.ui.widgets import guarded, plain
 
-#: Newest runs that are looked at; each has to be opened once.
-MOST = 400
+#: Newest runs that are looked at unasked: each has to be opened once, which takes some 50 ms.
+FIRST = 60
+_ALL = "compare_all_runs"
 
 
+@st.fragment
+@guarded
 def quality() -> None:
     """All runs with a known answer as points; a sentence where there are none."""
     st.markdown("##### Quality against cost, all runs with a known answer")
-    found, left_out = trials()
+    found, left_out = trials(bool(st.session_state.get(_ALL)))
+    if left_out:
+        st.button(f"Read the {left_out} older runs too", on_click=lambda: st.session_state.update({_ALL: True}), icon=":material/history:")
     if not found:
         st.info("No run has a known answer yet. Prompts from `kvlens prompt` and the sample tasks of New run come with one.")
         return
@@ -43,7 +48,7 @@ def quality() -> None:
         f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} each. Exact match: the first line "
         "of the free output is the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which says little. Of several runs of "
         "one prompt the newest counts; forced runs and runs with held ranges are left out."
-        + (f" Only the newest {MOST} runs were looked at." if left_out else "")
+        + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
     ))  # fmt: skip
 
 
@@ -68,15 +73,17 @@ def _cells(table: pd.DataFrame) -> list[tuple[str, str]]:
     return [(str(model), str(task)) for model, task in sums.index]
 
 
-def trials() -> tuple[list[Trial], bool]:
-    """Every run with a known answer, and whether runs were left out for their number."""
+def trials(every: bool) -> tuple[list[Trial], int]:
+    """The runs with a known answer among the newest FIRST, or all, and how many were not looked at."""
     table = data.runs()
-    done = [str(uid) for uid in table.loc[table["status"] == "completed", "uid"]]
-    found = [_trial(str(data.runs_dir()), uid, data.stamp(uid)) for uid in done[:MOST]]
-    return [each for each in found if each is not None], len(done) > MOST
+    whole = table[(table["status"] == "completed") & ~lensdata.truth(table["forced"]) & ~lensdata.truth(table["hold"])]
+    uids = [str(uid) for uid in whole["uid"]]
+    read = uids if every else uids[:FIRST]
+    found = [_trial(str(data.runs_dir()), uid, data.stamp(uid)) for uid in read]
+    return [each for each in found if each is not None], len(uids) - len(read)
 
 
-@st.cache_data(max_entries=4 * MOST, show_spinner="Reading runs…")
+@st.cache_data(max_entries=5000, show_spinner="Reading runs…")
 def _trial(folder: str, uid: str, changed: int) -> Trial | None:
     try:
         with TraceReader.open(data.runs_dir(), uid) as reader:

@@ -14,9 +14,9 @@ from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
 from kvlens.figures.metrics import metric_of
 from kvlens.store.reader import TraceReader
-from kvlens.ui import comparedata, data, session
-from kvlens.ui.chart import chart, menu
-from kvlens.ui.compareplayer import pair_player
+from kvlens.ui import comparedata, data, lensdata, session
+from kvlens.ui.chart import canvas_menu, chart, menu
+from kvlens.ui.compareplayer import KEY, pair_player
 from kvlens.ui.player import payload
 from kvlens.ui.reportbutton import report_button
 from kvlens.ui.state import Selection
@@ -25,14 +25,18 @@ from kvlens.ui.widgets import plain
 
 def names(pair: Pair) -> None:
     """What A and B are, and what may be compared."""
-    left, right = st.columns([6, 1], vertical_alignment="top")
+    left, right = st.columns([5, 1], vertical_alignment="top")
     left.text(f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A.")
     with right:
         report_button(pair.a, pair.b)
     if pair.apart:
         st.warning(plain(pair.apart))
-    else:
-        st.text(divergence_words(pair))
+        return
+    st.text(divergence_words(pair))
+    other = lensdata.forced_repeat(pair.a.uid, data.runs())
+    if pair.divergence is not None and other is not None and other != pair.b.uid:
+        st.page_link("pages/compare.py", label="Compare B with A's forced repeat instead: the same context at every step",
+                     icon=":material/compare_arrows:", query_params={"run": other, "cmp": pair.b.uid})  # fmt: skip
 
 
 def differences(pair: Pair) -> None:
@@ -59,28 +63,30 @@ def stem(pair: Pair) -> str:
 
 
 def fit(pair: Pair, chosen: Selection) -> tuple[Selection, list[str]]:
-    """The selection inside both runs: the cursor goes as far as the longer run, the metric is one that both recorded."""
+    """The selection inside both runs: the cursor goes as far as the longer run, the metric is one that either recorded."""
     longer = max((pair.a, pair.b), key=lambda reader: reader.n_steps)
     inside = pair.a if (chosen.step or 0) < pair.a.n_steps else longer
-    common = comparedata.common_metrics(pair)
-    asked = chosen.metric
-    fitted, problems = data.fit(inside, chosen.merged({"metric": asked if asked in common else None, "span": None}))
-    if fitted.metric not in common:
-        fitted = fitted.merged({"metric": data.opening_metric(common)})
-    if asked is not None and asked not in common:
-        problems = [*problems, f"metric {asked[:40]!r} was not recorded in both runs; showing {fitted.metric}"]
-    return fitted.merged({"run": pair.a.uid, "span": chosen.span}), problems
+    known, asked = comparedata.metrics(pair), chosen.metric
+    fitted, problems = data.fit(inside, chosen.merged({"metric": None, "span": None}))
+    metric = asked if asked in known else data.opening_metric([name for name, where in known.items() if where == "both"])
+    if asked is not None and asked != metric:
+        problems = [*problems, f"metric {asked[:40]!r} was recorded in neither run; showing {metric}"]
+    return fitted.merged({"run": pair.a.uid, "span": chosen.span, "metric": metric}), problems
 
 
 def metric_picker(pair: Pair, chosen: Selection) -> None:
     """Which metric the maps and the first curve show."""
-    common = comparedata.common_metrics(pair)
-    if not common:
-        st.info("The runs recorded no figure per step and head in common, so there is no map to compare.")
+    known = comparedata.metrics(pair)
+    if not known:
+        st.info("The runs recorded no figure per step and head, so there is no map to compare.")
         return
+
+    def label(name: str) -> str:
+        return metric_of(name).label + ("" if known[name] == "both" else f", recorded in {known[name]}")
+
     st.session_state["compare_metric"] = chosen.metric
     place = st.columns([1, 2])[0]
-    place.selectbox("Metric of maps and curves", common, key="compare_metric", format_func=lambda name: metric_of(name).label,
+    place.selectbox("Metric of maps and curves", list(known), key="compare_metric", format_func=label,
                  on_change=lambda: session.change({"metric": st.session_state["compare_metric"]}))  # fmt: skip
 
 
@@ -93,6 +99,13 @@ def player(pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None
         "labels": [run_name(pair.a), run_name(pair.b)],
     }  # fmt: skip
     pair_player(sent[0][1], sent[1][1], header, on_commit)
+    if chosen.metric is not None and pair.same_shape:
+        step, metric = chosen.step or 0, metric_of(chosen.metric)
+        a, b = (comparedata.map_of(reader, metric.name, step) for reader in (pair.a, pair.b))
+        caption = f"{metric.label} at step {step}\nA: {run_name(pair.a)}, {pair.a.uid} · B: {run_name(pair.b)}, {pair.b.uid}"
+        canvas_menu(
+            partial(map_table, a, b, pair.a.kv_heads, metric, f"step {step}"), f"{stem(pair)}-{metric.name}-step-{step}", KEY, caption
+        )
     if not pair.same_shape:
         st.caption("The models have different layers or heads, so there is no map of B minus A.")
 

@@ -10,16 +10,20 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from kvlens.bench.gpu.floors import METHODS
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, Result, StepRow
+from kvlens.bench.gpu.floors import TITLES
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
 from kvlens.bench.gpu.schema import measured, read
 from kvlens.figures.drawn import drawn
-from kvlens.figures.gpu import kernel_shares, step_times, zero_copy
+from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
 from kvlens.ui.benchview import folder
 from kvlens.ui.chart import chart
 from kvlens.ui.widgets import error, plain
 
 Kind = TypeVar("Kind")
+SCOPES = {
+    "decode": "Whole decode steps", "compiled": "Whole decode steps, compiled", "path": "Attention path and matmuls",
+}  # fmt: skip
+"""what was timed -> title; a result has those that were measured"""
 
 
 def show_gpu() -> None:
@@ -42,6 +46,7 @@ def show_gpu() -> None:
     _ceilings(result)
     _kernels(result)
     _steps(result)
+    _recording(result)
     _headlines(result)
 
 
@@ -99,30 +104,71 @@ def _kernels(result: Result) -> None:
 
 
 def _steps(result: Result) -> None:
-    found = rows(result, StepRow, "steps")
-    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
-    if not cells:
+    every = [row for name, entry in result.entries.items() if "sweep" not in name for row in entry.rows if isinstance(row, StepRow)]
+    scopes = [scope for scope in SCOPES if any(row.scope == scope for row in every)]
+    if not scopes:
         return
-    cell = st.segmented_control("Context and batch", list(cells), default=next(iter(cells)), key="gpu_cell", required=True)
+    scope = scopes[0]
+    if len(scopes) > 1:
+        asked = st.segmented_control(
+            "What was timed", scopes, default=scope, format_func=lambda scope: SCOPES[scope], key="gpu_scope", required=True
+        )
+        scope = str(asked or scope)
+    found = [row for row in every if row.scope == scope]
+    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
+    cell = st.segmented_control("Context and batch", list(cells), default=next(iter(cells)), key=f"gpu_cell_{scope}", required=True)
     context, batch = cells.get(str(cell), next(iter(cells.values())))
-    _draw(step_times(found, context, batch), key="gpu_steps", alt="Time of one step by method against its floor")
-    st.caption(plain(f"{result.note} The floor counts bytes at the rates measured on this device."))
-    st.dataframe(_step_table([row for row in found if (row.context, row.batch) == (context, batch)]), hide_index=True)
+    data = _step_table([row for row in found if (row.context, row.batch) == (context, batch)])
+    name = f"gpu-steps-{scope}-{context}-{batch}"
+    chart(step_times(found, context, batch), data, name, "gpu_steps", "Time of one step by method, with its floor")
+    st.caption(plain(f"{SCOPES[scope]}. {result.note} The floor counts bytes at the rates measured on this device."))
+    st.dataframe(data, hide_index=True)
+    _sweeps(result, scope)
+
+
+def _sweeps(result: Result, scope: str) -> None:
+    """What no random weights can decide, set to several rates."""
+    found = [row for name, entry in result.entries.items() if "sweep" in name for row in entry.rows
+             if isinstance(row, StepRow) and row.scope == scope]  # fmt: skip
+    if found:
+        first = found[0]
+        data = _step_table(found)
+        data.insert(1, "misses", [row.rates.get("miss") for row in found])
+        data.insert(2, "corrected heads", [row.rates.get("correction") for row in found])
+        st.caption(plain(f"Misses and corrections set to several rates, at {first.context // 1024}K x {first.batch}:"))
+        st.dataframe(data, hide_index=True)
 
 
 def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
     def ms(value: float | None) -> float | None:
         return None if value is None else round(1e3 * value, 3)
 
+    def gb(value: int | None) -> float | None:
+        return None if value is None else value / 1e9
+
     return pd.DataFrame([
         {
-            "method": METHODS.get(row.method, row.method), "median (ms)": ms(row.median), "95th percentile (ms)": ms(row.p95),
-            "floor (ms)": ms(row.floor), "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall),
-            "over the bus per step (GB)": row.host_bytes / 1e9, "peak on the device (GB)": row.peak_bytes and row.peak_bytes / 1e9,
+            "method": TITLES.get(row.method, row.method), "steps": row.steps, "in a CUDA graph": row.graph,
+            "attended by": "k1" if row.kernels == "triton" else "PyTorch", "median (ms)": ms(row.median),
+            "95th percentile (ms)": ms(row.p95), "in the decode loop (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
+            "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall), "over the bus per step, by the rates (GB)": gb(row.host_bytes),
+            "by the run's counter (GB)": gb(row.counted_bytes), "peak on the device (GB)": gb(row.peak_bytes),
             "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
         }
         for row in found
     ])  # fmt: skip
+
+
+def _recording(result: Result) -> None:
+    found = rows(result, RecordingRow)
+    if not found:
+        return
+    where = f"{TITLES.get(found[0].method, found[0].method)} at {found[0].context // 1024}K"
+    _draw(recording(found), key="gpu_recording", alt="Time of one step with more and less recorded, in a graph and without")
+    st.caption(plain(
+        f"What recording adds to a whole step of {where}: nothing, numbers per query head, the mass of every span besides. The recorder "
+        "and the store on the host are not in it."
+    ))  # fmt: skip
 
 
 def _headlines(result: Result) -> None:

@@ -85,7 +85,7 @@ def _moved(found: Verdict) -> str:
     text = f"**Moved to the device** at step {found.step}: {plain(si_bytes(found.h2d_bytes))}"
     if found.missed is not None and found.h2d_bytes:
         least = "at least " if found.unnamed_bytes else ""
-        text += f", of which span {found.missed.span}: {least}{plain(si_bytes(found.missed.h2d_bytes))}"
+        text += f", of which span {found.missed.span}, over all heads: {least}{plain(si_bytes(found.missed.h2d_bytes))}"
     return text + "."
 
 

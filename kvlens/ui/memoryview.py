@@ -14,6 +14,7 @@ from kvlens.figures import memory as figures
 from kvlens.figures.metrics import duration, si_bytes
 from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
+from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.store.export import TIMELINE, export
 from kvlens.ui import data, memorydata, session
 from kvlens.ui.chart import chart
@@ -32,7 +33,7 @@ _FIRST_LOOK = 8
 def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     """All sections; returns the page's own URL parameters."""
     copies = memorydata.moved_spans(reader, reader.uid, data.stamp(reader.uid))
-    totals(reader)
+    totals(reader, copies)
     residency(reader)
     left, right = st.columns(2, gap="medium")
     with left:
@@ -47,8 +48,8 @@ def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     return query
 
 
-def totals(reader: TraceReader) -> None:
-    """The run in five numbers."""
+def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
+    """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
     steps, meta = reader.steps(), reader.meta
     budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
     peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
@@ -60,9 +61,20 @@ def totals(reader: TraceReader) -> None:
         ("Moved to the host", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
         ("Waited for copies", duration(float(steps["wait_us"].sum())),
          f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding"),
+        ("Moved, not used", *_redundant(copies)),
     )  # fmt: skip
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
+
+
+def _redundant(copies: pd.DataFrame) -> tuple[str, str]:
+    """Bytes to the device whose span no query head listed, and their share; see the section at the end of the page for what it means."""
+    if copies.empty:
+        return "0 B", "nothing moved"
+    if not memorydata.judged(copies):
+        return "not recorded", "use of copies"
+    idle = float(copies.loc[copies["verdict"] == "unlisted", "bytes"].sum())
+    return si_bytes(idle), f"{idle / copies['bytes'].sum():.1%} of that, a bound: see below"
 
 
 def residency(reader: TraceReader) -> None:
@@ -79,6 +91,11 @@ def residency(reader: TraceReader) -> None:
                      f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys and values alone, of "
                      f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. Prefill, when the "
                      f"whole prompt is on the device, is not drawn; its peak: {before}."))  # fmt: skip
+    if holds := meta.get("hold"):
+        held = [Hold(h["span"], h["tok_start"], h["tok_end"], tuple((a, b) for a, b in h["heads"]), h["from_step"]) for h in holds]
+        size = si_bytes(held_bytes(held, memorydata.kv_shape(reader)))
+        st.caption(plain(f"This run is a what-if: {held_tokens(held):,} tokens are held on the device beside the budget, {size} of keys "
+                         "and values. The curves include them and may lie above the budget."))  # fmt: skip
     if not float(steps["cold_bytes"].max()):
         st.caption("Nothing lay in host memory at any step.")
 

@@ -13,5 +13,6 @@ def report_button(reader: TraceReader, against: TraceReader | None = None) -> No
     name = f"kvlens-{reader.uid}" + (f"-against-{against.uid}" if against is not None else "")
     st.download_button(
         "Report (HTML)", lambda: report_bytes(reader, against), f"{name}.html", "text/html", key=f"report_{name}", on_click="ignore",
-        icon=":material/description:", help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
+        icon=":material/description:", width="stretch",
+        help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from kvlens.methods.sekv_params import SeKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal, fixed_chunks
 from kvlens.store.reader import TraceReader
+from kvlens.ui.memorydata import kv_shape
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,8 @@ class Text:
     def of(cls, reader: TraceReader, tokens: pd.DataFrame) -> Text:
         """`tokens` as the reader gives them."""
         meta, prompt = reader.meta, tokens[tokens["step"].isna()].iloc[:-1]
-        cells = reader.n_layers * reader.kv_heads * 2 * int(meta["head_dim"])
-        shape = KVShape(reader.n_layers, reader.q_heads, reader.kv_heads, int(meta["head_dim"]), int(meta["token_bytes"]) // cells)
         return cls(
-            shape, len(prompt), int(meta["max_new"]), meta.get("budget_bytes"), str(meta["model"]),
+            kv_shape(reader), len(prompt), int(meta["max_new"]), meta.get("budget_bytes"), str(meta["model"]),
             tuple(str(text) for text in prompt["text"]), tuple(prompt["surprisal"].to_numpy(np.float64, na_value=np.nan).tolist()),
         )  # fmt: skip
 

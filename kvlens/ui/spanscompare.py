@@ -94,6 +94,7 @@ def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
     st.dataframe(
         pd.DataFrame(rows), hide_index=True, width="stretch", height=38 + 35 * len(rows),
         column_config={"mean length (tokens)": st.column_config.NumberColumn(format="%.1f"),
+                       "needle": st.column_config.TextColumn(width="medium"),
                        "parameters": st.column_config.TextColumn(width="large")},
     )  # fmt: skip
     st.caption(_recut(reader, view))

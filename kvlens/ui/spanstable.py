@@ -41,14 +41,14 @@ def table(reader: TraceReader, view: View) -> None:
             "why it begins and ends where it does": spans["reason"],
         }
     )
-    number = st.column_config.NumberColumn(format="%.3f")
+    number, share = st.column_config.NumberColumn(format="%.3f"), st.column_config.NumberColumn(format="%.3g")
     key = f"span_table_{session.revision() - st.session_state.get(_OWN_MOVES, 0)}"
     st.dataframe(
         shown, hide_index=True, width="stretch", height=min(420, 38 + 35 * max(1, len(shown))), key=key,
         on_select=lambda: _row_clicked(key, spans), selection_mode="single-row",
         column_config={
             "": st.column_config.TextColumn(width=28), "text": st.column_config.TextColumn(width="medium"), "mean surprisal (nats)": number,
-            "mass (share)": number, "full-KV mass (share)": number, "regret (share)": number,
+            "mass (share)": share, "full-KV mass (share)": share, "regret (share)": share,
             "why it begins and ends where it does": st.column_config.TextColumn(width="large"),
         },
     )  # fmt: skip

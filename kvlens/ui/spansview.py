@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.spans import Curve, Lane, surprisal_figure
+from kvlens.spans import Surprisal
 from kvlens.ui import data, session, spancuts
 from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
@@ -56,24 +57,30 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         stats, others = view.text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
         st.info(plain(f"Only this run's own spans are drawn: {problem}, so other segmenters cannot cut this text."))
-        _draw(reader, view, [], None)
+        _draw(reader, view, [], [])
         return {}
     place, alpha = st.container(), _alpha(reader, view)
     params = spancuts.entropy_parameters(reader)
     usual = spancuts.entropy_cut(params, view.text, params.alpha)
     shown = params.alpha if alpha is None else alpha
     preview = None if shown == params.alpha else spancuts.entropy_cut(params, view.text, shown)
-    threshold = stats.threshold(shown)
-    of_run = preview is None and cuts_by_surprisal(reader)
-    what = f"{'' if of_run else 'PREVIEW '}threshold {threshold:.2f} nats = {stats.mu:.2f} + {shown:g} × {stats.sigma:.2f}"
+    lines = [_threshold(stats, params.alpha, cuts_by_surprisal(reader))]
+    if preview is not None:
+        lines.append(_threshold(stats, shown, False))
     cuts = [cut for cut in others if not _is_own(reader, cut)]
     lanes = [] if preview is None else [Cut(f"PREVIEW: alpha {shown:g}", preview.spans, preview.settings)]
     with place:
-        _draw(reader, view, [*lanes, *cuts], (threshold, what))
+        _draw(reader, view, [*lanes, *cuts], lines)
         needle(view)
-    what_if(reader, view, usual, preview, threshold)
+    what_if(reader, view, usual, preview, stats.threshold(shown))
     segmenters(reader, view, [*lanes, *cuts])
     return {} if preview is None else {"alpha": f"{shown:g}"}
+
+
+def _threshold(stats: Surprisal, alpha: float, of_run: bool) -> tuple[float, str]:
+    """The threshold in nats, and what it is made of; one that the run did not cut by is a preview."""
+    nats = stats.threshold(alpha)
+    return nats, f"{'' if of_run else 'PREVIEW '}threshold {nats:.2f} nats = {stats.mu:.2f} + {alpha:g} × {stats.sigma:.2f}"
 
 
 def _alpha(reader: TraceReader, view: View) -> float | None:
@@ -113,14 +120,14 @@ def _is_own(reader: TraceReader, cut: Cut) -> bool:
     return own.get(method) == cut.name
 
 
-def _draw(reader: TraceReader, view: View, cuts: list[Cut], threshold: tuple[float, str] | None) -> None:
+def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tuple[float, str]]) -> None:
     first, stop = _range(reader, view)
     tokens = view.tokens
     curve = Curve(first, tokens.text[first:stop], tokens.nats[first:stop], tokens.needle)
     lanes = [Lane(cut.name, cut.spans) for cut in cuts]
     key = "spans_boundaries"
     chart(
-        surprisal_figure(curve, view.table, view.column, COLOURS[view.column], lanes, threshold, view.selected),
+        surprisal_figure(curve, view.table, view.column, COLOURS[view.column], lanes, thresholds, view.selected),
         boundary_frame(view.table, cuts), f"{reader.uid}-boundaries", key, "Surprisal by token, and the boundaries of every segmenter",
         on_select=lambda: span_clicked(key),
     )  # fmt: skip

@@ -8,12 +8,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pairruns import PARTED, PairRuns, write_pair
+from pairruns import PARTED, PairRuns, set_info, write_pair
 from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit
 
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui import comparegroups
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +81,24 @@ def test_maps_share_a_range_and_the_difference_stands_around_zero(visit: Visit, 
     assert "at step 3" in json.dumps(charts(app)[0]["layout"]["title"])
 
 
+def test_a_metric_of_one_run_alone_is_shown_beside_grey_cells(visit: Visit, tmp_path: Path) -> None:
+    a = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000001-a")
+    b = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000002-b", lens=False)
+    app = visit(tmp_path, "compare", run=a, cmp=b, metric="regret")
+    assert "Regret (share), recorded in A only" in app.selectbox(key="compare_metric").options
+    _, second, difference = maps(app)
+    assert second["hovertext"][0][0].endswith("not recorded")
+    assert difference["hovertext"][0][0].endswith("not recorded")
+
+
+def test_a_forced_repeat_is_offered_where_runs_part(visit: Visit, tmp_path: Path) -> None:
+    runs = write_pair(tmp_path)
+    set_info(runs, runs.plain, parent=runs.run, forced=True)
+    app = visit(runs.folder, "compare", run=runs.run, cmp=runs.reference)
+    links = [link.proto.query_string for link in app.get("page_link")]
+    assert f"run={runs.plain}&cmp={runs.reference}" in links
+
+
 def test_different_contexts_are_said_of_a_step_after_the_divergence(visit: Visit, pair: PairRuns) -> None:
     app = visit(pair.folder, "compare", metric="coverage", step=PARTED + 1)
     app.segmented_control(key="compare_over").set_value("step").run()
@@ -101,7 +120,7 @@ def test_bad_values_are_said_in_sentences_and_something_is_shown(visit: Visit, p
     assert "run 'nonsense' (cmp) is not among the runs; comparing with another" in said
     assert "step 900 beyond 29; showing 29" in said
     assert "layer 77 beyond 2; showing 2" in said
-    assert "metric 'magic' was not recorded in both runs" in said
+    assert "metric 'magic' was recorded in neither run; showing" in said
     assert at(app, "cmp") == [pair.reference]
     app = visit(pair.folder, "compare", run="nonsense", cmp=pair.reference)
     assert "run 'nonsense' is not among the runs" in "".join(box.value for box in app.warning).replace("\\", "")
@@ -134,6 +153,15 @@ def test_all_runs_with_an_answer_are_points(visit: Visit, pair: PairRuns) -> Non
     assert len(points) == 2
     assert points[0]["data"][0]["marker"]["symbol"] == ["circle-open"]
     assert points[1]["layout"]["xaxis"]["title"]["text"] == "attended tokens per step and KV head"
+
+
+def test_older_runs_are_read_when_asked_for(visit: Visit, pair: PairRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparegroups, "FIRST", 1)
+    app = visit(pair.folder, "compare")
+    assert "No run has a known answer yet." in words(app)
+    next(button for button in app.button if button.label == "Read the 4 older runs too").click().run()
+    assert "No run has a known answer yet." not in words(app)
+    assert "a line per method and preset" in words(app)
 
 
 def test_without_a_known_answer_it_says_so(visit: Visit, tmp_path: Path) -> None:

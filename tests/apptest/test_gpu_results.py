@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from uiruns import Runs, Visit
 
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, Row, StepRow
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Row, StepRow
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 
@@ -45,6 +45,15 @@ WHOLE = (
 )  # fmt: skip
 
 
+DECODE = (
+    entry("decode 8192", replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
+          replace(step("hf_offloaded", 8192, 0.7), scope="decode")),
+    entry("decode sweep 8192", replace(step("blocking", 8192, 0.011), scope="decode")),
+    entry("recording", RecordingRow("off", True, 32768, 1, 0.006, 0.006, 0.0, "freekv"),
+          RecordingRow("spans", True, 32768, 1, 0.0063, 0.0064, 0.05, "freekv")),
+)  # fmt: skip
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
@@ -70,10 +79,26 @@ def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, res
 def test_another_cell_can_be_chosen(visit: Visit, runs: Runs, results: Path) -> None:
     (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
     app = visit(runs.folder, "benchmarks")
-    app.button_group(key="gpu_cell").set_value("32K x 1").run()
+    app.button_group(key="gpu_cell_path").set_value("32K x 1").run()
     assert not app.exception
     table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert list(table["method"]) == ["FreeKV"]
+
+
+def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE[:-1], *DECODE)))
+    app = visit(runs.folder, "benchmarks")
+    tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
+    assert [list(table["method"]) for table in tables] == [["FullKV", "transformers' offloaded cache"], ["Blocking recall"]]
+    assert tables[0]["in the decode loop (ms)"][0] == 9.0
+    assert list(tables[1]["misses"]) == [0.3]
+    said = " ".join(box.value for box in app.caption).replace("\\", "")
+    assert "Whole decode steps." in said
+    assert "a whole step of FreeKV at 32K" in said
+    app.button_group(key="gpu_scope").set_value("path").run()
+    assert not app.exception
+    tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
+    assert [list(table["method"]) for table in tables] == [["FullKV", "CHESS"], ["Blocking recall"]]
 
 
 def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None:

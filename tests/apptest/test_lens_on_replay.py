@@ -53,7 +53,7 @@ def test_the_verdict_says_what_was_recorded(visit: Visit, lens: LensRuns, found:
     assert f"span {missed.span}, tokens {missed.tok_start}–{missed.tok_end - 1}" in text
     assert f"full KV's mass on it **{missed.full:.2f}**, this run's **{missed.mass:.2f}**" in text
     assert f"**Why it was not there**: {missed.reason.says}." in text.replace("\\", "")
-    assert f"of which span {missed.span}: " in text
+    assert f"of which span {missed.span}, over all heads: " in text
 
 
 def test_a_lost_run_opens_where_it_was_lost(visit: Visit, lens: LensRuns, found: Verdict) -> None:

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Runs, Visit
 
+from kvlens.figures.metrics import si_bytes
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -71,6 +72,27 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
     assert any(name.startswith("full KV: ") for name in names)
     assert app.query_params["steps"] == "3-10"
     assert not app.exception
+
+
+def test_what_was_moved_and_not_used_is_among_the_totals(visit: Visit, folder: Path, tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 20, 12, top_k=1)  # heads list one span each, so that some of what moved is unlisted
+    app = visit(tmp_path, "memory", run=uid)
+    with TraceReader.open(tmp_path, uid) as reader:
+        copies = reader.moved_spans()
+    idle = copies.loc[copies["verdict"] == "unlisted", "bytes"].sum()
+    assert 0 < idle < copies["bytes"].sum()
+    found = next(metric for metric in app.metric if metric.label == "Moved, not used")
+    assert (found.value, found.delta.split(" ")[0]) == (si_bytes(float(idle)), f"{idle / copies['bytes'].sum():.1%}")
+    for uid, value in ((STILL, "0 B"), (LEVEL, "not recorded")):
+        app = visit(folder, "memory", run=uid)
+        assert [metric.value for metric in app.metric if metric.label == "Moved, not used"] == [value]
+
+
+def test_tokens_that_were_held_are_said_beside_the_budget(visit: Visit, tmp_path: Path) -> None:
+    hold = {"span": 3, "tok_start": 10, "tok_end": 14, "heads": [[0, 0], [1, 1]], "from_step": 2}
+    uid = write_synthetic(tmp_path, 2, 4, 2, 8, 12, hold=[hold])
+    # 4 tokens for two (layer, KV head) pairs, keys and values of 64 numbers of two bytes
+    assert "4 tokens are held on the device beside the budget, 2.05 kB of keys and values" in words(visit(tmp_path, "memory", run=uid))
 
 
 def test_the_range_of_the_timeline_is_in_the_link(visit: Visit, runs: Runs) -> None:

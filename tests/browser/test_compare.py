@@ -105,6 +105,21 @@ def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_
         page.keyboard.press("Escape")
 
 
+def test_the_maps_at_the_step_are_saved_as_they_stand(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
+    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True)
+    expect(page.locator("#player")).to_have_attribute("data-step", "2")
+    page.get_by_role("button", name="Save").first.click()
+    with page.expect_download() as started:
+        page.get_by_role("button", name="PNG image").click()
+    assert started.value.suggested_filename == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"
+    file = tmp_path / "maps.png"
+    started.value.save_as(file)
+    width, height = (int.from_bytes(file.read_bytes()[at : at + 4], "big") for at in (16, 20))
+    assert width > 2000
+    assert height > 900
+    assert len(file.read_bytes()) > 40_000
+
+
 def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}")
     with page.expect_download() as started:

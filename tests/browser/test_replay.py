@@ -142,3 +142,44 @@ def test_dark_pages_have_light_text(server: Server, runs: Runs, open_page: Open)
     ground = page.get_by_test_id("stApp").evaluate("e => getComputedStyle(e).backgroundColor")
     light, dark = (sum(map(int, re.findall(r"\d+", text)[:3])) for text in (color, ground))
     assert light > 600 > 150 > dark
+
+
+def test_jumps_move_step_head_span_and_url(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/replay?run={runs.whole}&step=0&layer=0&head=0")
+    player = page.locator("#player")
+    expect(player).to_have_attribute("data-cell", "0,0")
+    expect(page.get_by_role("button", name="next correction")).to_be_disabled()
+    page.get_by_role("button", name="first loss").click()
+    expect(player).to_have_attribute("data-step", "45")
+    expect(player).to_have_attribute("data-cell", "2,6")
+    expect(page).to_have_url(re.compile(r"step=45&layer=2&head=6&span=7"))
+    expect(page.get_by_text("What L2 Q6 (KV1) attended at step 45")).to_be_visible()
+    expect(page.locator("#strip .picked").first).to_be_attached()
+    page.keyboard.press("Home")
+    assert step(page) == 0
+    page.keyboard.press("n")
+    assert step(page) == 45
+    page.keyboard.press("Home")
+    page.keyboard.press("Shift+n")
+    first = step(page)
+    page.keyboard.press("Shift+n")
+    assert step(page) > first
+    page.keyboard.press("Shift+p")
+    assert step(page) == first
+
+
+def test_a_click_on_a_bar_selects_its_span(server: Server, runs: Runs, open_page: Open) -> None:
+    page = open_page(f"{server.url}/replay?run={runs.whole}")
+    expect(page).to_have_url(re.compile(r"span=7"))
+    chart = page.locator(".st-key-lens_bars .nsewdrag").first
+    chart.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    box = chart.bounding_box()
+    assert box is not None
+    bars = box["width"] / 16  # one place per listed span; the second has the method's bar right of its middle
+    where = box["x"] + 1.6 * bars, box["y"] + 0.95 * box["height"]
+    page.mouse.move(*where)
+    page.wait_for_timeout(300)
+    page.mouse.click(*where)
+    expect(page).to_have_url(re.compile(r"span=0"))
+    expect(page.locator("#now")).to_contain_text("span 0")

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from support import task_prompt
+from typer.testing import CliRunner
 
+from kvlens.cli import app
 from kvlens.engine import Engine
 from kvlens.lens.fingerprint import fingerprint
 from kvlens.lens.reference import LOGITS_FILE, find, load, obtain, reference_key
@@ -62,6 +64,43 @@ def test_a_run_against_full_stores_both_and_the_next_finds_the_reference(source:
     with TraceReader.open(tmp_path, reference) as reader:
         tokens = reader.tokens()
         assert tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist() == table["ref_token"].tolist()
+
+
+def test_the_options_of_kvlens_run(source: Any, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(source.text, encoding="utf-8")
+    command = ["run", str(prompt), "--method", "streaming_llm", "--max-new", "4", "--runs", str(tmp_path / "runs")]
+    metas = []
+    for more in (["--against-full", "--oracle", "every=2,layers=1-2"], ["--forced"], ["--no-coverage"]):
+        done = CliRunner().invoke(app, [*command, *more])
+        assert done.exit_code == 0, done.output
+        with TraceReader.open(tmp_path / "runs", done.stdout.splitlines()[-1]) as reader:
+            metas.append(reader.meta)
+            assert reader.loss().empty is ("--no-coverage" in more)
+    assert [meta["forced"] for meta in metas] == [False, True, False]
+    assert [meta["oracle"] for meta in metas] == [{"every": 2, "layers": [1, 2]}, {"every": 1, "layers": list(range(6))}, None]
+    assert metas[0]["reference"] == metas[1]["reference"] is not None
+    assert metas[2]["reference"] is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"oracle": "now and then"}, "does not say which full attention"),
+        ({"forced": (1, 2)}, "fed given tokens or compared"),
+        ({"hold": ({"span": 1, "tok_start": 5, "tok_end": 5, "heads": ()},)}, "no tokens to hold"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_before_a_model_is_loaded(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RunRequest(**{**REQUEST.model_dump(), **change})
+
+
+def test_a_request_survives_json() -> None:
+    from kvlens.holds import Hold
+
+    request = REQUEST.model_copy(update={"hold": (Hold(3, 10, 20, ((0, 1), (2, 0)), 4),), "oracle": "off"})
+    assert RunRequest.model_validate_json(request.model_dump_json()) == request
 
 
 def test_damaged_or_missing_logits_are_computed_again_for_the_same_run(prepared: Prepared, tmp_path: Path) -> None:

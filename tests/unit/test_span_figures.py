@@ -41,10 +41,10 @@ def named(figure: object, name: str) -> object:
 
 def test_boundaries_threshold_lanes_and_clicks(own: pd.DataFrame, curve: Curve) -> None:
     lane = Lane("pages", [Span(0, 4, "page", "r"), Span(4, 8, "page", "r"), Span(8, 10, "anchor", "r")])
-    figure = surprisal_figure(curve, own, "mass", "mass (share)", [lane], (3.5, "threshold"), 7)
+    figure = surprisal_figure(curve, own, "mass", "mass (share)", [lane], [(3.5, "threshold"), (4.0, "PREVIEW")], 7)
     edges = named(figure, "boundaries of this run")
     assert list(edges.x[::3]) == [-0.5, 1.5, 7.5]
-    assert list(named(figure, "threshold").y) == [3.5, 3.5]
+    assert (list(named(figure, "threshold").y), list(named(figure, "PREVIEW").y)) == ([3.5, 3.5], [4, 4])
     points = named(figure, "surprisal")
     assert [item[0] for item in points.customdata] == [4, 4, 7, 7, 7, 7, 7, 7, 9, 9, 9, 9]
     assert points.hovertext[0] == "token 0 't0'<br>surprisal not recorded<br>span 4"
@@ -58,7 +58,7 @@ def test_boundaries_threshold_lanes_and_clicks(own: pd.DataFrame, curve: Curve) 
 
 
 def test_spans_without_a_value_are_grey_and_never_zero(own: pd.DataFrame, curve: Curve) -> None:
-    figure = surprisal_figure(curve, own, "mass", "mass (share)", [], None, None)
+    figure = surprisal_figure(curve, own, "mass", "mass (share)", [], [], None)
     known, missing = named(figure, "recorded"), named(figure, UNKNOWN)
     assert list(known.marker.color) == [0.5, 0.1]
     assert [item[0] for item in missing.customdata] == [7]
@@ -69,7 +69,7 @@ def test_spans_without_a_value_are_grey_and_never_zero(own: pd.DataFrame, curve:
 
 
 def test_states_have_their_colours(own: pd.DataFrame, curve: Curve) -> None:
-    figure = surprisal_figure(curve, own, "state", "state", [], None, None)
+    figure = surprisal_figure(curve, own, "state", "state", [], [], None)
     assert named(figure, "cold").marker.color == STATE_COLORS["cold"]
     assert [item[0] for item in named(figure, "cold").customdata] == [9]
     assert [item[0] for item in named(figure, UNKNOWN).customdata] == [7]
@@ -78,7 +78,7 @@ def test_states_have_their_colours(own: pd.DataFrame, curve: Curve) -> None:
 def test_a_part_of_a_long_text_shows_its_own_spans_only(own: pd.DataFrame) -> None:
     part = Curve(9, ["a", "b"], np.array([1.0, 2.0]), [[0, 3]])
     lane = Lane("pages", [Span(0, 4, "page", "r"), Span(8, 12, "page", "r")])
-    figure = surprisal_figure(part, own, "mass", "mass (share)", [lane], None, None)
+    figure = surprisal_figure(part, own, "mass", "mass (share)", [lane], [], None)
     assert [item[0] for item in named(figure, "surprisal").customdata] == [9, 9]
     assert list(named(figure, "pages").x) == [7.5, 11.5]
     assert not figure.layout.annotations

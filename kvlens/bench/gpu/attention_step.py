@@ -36,7 +36,7 @@ PATHS: dict[str, Callable[[Bench, StepShape, int, int], Path]] = {
 
 def whole_step(bench: Bench, path: Path) -> Step:
     """The step as one callable on fixed tensors."""
-    dense = bench.keep("dense", lambda: Dense(bench))
+    dense = bench.keep_alone("dense", lambda: Dense(bench))
     x = bench.device.normal(path.batch, bench.model.hidden)
 
     def step() -> None:
@@ -53,7 +53,7 @@ def cell(bench: Bench, method: str, context: int, batch: int, rates: Rates) -> S
     bytes_moved = traffic(shape, bench.model, batch)
     copy, link = ceiling(bench.result, COPY), ceiling(bench.result, TO_DEVICE)
     floor = bytes_moved.floor(copy, link) if copy and link else None
-    bench.keep("dense", lambda: Dense(bench))
+    bench.keep_alone("dense", lambda: Dense(bench))
     row = partial(
         StepRow, method, context, batch, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
         resident_bytes=bytes_moved.resident, rates=dataclasses.asdict(rates),

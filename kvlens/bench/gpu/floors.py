@@ -8,7 +8,7 @@ on the device). Not counted: activations, scores, partial outputs, the new token
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.shape import KVShape
@@ -81,6 +81,10 @@ class StepShape:
     blocking: float = 1.0
     spans: int = 0
     routed: int = 0
+    unit_bytes: int = 0
+    """over the bus for each missed unit; 0: a page's"""
+    unit_pages: int = 1
+    """pages written on the device for each missed unit"""
 
 
 METHODS = {
@@ -89,6 +93,13 @@ METHODS = {
     "blocking_host": "Blocking recall by the host",
 }  # fmt: skip
 """method -> title, in the order of tables"""
+DECODE_METHODS = {
+    "full": "FullKV", "full_sdpa": "FullKV by SDPA", "hf_offloaded": "transformers' offloaded cache", "streaming_llm": "StreamingLLM",
+    "sekv": "SeKV", "chess": "CHESS", "freekv": "FreeKV", "sentkv": "SentKVCompress", "compresskv": "CompressKV",
+    "blocking": "Blocking recall",
+}  # fmt: skip
+"""the same for whole decode steps"""
+TITLES = {**METHODS, **DECODE_METHODS}
 
 
 def step_shape(method: str, context: int, rates: Rates) -> StepShape:
@@ -122,6 +133,18 @@ def step_shape(method: str, context: int, rates: Rates) -> StepShape:
         return StepShape(method, PAGE, exact + coarse, exact + coarse + zoomed, 0, zoomed, max(1, round(rates.miss * zoomed)), 1.0,
                          zoomed, spans)  # fmt: skip
     raise ValueError(f"unknown method '{method}'; known: {', '.join(METHODS)}.")
+
+
+def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
+    """The same of a whole step through kvlens/static, which reconstructs SeKV's spans into slots instead of attending their factors."""
+    shape = step_shape({"full_sdpa": "full", "hf_offloaded": "full_offload"}.get(method, method), context, rates)
+    if method != "sekv":
+        return shape
+    pages = SPAN // PAGE
+    kv = LLAMA_8B.kv
+    unit = factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize)
+    held = shape.held + (pages - 1) * shape.wanted
+    return replace(shape, spans=0, pages=shape.pages + pages * shape.wanted, held=held, unit_bytes=unit, unit_pages=pages)
 
 
 @dataclass(frozen=True)
@@ -158,7 +181,8 @@ def traffic(shape: StepShape, model: Model, batch: int) -> Traffic:
     kv = model.kv
     each = kv.layers * batch * kv.kv_heads
     page_bytes = shape.page * kv.head_token_bytes
-    moved = each * shape.missed * page_bytes
+    moved = each * shape.missed * (shape.unit_bytes or page_bytes)
+    arrivals = each * shape.missed * shape.unit_pages * page_bytes
     # FullKV in host memory is fetched layer by layer ahead of its use: nothing but the bus decides
     offloaded = shape.method == "full_offload"
     waited = 0 if offloaded else round(shape.blocking * moved)
@@ -167,6 +191,6 @@ def traffic(shape: StepShape, model: Model, batch: int) -> Traffic:
     summaries = each * shape.scored * kv.head_token_bytes + routing
     return Traffic(
         model.weight_bytes, each * shape.pages * page_bytes, each * shape.pages * 8, summaries,
-        each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize), moved, waited, moved - waited,
+        each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize), arrivals, waited, moved - waited,
         each * shape.held * page_bytes + summaries + buffers,
     )  # fmt: skip

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE
-from kvlens.bench.gpu.floors import METHODS, Model, Rates, step_shape, traffic
+from kvlens.bench.gpu.floors import TITLES, Model, Rates, decode_shape, step_shape, traffic
 from kvlens.bench.gpu.part import Bench, Part
-from kvlens.bench.gpu.result import HeadlineRow, ceiling, rows
+from kvlens.bench.gpu.result import HeadlineRow, Scope, ceiling, rows
 
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
@@ -22,40 +22,62 @@ DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 
 @dataclass(frozen=True)
 class Headline:
-    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over."""
+    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over. scope: of whole decode steps, or of
+    attention path and matmuls, where batches and the recall led by the host are."""
 
     name: str
     paper: float
     quantity: Literal["step time", "memory saved"]
     over: tuple[str, int, int]
     under: tuple[str, int, int]
+    scope: Scope = "path"
 
 
 HEADLINES = (
     Headline("FreeKV against ArkVale (up to)", 13.7, "step time", ("blocking_host", 32768, 8), ("freekv", 32768, 8)),
     Headline("FreeKV against ArkVale (up to), one sequence", 13.7, "step time", ("blocking_host", 32768, 1), ("freekv", 32768, 1)),
-    Headline("CHESS against FullKV at 32K", 4.56, "step time", ("full", 32768, 1), ("chess", 32768, 1)),
+    Headline("FreeKV against blocking recall, whole steps", 13.7, "step time", ("blocking", 32768, 1), ("freekv", 32768, 1), "decode"),
+    Headline("CHESS against FullKV at 32K", 4.56, "step time", ("full", 32768, 1), ("chess", 32768, 1), "decode"),
     Headline("CHESS against FullKV at 32K, large batch", 4.56, "step time", ("full", 32768, 8), ("chess", 32768, 8)),
     Headline("SentKVCompress CPU-GPU against full attention (up to)", 5.9, "step time", ("full_offload", 32768, 1), ("sentkv", 32768, 1)),
-    Headline("SeKV memory at 128K", 0.533, "memory saved", ("full", 131072, 1), ("sekv", 131072, 1)),
-    Headline("Latency flat in context: FreeKV, 128K against 8K", 1.0, "step time", ("freekv", 131072, 1), ("freekv", 8192, 1)),
-    Headline("Latency flat in context: CHESS, 32K against 8K", 1.0, "step time", ("chess", 32768, 1), ("chess", 8192, 1)),
+    Headline(
+        "SentKVCompress against transformers' offloaded cache, whole steps",
+        5.9,
+        "step time",
+        ("hf_offloaded", 32768, 1),
+        ("sentkv", 32768, 1),
+        "decode",
+    ),
+    Headline("SeKV memory at 128K", 0.533, "memory saved", ("full", 131072, 1), ("sekv", 131072, 1), "decode"),
+    Headline("Latency flat in context: FreeKV, 128K against 8K", 1.0, "step time", ("freekv", 131072, 1), ("freekv", 8192, 1), "decode"),
+    Headline(
+        "Latency flat in context: CompressKV, 128K against 8K",
+        1.0,
+        "step time",
+        ("compresskv", 131072, 1),
+        ("compresskv", 8192, 1),
+        "decode",
+    ),
+    Headline("Latency flat in context: CHESS, 32K against 8K", 1.0, "step time", ("chess", 32768, 1), ("chess", 8192, 1), "decode"),
 )
 
 
 def compare(headline: Headline, model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float) -> HeadlineRow:
-    """steps: step rows. A flat latency is reachable when the floor grows by less than a tenth."""
+    """steps: step rows of all scopes. A flat latency is reachable when the floor grows by less than a tenth."""
     floors, ours = [], []
     for method, context, batch in (headline.over, headline.under):
-        moved = traffic(step_shape(method, context, Rates()), model, batch)
+        shape = (decode_shape if headline.scope == "decode" else step_shape)(method, context, Rates())
+        moved = traffic(shape, model, batch)
         saved = headline.quantity == "memory saved"
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
         column = "peak_bytes" if saved else "median"
-        here = (method, context, batch)
-        ours.append(next((row[column] for row in steps if (row["method"], row["context"], row["batch"]) == here), None))
+        here = (headline.scope, method, context, batch)
+        ours.append(
+            next((row[column] for row in steps if (row.get("scope", "path"), row["method"], row["context"], row["batch"]) == here), None)
+        )
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
-    where = " / ".join(f"{METHODS[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))
+    where = " / ".join(f"{TITLES[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
     return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable)
 

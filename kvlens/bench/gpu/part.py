@@ -52,6 +52,13 @@ class Bench:
             self.kept[name] = make()
         return self.kept[name]
 
+    def keep_alone(self, name: str, make: Callable[[], Any]) -> Any:
+        """The same, and what was kept under other names is given back first: a device has no room for two models."""
+        if any(other != name for other in self.kept):
+            self.kept = {other: made for other, made in self.kept.items() if other == name}
+            self.device.release()
+        return self.keep(name, make)
+
     @cached_property
     def pool(self) -> torch.Tensor:
         """Units of pages in pinned host memory, [pages, H_kv, 2, 32, D]. Made once: pinning takes seconds."""

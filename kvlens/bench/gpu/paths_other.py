@@ -99,7 +99,7 @@ class HostRecall(Path):
 class FullOffload(Path):
     """FullKV kept in host memory: each layer's keys and values are copied whole, a layer ahead of their use, into two buffers."""
 
-    note = "ours; transformers' offloaded cache itself was not built in"
+    note = "ours; transformers' offloaded cache is among the whole steps"
 
     def __init__(self, bench: Bench, shape: StepShape, context: int, batch: int) -> None:
         super().__init__(bench, shape, context, batch)

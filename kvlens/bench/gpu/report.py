@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvlens.bench.gpu.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
+from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, METHODS, TITLES, Rates, StepShape, decode_shape, step_shape, traffic
 from kvlens.bench.gpu.headlines import DEVICE_RATE, HEADLINES, LINK_RATE, compare
 from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
 from kvlens.bench.gpu.run import BATCHES, CONTEXTS
@@ -74,11 +74,11 @@ def _device(result: Result) -> str:
                 lines += table(HEADLINE_HEAD, [_headline(r) for r in rows if isinstance(r, HeadlineRow)])
             case RecordingRow():
                 cells = [
-                    [r.recording, "yes" if r.graph else "no", _ms(r.median), _ms(r.p95), _share(r.added)]
+                    [TITLES.get(r.method, r.method), r.recording, "yes" if r.graph else "no", _ms(r.median), _ms(r.p95), _share(r.added)]
                     for r in rows
                     if isinstance(r, RecordingRow)
                 ]
-                lines += table(("recorded", "graph", "median, ms", "p95, ms", "added"), cells)
+                lines += table(("method", "recorded", "graph", "median, ms", "p95, ms", "added"), cells)
             case LedgerRow():
                 cells = [
                     [r.name, str(r.counted), str(r.seen), str(r.events), r.how, "equal" if r.passed else "**DIFFER**"]
@@ -99,7 +99,10 @@ def _kernel(row: KernelRow) -> list[str]:
     return [row.kernel, row.setting, f"{1e6 * row.seconds:.1f}", f"{row.rate / 1e9:.0f}", row.ceiling, _share(row.share), _share(row.aim)]
 
 
-STEP_HEAD = ("method", "median, ms", "p95, ms", "floor, ms", "achieved / floor", "stall, ms", "host GB per step", "peak GB", "rates, notes")
+STEP_HEAD = (
+    "method", "attended by", "steps", "median, ms", "p95, ms", "in the loop, ms", "floor, ms", "achieved / floor", "stall, ms",
+    "host GB per step (counted)", "peak GB", "rates, notes",
+)  # fmt: skip
 
 
 def _step(row: StepRow) -> list[str]:
@@ -110,18 +113,13 @@ def _step(row: StepRow) -> list[str]:
     )
     over = "" if row.over_floor is None else f"{row.over_floor:.2f}"
     peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}"
-    said = "; ".join(part for part in (rates, row.note, row.reason or "") if part)
+    how = "" if row.median is None else "a CUDA graph" if row.graph else "no graph"
+    said = "; ".join(part for part in (how, rates, row.note, row.reason or "") if part)
+    host = f"{row.host_bytes / 1e9:.3f}" + ("" if row.counted_bytes is None else f" ({row.counted_bytes / 1e9:.3f})")
     return [
-        METHODS[row.method],
-        _ms(row.median),
-        _ms(row.p95),
-        _ms(row.floor),
-        over,
-        _ms(row.stall),
-        f"{row.host_bytes / 1e9:.3f}",
-        peak,
-        said,
-    ]
+        TITLES[row.method], "k1" if row.kernels == "triton" else "SDPA", str(row.steps or ""), _ms(row.median), _ms(row.p95), _ms(row.loop),
+        _ms(row.floor), over, _ms(row.stall), host, peak, said,
+    ]  # fmt: skip
 
 
 HEADLINE_HEAD = ("headline", "paper", "ours", "floor's", "measured at (ours, floor)", "within reach of bytes alone")
@@ -139,17 +137,19 @@ def _floors() -> list[str]:
         f"One decode step at the 8B shape, at {DEVICE_RATE / 1e12:g} TB/s on the device and {LINK_RATE / 1e9:g} GB/s over the bus (both "
         f"assumed), with the rates {rates}. In brackets what lies on the device for KV purposes."
     )
-    lines = ["## Floors: arithmetic, not measurements", "", about, ""]
-    cells = []
-    for method, title in METHODS.items():
-        row = [title]
-        for context in CONTEXTS:
-            for batch in BATCHES:
-                moved = traffic(step_shape(method, context, Rates()), LLAMA_8B, batch)
-                row.append(f"{1e3 * moved.floor(DEVICE_RATE, LINK_RATE):.2f} ({moved.resident / 1e9:.1f})")
-        cells.append(row)
+    lines = ["## Floors: arithmetic, not measurements", "", about, "", "Attention path and matmuls:", ""]
     head = ["ms (GB)", *(f"{context // 1024}K x {batch}" for context in CONTEXTS for batch in BATCHES)]
-    return [*lines, *table(head, cells)]
+    lines += table(head, [_floor_row(title, [step_shape(method, context, Rates()) for context in CONTEXTS], BATCHES)
+                          for method, title in METHODS.items()])  # fmt: skip
+    lines += ["", "Whole decode steps, one sequence (SeKV's spans are reconstructed into slots there, and read once more):", ""]
+    head = ["ms (GB)", *(f"{context // 1024}K" for context in CONTEXTS)]
+    return lines + table(head, [_floor_row(title, [decode_shape(method, context, Rates()) for context in CONTEXTS], (1,))
+                                for method, title in DECODE_METHODS.items()])  # fmt: skip
+
+
+def _floor_row(title: str, shapes: Sequence[StepShape], batches: Sequence[int]) -> list[str]:
+    moved = [traffic(shape, LLAMA_8B, batch) for shape in shapes for batch in batches]
+    return [title, *(f"{1e3 * each.floor(DEVICE_RATE, LINK_RATE):.2f} ({each.resident / 1e9:.1f})" for each in moved)]
 
 
 def _headlines() -> list[str]:

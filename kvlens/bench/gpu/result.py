@@ -56,6 +56,10 @@ class KernelRow:
     kind: Literal["kernel"] = "kernel"
 
 
+Scope = Literal["path", "decode", "compiled"]
+"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; compiled: the same compiled"""
+
+
 @dataclass(frozen=True)
 class StepRow:
     """One method at one context and batch. Times in seconds; None where it was not run, with the reason."""
@@ -83,6 +87,13 @@ class StepRow:
     note: str
     reason: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    scope: Scope = "path"
+    loop: float | None = None
+    """median of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window"""
+    counted_bytes: int | None = None
+    """over the bus per step, by the run's own counter"""
+    kernels: str = "triton"
+    """what attends: k1, or PyTorch"""
     kind: Literal["step"] = "step"
 
 
@@ -113,6 +124,7 @@ class RecordingRow:
     p95: float
     added: float | None
     """share of the step without recording, same launch"""
+    method: str = "streaming_llm"
     kind: Literal["recording"] = "recording"
 
 
@@ -137,7 +149,7 @@ class Entry:
     """One part. `sources`: digest of the code that measured it; a done entry with the digest of today is not measured again."""
 
     part: str
-    status: Literal["done", "failed", "not built"]
+    status: Literal["done", "failed"]
     sources: str
     commit: str
     date: str

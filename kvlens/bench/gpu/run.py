@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.bench.gpu import attention_step, ceilings, headlines, kernel_checks, kernel_times, ledger, recording
+from kvlens.bench.gpu import attention_step, ceilings, decode, headlines, kernel_checks, kernel_times, ledger, recording
 from kvlens.bench.gpu.device import DryDevice, pick, slug
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import HERE, Bench, Part
 from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
 
-NOTE = f"Llama-3.1-8B's shape; part 4: {attention_step.LABEL}."
+NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NOT_BUILT = ("transformers' offloaded cache", "It needs a model around it; part 4 is one step's attention path and matmuls.")
-NAMES = ("ceilings", "checks", "engine", "kernels", "steps", "recording", "sweep", "ledger", "headlines")
+NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
 
 Say = Callable[[str], None]
 
@@ -60,9 +59,10 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest."""
     middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
     return [
-        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART,
-        *(attention_step.steps(context, batch) for context in contexts for batch in batches),
-        ledger.PART, recording.PART, attention_step.sweep(middle, large), headlines.PART,
+        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *(decode.decodes(context) for context in contexts),
+        recording.PART, ledger.PART,
+        *(attention_step.steps(context, batch) for batch in sorted(batches, reverse=True) for context in contexts),
+        attention_step.sweep(middle, large), decode.sweep(middle), decode.compiled(middle), headlines.PART,
     ]  # fmt: skip
 
 
@@ -77,7 +77,6 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": NOTE}
     result = begin(path, header)
     bench = Bench(device, contexts, batches, result)
-    put(result, Entry(NOT_BUILT[0], "not built", "", commit(), today(), 0.0, (), NOT_BUILT[1]))
     parts = [part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))]
     begun = time.monotonic()
     missing = [part.name for part in parts if not _done(result, part)]

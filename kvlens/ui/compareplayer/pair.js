@@ -76,11 +76,13 @@ class PairView {
     this.metrics = this.runs.map((run) => run.header.metrics.find((m) => m.name === this.header.metric));
     const [first, second] = this.metrics;
     this.delta = this.header.maps && first && second ? difference(a, b, first, second) : null;
-    this.range = first && second ? [Math.min(first.natural[0], second.natural[0]), Math.max(first.natural[1], second.natural[1])] : null;
+    const ranges = this.metrics.filter((metric) => metric).map((metric) => metric.natural);
+    this.about = first || second; // a metric that one run did not record is n/r there
+    this.range = ranges.length ? [Math.min(...ranges.map((r) => r[0])), Math.max(...ranges.map((r) => r[1]))] : null;
     const tracks = pairTracks(a, b);
     if (this.range) {
       tracks.unshift({
-        title: `${first.title}, ${this.headName()}: A (blue), B (orange, dashed)`, unit: first.unit, zero: first.zero,
+        title: `${this.about.title}, ${this.headName()}: A (blue), B (orange, dashed)`, unit: this.about.unit, zero: this.about.zero,
         values: this.series(0), second: { values: this.series(1) },
       });
     }

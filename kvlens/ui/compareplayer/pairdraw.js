@@ -14,7 +14,7 @@ Object.assign(PairView.prototype, {
     el.mapD.parentElement.hidden = shown < 3;
     const mapWidth = Math.floor((width - 12 * (shown - 1)) / Math.max(1, shown));
     const height = HeadMap.height(this.runs[0].header.layers);
-    const views = this.range ? [0, 1].map((i) => ({ ...this.at(), run: this.runs[i], metric: this.metrics[i], range: this.range })) : [];
+    const views = this.range ? [0, 1].map((i) => ({ ...this.at(), run: this.runs[i], metric: this.metrics[i] || this.about, range: this.range })) : [];
     if (this.delta) views.push({ ...this.at(), ...this.delta });
     views.forEach((view, i) => this.maps[i].draw(view, mapWidth, height, theme));
     this.tracks.draw(this, width, this.tracks.tracks.length * 64 + 34, theme);
@@ -61,7 +61,7 @@ Object.assign(PairView.prototype, {
     ];
     this.el.legend.replaceChildren(textNode(legend.lo), rampNode(legend.table), textNode(legend.hi), ...marks, textNode(`\u00b7 ${legend.note}`));
     if (!this.range) return;
-    const [metric, end] = [this.metrics[0], (value) => axisText(value, this.metrics[0].unit)];
+    const [metric, end] = [this.about, (value) => axisText(value, this.about.unit)];
     const unit = metric.unit === "bytes" ? "" : ` ${metric.unit}`;
     const parts = [textNode(`${metric.title} in A and B`), textNode(end(this.range[0])),
       rampNode(metric.diverging ? DIVERGING : SEQUENTIAL), textNode(end(this.range[1]) + unit)];
@@ -75,14 +75,14 @@ Object.assign(PairView.prototype, {
 
   hover(cell) {
     if (!this.range) {
-      this.el.cell.textContent = "The runs have no figure per head in common.";
+      this.el.cell.textContent = "The runs recorded no figure per head.";
       return;
     }
     const [layer, head] = cell || [this.layer, this.head];
     const [one, two] = [0, 1].map((i) => this.value(i, layer, head));
-    const unit = this.metrics[0].unit;
+    const unit = this.about.unit;
     const change = Number.isNaN(two - one) ? "" : ` \u00b7 ${two === one ? "the same" : `${formatValue(Math.abs(two - one), unit)} ${two > one ? "more" : "less"} in B`}`;
-    this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.metrics[0].title} at step ${this.step}: `
+    this.el.cell.textContent = `${cell ? "under the pointer" : "selected"}: ${this.headName(layer, head)} \u00b7 ${this.about.title} at step ${this.step}: `
       + `A ${formatValue(one, unit)} \u00b7 B ${formatValue(two, unit)}${change}`;
   },
 });

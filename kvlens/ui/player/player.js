@@ -172,13 +172,12 @@ class Player {
     const act = {
       ArrowLeft: () => { this.pause(); this.go(this.step - by); }, ArrowRight: () => { this.pause(); this.go(this.step + by); },
       Home: () => { this.pause(); this.go(0); }, End: () => { this.pause(); this.go(this.steps - 1); },
-      n: () => this.jumps.move(1, false), p: () => this.jumps.move(-1, false),
-      N: () => this.jumps.move(1, true), P: () => this.jumps.move(-1, true),
+      n: () => this.jumps.move(1, event.shiftKey), p: () => this.jumps.move(-1, event.shiftKey),
       "[": () => this.pickHead(Math.max(0, this.layer - 1), this.head),
       "]": () => this.pickHead(Math.min(this.run.header.layers - 1, this.layer + 1), this.head),
       Escape: () => (this.el.help.hidden ? this.pickSpan(null) : this.toggleHelp()), "?": () => this.toggleHelp(),
       " ": from.tagName === "BUTTON" ? null : () => this.toggle(),
-    }[event.key];
+    }[event.key.length === 1 ? event.key.toLowerCase() : event.key]; // Caps Lock does not matter
     if (!act) return;
     event.preventDefault();
     event.stopPropagation();

@@ -1,0 +1,217 @@
+"""How good the lens is: of answers a method lost, how many come back when what the attribution names is held exactly.
+
+A trial is a prompt that full KV answers and the method does not. The method is forced along full KV's tokens once, with full attention
+recorded; (layer, KV head, span) triples are ranked by regret (kvlens.lens.attribution); then the free run is repeated with the first 1,
+5 and 20 held from step 0, with as many drawn at random from all triples, and with every span of the needle held for every head.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvlens import methods, tasks
+from kvlens.bench import kept as keeping
+from kvlens.bench.explaintable import SCOPES, TOPS, summarise
+from kvlens.bench.provenance import about, origin
+from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
+from kvlens.budget import Budget, BudgetInfeasible
+from kvlens.engine import Engine, Options
+from kvlens.holds import Hold
+from kvlens.lens.attribution import Triple, attribute_records
+from kvlens.lens.comparison import Reference
+from kvlens.lens.trials import restores
+from kvlens.prefill import ReadPrompt
+from kvlens.prompts import Prompt
+from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
+from kvlens.tasks import Asked
+
+POINTS = (
+    ("streaming_llm", "multikey", "10%"), ("sekv", "multikey", "10%"), ("chess", "multikey", "10%"), ("freekv", "multikey", "10%"),
+    ("sentkv", "multikey", "10%"), ("compresskv", "list", "10%"),
+)  # fmt: skip
+"""(method, task, budget) at which each method loses answers of the demo model at 2048 tokens; CompressKV loses no single needle there"""
+MAX_PROMPTS = 4
+"""times the wanted trials: prompts that are tried before a point is given up"""
+_NEEDED = ("method", "task", "budget", "length", "index", "origin", "lost")
+
+
+@dataclass(frozen=True)
+class ExplainRequest:
+    """What to measure."""
+
+    model: str = "demo"
+    points: tuple[tuple[str, str, str], ...] = POINTS
+    length: int = 2048
+    lost: int = 50
+    """lost trials per point"""
+    first_seed: int = 9_500_000
+
+    def __post_init__(self) -> None:
+        if self.length < 64 or self.lost < 1:
+            raise ValueError("--length must be at least 64 and --lost at least 1.")
+        for method, task, budget in self.points:
+            methods.get(method)
+            tasks.get(task)
+            if Budget.parse(budget).unit != "share":
+                raise ValueError(f"a point needs a share of full KV (0.1 or 10%), not '{budget}'.")
+
+
+class Kept:
+    """A sink that keeps what attribution needs."""
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRow] = []
+        self.steps: list[StepRecord] = []
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        """Nothing to keep."""
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self.spans += record.spans
+
+    def step(self, record: StepRecord) -> None:
+        self.spans += record.spans
+        self.steps.append(record)
+
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
+        """Nothing to keep."""
+
+
+def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run what is not in `kept` (one JSON line per prompt) yet -> the table with its provenance.
+
+    Raises ValueError for a file that does not hold trials of this benchmark.
+    """
+    import torch
+
+    from kvlens.models import load
+
+    names = tuple(dict.fromkeys(point[0] for point in request.points))
+    origins = {name: origin(request.model, name, request.length, request.first_seed) for name in names}
+    rows = keeping.read(kept, _NEEDED, lambda row: origins.get(row["method"]) == row["origin"])
+    torch.set_num_threads(1)
+    engine = Engine(load(request.model))
+    prompts = Prompts(engine, request.first_seed)
+    for method, task, budget in request.points:
+        mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        seen = {row["index"] for row in mine}
+        for index in range(MAX_PROMPTS * request.lost):
+            if sum(row["lost"] for row in mine) >= request.lost:
+                break
+            if index in seen:
+                continue
+            trial = Trial(task, request.length, DEPTHS[index % len(DEPTHS)], request.first_seed + index, index, method, budget)
+            row = explain_trial(engine, prompts, trial) | {"origin": origins[method]}
+            keeping.append(kept, row)
+            mine.append(row)
+            rows.append(row)
+            report(row)
+    return {"about": about(names, request.model) | _said(request), "lines": list(summarise(rows, request.points))}
+
+
+def _said(request: ExplainRequest) -> dict[str, Any]:
+    return {
+        "model": request.model,
+        "length": request.length,
+        "first_seed": request.first_seed,
+        "wanted": request.lost,
+        "scopes": SCOPES,
+        "tops": TOPS,
+    }
+
+
+def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
+    """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; `infeasible` as in the tables."""
+    row = header(trial, engine.loaded.name) | {"lost": False}
+    asked, prompt, read = prompts.asked(trial), prompts.prompt(trial), prompts.read(trial)
+    case = _Case(engine, prompt, read, asked, trial, row)
+    try:
+        if case.answers(()):
+            return row
+    except BudgetInfeasible as error:
+        return row | {"infeasible": round(error.smallest / error.full, 4)}
+    reference = case.reference()
+    if reference is None:
+        return row
+    spans, rankings = case.rankings(reference)
+    if not rankings["step"]:
+        return row | {"agreed": True}
+    return row | {"lost": True, "candidates": len(spans) * engine.loaded.shape.layers * engine.loaded.shape.kv_heads,
+                  } | case.arms(spans, rankings)  # fmt: skip
+
+
+class _Case:
+    """One prompt under one method."""
+
+    def __init__(self, engine: Engine, prompt: Prompt, read: ReadPrompt, asked: Asked, trial: Trial, row: dict[str, Any]) -> None:
+        self.engine, self.prompt, self.read, self.asked, self.trial = engine, prompt, read, asked, trial
+        self.method = methods.get(trial.method)
+        self.params = methods.make_parameters(self.method, row["preset"], row["overrides"])
+        self.budget = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
+        self.options = Options(max_new=tasks.get(trial.task).new_tokens)
+
+    def answers(self, holds: Sequence[Hold]) -> bool:
+        """The free run's answer is the expected one."""
+        return restores(
+            self.engine, self.prompt, self.read, self.method, self.params, self.budget, self.options, holds, self.asked.answer,
+            self.trial.task,
+        ).restored  # fmt: skip
+
+    def reference(self) -> Reference | None:
+        """Full KV's run; None when it does not answer either."""
+        full = methods.get("full")
+        result = self.engine.run(
+            self.prompt, full, methods.make_parameters(full, None, {}), None, self.options, keep_logits=True, read=self.read
+        )  # fmt: skip
+        if tasks.get(self.trial.task).grade(self.asked, result.text) < 1.0:
+            return None
+        import torch
+
+        return Reference("", tuple(result.ids), torch.stack(result.logits))
+
+    def rankings(self, reference: Reference) -> tuple[dict[int, SpanRow], dict[str, list[Triple]]]:
+        """The spans that can be held, and the triples most regretted, by scope."""
+        sink = Kept()
+        forced = Options(max_new=self.options.max_new, planned=self.options.max_new, forced=reference.ids, coverage=True, oracle="all")
+        self.engine.run(
+            self.prompt, self.method, self.params, self.budget, forced, sink, read=self.read, against=reference
+        )  # fmt: skip
+        spans = {row.span: row for row in sink.spans if row.kind != "window"}
+        records = [(step.loss, step.oracle) for step in sink.steps]
+        ranked = {}
+        for scope in SCOPES:
+            found = attribute_records(records, self.engine.loaded.shape.group, every_lost_step=scope == "steps")
+            ranked[scope] = [triple for triple, _ in found if triple[2] in spans]
+        return spans, ranked
+
+    def arms(self, spans: dict[int, SpanRow], rankings: dict[str, list[Triple]]) -> dict[str, bool]:
+        """Whether the answer comes back, by what is held."""
+        shape, draw = self.engine.loaded.shape, random.Random(f"explain/{self.trial.seed}")
+        heads = [(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
+        everything = [(layer, head, span) for layer, head in heads for span in sorted(spans)]
+        needle = sorted(span for span, row in spans.items() if self._holds_needle(row))
+        found = {}
+        for top in TOPS:
+            for scope in SCOPES:
+                found[f"{scope}_top{top}"] = self.answers(_held(rankings[scope][:top], spans))
+            found[f"random{top}"] = self.answers(_held(draw.sample(everything, min(top, len(everything))), spans))
+        found["everywhere"] = self.answers(_held([(layer, head, span) for layer, head in heads for span in needle], spans))
+        return found
+
+    def _holds_needle(self, row: SpanRow) -> bool:
+        marked = [
+            place for place, at in enumerate(self.prompt.offsets)
+            if at is not None and any(at[0] < end and at[1] > start for start, end in self.asked.needle)
+        ]  # fmt: skip
+        return any(row.tok_start <= place < row.tok_end for place in marked)
+
+
+def _held(triples: Sequence[Triple], spans: dict[int, SpanRow]) -> list[Hold]:
+    heads: dict[int, list[tuple[int, int]]] = {}
+    for layer, head, span in triples:
+        heads.setdefault(span, []).append((layer, head))
+    return [Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at)))) for span, at in heads.items()]

@@ -1,0 +1,78 @@
+"""From the trials of `kvlens bench explain` to the table and its page of the docs. Plain Python; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from kvlens import methods
+from kvlens.bench.intervals import wilson
+
+TOPS = (1, 5, 20)
+SCOPES = {"step": "regret at the step of loss", "steps": "regret added over the lost steps of the forced run"}
+ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
+"""what is held, as the rows name it"""
+
+
+def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+    """One line per point: prompts, lost trials n, candidates (triples, mean), and per arm the share restored with its 95 % Wilson
+    interval. agreed: not the expected answer, yet full KV's token at every step of the forced run, so there is nothing to attribute.
+    of_everywhere: of the trials that holding the needle everywhere restores, the share that the arm restores as well."""
+    for method, task, budget in points:
+        mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
+        lost = [row for row in mine if row["lost"]]
+        line: dict[str, Any] = {
+            "method": method, "task": task, "budget": budget, "prompts": len(mine), "n": len(lost),
+            "infeasible": sum("infeasible" in row for row in mine), "agreed": sum("agreed" in row for row in mine),
+            "candidates": fmean(row["candidates"] for row in lost) if lost else None,
+        }  # fmt: skip
+        back = [row for row in lost if row["everywhere"]]
+        line["arms"] = {arm: _share([row[arm] for row in lost]) for arm in ARMS} if lost else {}
+        line["of_everywhere"] = {arm: _share([row[arm] for row in back]) for arm in ARMS} if back else {}
+        yield line
+
+
+def _share(restored: Sequence[bool]) -> dict[str, float]:
+    share = fmean(restored)
+    low, high = wilson(share, len(restored))
+    return {"share": share, "low": low, "high": high, "n": len(restored)}
+
+
+INTRODUCTION = """# How good the lens is
+
+Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain.json`.
+
+Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and its triples (layer,
+KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query heads of the KV head. Then the free run
+is repeated, everything else as it was, with some triples held exactly resident from step 0. *Restored*: the free run's answer is right.
+*step*: ranked by regret at the step of loss alone; *lost steps*: by regret added over all steps at which the forced run's most probable
+token is not full KV's. *random*: as many triples drawn from all. *everywhere*: every span of the needle held for every head. Shares of the
+n lost trials, with the 95 % Wilson interval.
+
+"""
+
+
+def document(result: dict[str, Any]) -> str:
+    """The page of the docs: what was done, and the table."""
+    return INTRODUCTION + markdown(result)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A row per point, a column per arm."""
+    heads = [f"{'step' if scope == 'step' else 'lost steps'}, top {top}" for scope in SCOPES for top in TOPS]
+    heads += [*(f"random {top}" for top in TOPS), "everywhere"]
+    text = [f"| method, task, budget | n (triples) | {' | '.join(heads)} |", "|---" * (len(ARMS) + 2) + "|"]
+    for line in result["lines"]:
+        first = f"{methods.get(line['method']).title}, {line['task']}, {line['budget']}"
+        cells = [_cell(line["arms"][arm]) for arm in ARMS] if line["n"] else ["no lost trial"] * len(ARMS)
+        text.append(f"| {first} | {line['n']}" + (f" ({line['candidates']:.0f})" if line["n"] else "") + f" | {' | '.join(cells)} |")
+    said = result["about"]
+    machine = said["machine"]
+    text += ["", f"Model {said['model']}, {said['length']} tokens, {said['date']}, {machine['processor']}, {machine['cores']} cores, "
+             f"torch {said['torch']}, transformers {said['transformers']}."]  # fmt: skip
+    return "\n".join(text) + "\n"
+
+
+def _cell(share: dict[str, float]) -> str:
+    return f"{share['share']:.2f} ({share['low']:.2f}-{share['high']:.2f})"

@@ -1,0 +1,105 @@
+"""The way from a lost answer to its cause, with the real model: benchmark cell, trial, verdict, hold, cost, link."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+from uiruns import ROOT
+from uiserver import Open, Server
+
+#: Runs are processes of their own; on a busy machine they take their time.
+RUN_MS = 240_000
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep of one prompt, on which SeKV loses the answer at 40 % that full KV finds; no run is stored."""
+    folder = tmp_path_factory.mktemp("measured")
+    results = folder / "results"
+    results.mkdir()
+    subprocess.run(
+        [
+            sys.executable, "-m", "kvlens", "bench", "sweep", "--methods", "full,sekv", "--tasks", "multikey", "--budgets", "40%",
+            "--lengths", "1024", "--depths", "0.4", "--prompts", "1", "--seed", "4", "--no-traces", "--runs", str(folder / "runs"), "--out",
+            str(results / "grid.json"), "--kept", str(folder / "kept.jsonl"),
+        ],
+        cwd=ROOT, check=True, capture_output=True, timeout=250,
+    )  # fmt: skip
+    content = json.loads((results / "grid.json").read_text(encoding="utf-8"))
+    exact = {row[content["columns"].index("method")]: row[content["columns"].index("exact")] for row in content["trials"]}
+    assert exact == {"full": 1.0, "sekv": 0.0}
+    return folder
+
+
+@pytest.fixture
+def server_there(measured: Path, monkeypatch: pytest.MonkeyPatch, start_server: Callable[[Path], Server]) -> Server:
+    monkeypatch.setenv("KVLENS_RESULTS", str(measured / "results"))
+    return start_server(measured / "runs")
+
+
+def said(page: Page, pattern: str) -> re.Match[str]:
+    """What the verdict's box says, where it matches."""
+    found = re.search(pattern, page.locator(".st-key-verdict").inner_text(), re.DOTALL)
+    assert found is not None, page.locator(".st-key-verdict").inner_text()
+    return found
+
+
+def outcome(page: Page) -> list[str]:
+    """Answers, figures and cost of the try that is shown."""
+    expect(page.get_by_text("Answer with it held: 9138.")).to_be_visible()
+    box = page.locator(".st-key-verdict")
+    expect(box.get_by_test_id("stMetric")).to_have_count(3)
+    return [*box.get_by_test_id("stMetric").all_inner_texts(), *re.findall(r"\d+ tokens in .* budget", box.inner_text())]
+
+
+def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_page: Open) -> None:
+    page = open_page(f"{server_there.url}/benchmarks")
+    red = page.get_by_test_id("stPlotlyChart").first.locator(".nsewdrag[data-subplot='x2y2']")
+    expect(red).to_be_attached()
+    page.wait_for_timeout(500)
+    box = red.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_timeout(300)
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    expect(page.get_by_text("SeKV, budget 40%, 1,024 tokens, depth 40%: 0 of 1 right")).to_be_visible()
+    page.get_by_role("button", name="Run this trial again and open it in Replay").click()
+
+    expect(page.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"), timeout=RUN_MS)
+    expect(page.get_by_text(re.compile(r"Lost at step \d+"))).to_be_visible()
+    step = said(page, r"Lost at step (\d+): full KV says “(.+?)”, this run “(.+?)”").group(1)
+    layer, kv_head, span = said(page, r"Missed most by L(\d+) KV(\d+) .*?span (\d+), tokens .*?part of the needle").groups()
+    assert "not recorded" not in said(page, r"Why it was not there: (.+?)\.\n").group(1)
+    said(page, rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\.")
+    expect(page.locator("#player")).to_have_attribute("data-step", step)
+    expect(page.locator("#player")).to_have_attribute("data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]"))
+    expect(page).to_have_url(re.compile(rf"step={step}&layer={layer}&head=\d+&span={span}&metric=regret"))
+
+    page.get_by_role("button", name="Hold it resident").click()
+    expect(page).to_have_url(re.compile("whatif="), timeout=RUN_MS)
+    shown = outcome(page)
+    assert shown[0] == "Answer restored\n\nyes"
+    assert re.fullmatch(r"It would have cost\n\n\d+(\.\d+)? kB", shown[2])
+    assert len(shown) == 4, "the cost is a share of full KV and of the budget"
+
+    page.locator("#copy").click()
+    expect(page.locator("#copy")).to_have_text("Copied")
+    link = page.evaluate("navigator.clipboard.readText()")
+    fresh = open_page(link)
+    assert outcome(fresh) == shown
+    expect(fresh.locator("#player")).to_have_attribute("data-step", step)
+    expect(fresh.locator("#player")).to_have_attribute("data-cell", str(page.locator("#player").get_attribute("data-cell")))
+    expect(fresh.locator("#strip .picked").first).to_be_attached()
+    assert fresh.url == link
+
+    fresh.get_by_role("link", name="Replay it with the span held").click()
+    expect(fresh.get_by_role("link", name="Back to the run it repeats")).to_be_visible()
+    expect(fresh.get_by_text("Nothing was lost")).to_be_visible()
+    expect(fresh.locator("#player")).to_have_attribute("data-step", step)

@@ -1,0 +1,87 @@
+"""kvlens bench explain on few trials: what is held, what comes back, and that an interrupted measurement goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvlens.bench.explain import ExplainRequest, measure
+from kvlens.bench.explaintable import ARMS, document, summarise
+from kvlens.lens.attribution import attribute_records
+from kvlens.rows import Loss, Oracle
+
+POINTS = (("streaming_llm", "multikey", "10%"), ("chess", "multikey", "10%"))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[dict[str, Any]]]:
+    told: list[dict[str, Any]] = []
+    kept = tmp_path_factory.mktemp("explain") / "trials.jsonl"
+    return kept, measure(ExplainRequest(points=POINTS, length=512, lost=3), kept, told.append), told
+
+
+def test_what_is_attributed_brings_answers_back_and_chance_does_not(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
+    lines = measured[1]["lines"]
+    assert [(line["method"], line["n"]) for line in lines] == [("streaming_llm", 3), ("chess", 3)]
+    for line in lines:
+        assert line["arms"]["everywhere"]["share"] == 1.0
+        assert line["of_everywhere"]["steps_top20"]["share"] >= line["of_everywhere"]["random1"]["share"]
+        assert line["arms"]["steps_top20"]["share"] > line["arms"]["random1"]["share"]
+
+
+def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
+    kept, first, told = measured
+    assert len(kept.read_text().splitlines()) == len(told)
+    again: list[dict[str, Any]] = []
+    second = measure(ExplainRequest(points=POINTS, length=512, lost=3), kept, again.append)
+    assert again == []
+    assert second["lines"] == first["lines"]
+    assert "| StreamingLLM, multikey, 10% | 3 (" in document(second)
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"method": "chess"}) + "\n")
+    with pytest.raises(ValueError, match="does not hold trials"):
+        measure(ExplainRequest(points=POINTS, length=512, lost=1), other, lambda row: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"points": (("nothing", "multikey", "10%"),)}, "nothing"), ({"points": (("chess", "multikey", "64MB"),)}, "share of full KV"),
+     ({"lost": 0}, "--lost")],
+)  # fmt: skip
+def test_bad_requests_get_one_sentence(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ExplainRequest(**changes)
+
+
+def test_shares_are_of_the_lost_trials_only() -> None:
+    point = ("chess", "multikey", "10%")
+    row = {"method": point[0], "task": point[1], "budget": point[2], "candidates": 10}
+    back = {arm: arm != "random1" for arm in ARMS}
+    rows = [row | {"lost": False}, row | {"lost": True} | back, row | {"lost": True} | back | {"everywhere": False, "step_top1": False}]
+    line = next(summarise(rows, [point]))
+    assert (line["prompts"], line["n"]) == (3, 2)
+    assert line["arms"]["step_top1"]["share"] == 0.5
+    assert line["of_everywhere"]["step_top1"] == {"share": 1.0, "low": pytest.approx(0.2065, abs=1e-3), "high": 1.0, "n": 1}
+
+
+def test_regret_of_a_record_is_the_mean_over_the_group_by_hand() -> None:
+    def step(agrees: bool, full: list[list[float]]) -> tuple[Loss, Oracle]:
+        shape = np.array(full, np.float32)[None]
+        loss = Loss(0, "", 0, "", agrees, 0.0, 0.0, 0.0, 0.0, 0)
+        span = np.broadcast_to(np.array([3, 7], np.int32), shape.shape).copy()
+        return loss, Oracle(span, shape, np.full_like(shape, 0.25), np.zeros(shape.shape[:2], np.float32))
+
+    records = [
+        step(True, [[1, 1]] * 4),
+        step(False, [[0.75, 0], [0.25, 0], [0, 0], [0, 0]]),
+        step(False, [[0, 0], [0, 0], [0, 0.5], [0, 0.5]]),
+    ]
+    assert attribute_records(records, 2, every_lost_step=False) == [((0, 0, 3), 0.25)]
+    assert attribute_records(records, 2, every_lost_step=True) == [((0, 0, 3), 0.25), ((0, 1, 7), 0.25)]
