@@ -72,7 +72,7 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         claims = target.type == "cuda"
     elif name in ("cpu", "numpy"):
         claims = False
-    elif func in COPIES or (name.endswith("_") and not name.endswith("__")):
+    elif func in COPIES or (args and name.endswith("_") and not name.endswith("__")):
         claims = isinstance(args[0], OnCuda)
     else:
         claims = bool(there) and func not in TO_HOST

@@ -4,13 +4,14 @@ its trace readable. Through the command line, in processes of their own; what wo
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from kvlens.store.reader import TraceReader, list_runs
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,14 +112,11 @@ def test_a_shortage_is_one_sentence_and_a_failed_run(tmp_path: Path, what: str) 
     for part in SENTENCES[what]:
         assert part in said[0]
     assert said[0].endswith(".")
-    listed = json.loads(kvlens(runs, "", "runs", "--json").stdout)
-    assert [row["status"] for row in listed] == ["failed"]
-    assert SENTENCES[what][1] in listed[0]["error"]
-    uid = listed[0]["uid"]
-    shown = kvlens(runs, "", "runs", "show", uid, "--json")
-    assert shown.returncode == 0, shown.stderr
-    run = json.loads(shown.stdout)
-
-    assert (run["steps"] > 0) == (what in ("decode", "pinned while decoding"))
-    table = kvlens(runs, "", "export", uid, "--what", "head-steps")
-    assert table.returncode == 0, table.stderr
+    listed = list_runs(runs)
+    assert list(listed["status"]) == ["failed"]
+    assert SENTENCES[what][1] in listed["error"].iloc[0]
+    with TraceReader.open(runs, str(listed["uid"].iloc[0])) as reader:
+        steps = reader.steps()
+        assert reader.n_steps == len(steps)
+        assert (len(steps) > 0) == (what in ("decode", "pinned while decoding"))
+        assert len(reader.events()) > 0 or not len(steps)
