@@ -19,7 +19,6 @@ from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Buffer, HostLink, Link, Move
 from kvlens.memory.pinned import PinnedSlabs
 from kvlens.memory.streams import Streams
-from kvlens.shortage import Shortage
 
 SLOTS, DIM, LONGEST = 24, 4, 6
 
@@ -327,34 +326,3 @@ def test_pieces_are_the_same_copy(slots: list[int], token_major: bool) -> None:
         to.copy_(piece)
     assert torch.equal(by_piece, whole)
     assert not target[0].any()
-
-
-def test_slabs_waste_little_and_are_given_back() -> None:
-    device = FakeDevice()
-    slabs = PinnedSlabs(device.register, device.pinned.pop)
-    size = 20_400_000  # torch's allocator would lock 33,554,432
-    slabs.expect(size)
-    assert slabs.held < size + 4096
-    held = [slabs.take((2, 17, 300), torch.float32) for _ in range(500)]
-    for i, tensor in enumerate(held):
-        tensor.fill_(i)
-    assert all((tensor == i).all() for i, tensor in enumerate(held)), "places overlap"
-    assert slabs.held == sum(device.pinned.values()) < size + 4096
-    for _ in range(3000):
-        slabs.take((3, 1000), torch.bfloat16)
-    taken = 500 * 40_800 + 3000 * 6000
-    assert taken <= slabs.held <= taken * 33 / 32 + 3100 * 16 + (1 << 20)
-    assert slabs.take((0, 4), torch.float32).shape == (0, 4)
-    slabs.close()
-    assert not device.pinned
-    assert slabs.held == 0
-
-
-def test_no_pinned_memory_left_is_one_sentence() -> None:
-    device = FakeDevice(refused_after=3 << 20)
-    slabs = PinnedSlabs(device.register, device.pinned.pop)
-    slabs.take((1 << 19,), torch.float32)
-    with pytest.raises(Shortage, match=r"2097152 are held .cudaHostRegister: out of memory.; raise the limit on locked memory .ulimit -l."):
-        slabs.take((1 << 19,), torch.float32)
-    slabs.close()
-    assert not device.pinned
