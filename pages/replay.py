@@ -6,7 +6,7 @@ from kvlens.ui import details, lensbars, lensview, nav, session
 from kvlens.ui.data import fit, open_run, player_payloads
 from kvlens.ui.frame import choose_run
 from kvlens.ui.lensdata import of_this_run
-from kvlens.ui.player import committed, player
+from kvlens.ui.player import KEY, committed, player
 from kvlens.ui.state import from_player
 from kvlens.ui.widgets import guarded
 
@@ -27,6 +27,7 @@ def body() -> None:
     session.store(chosen)
     lensview.panel(reader, chosen)
     player(*player_payloads(reader, chosen, session.revision()), on_commit)
+    details.player_menu(reader, chosen, KEY)
     left, right = st.columns([11, 9], gap="medium")
     with left:
         lensbars.bars(reader, chosen)

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
 from kvlens.bench import kept as lines_kept
-from kvlens.bench.sweepwork import Lane, Place, lanes, run_lanes
+from kvlens.bench.sweeplanes import Lane, lanes, run_lanes
+from kvlens.bench.sweepwork import Place
 from kvlens.bench.trials import DEPTHS, Trial
 from kvlens.budget import Budget
 

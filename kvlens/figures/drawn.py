@@ -56,8 +56,7 @@ def _rows(figure: go.Figure, trace: Any) -> pd.DataFrame:
     name = trace.name or ""
     if trace.type == "heatmap":
         z = np.asarray(trace.z)
-        x = list(range(z.shape[1])) if trace.x is None else list(trace.x)
-        y = list(range(z.shape[0])) if trace.y is None else list(trace.y)
+        x, y = _cells(trace.x, z.shape[1]), _cells(trace.y, z.shape[0])
         value = _plain(trace.colorbar.title.text) or "value"
         return pd.DataFrame({"series": name, x_title: np.tile(x, len(y)), y_title: np.repeat(y, len(x)), value: z.ravel()})
     if trace.type == "histogram":
@@ -65,6 +64,11 @@ def _rows(figure: go.Figure, trace: Any) -> pd.DataFrame:
         return pd.DataFrame({"series": name, title: list(given)})
     x, y = _values(trace.x, trace.y), _values(trace.y, trace.x)
     return pd.DataFrame({"series": name, x_title: x, y_title: y})
+
+
+def _cells(given: Any, count: int) -> list[Any]:
+    """Where the cells of a map stand on one axis; where its edges were given, each cell's lower one."""
+    return list(range(count)) if given is None else list(given)[:count]
 
 
 def _values(values: Any, other: Any) -> list[Any]:

@@ -106,7 +106,7 @@ def _panel(
     if np.isnan(values).any():
         figure.add_heatmap(
             z=np.where(np.isnan(values), 1.0, np.nan), colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverinfo="skip", xgap=1, ygap=1,
-            text=notes, texttemplate="%{text}", textfont={"size": 11, "color": "#111111"}, opacity=0.55, row=row, col=column,
+            text=notes, texttemplate="%{text}", textfont={"size": 11, "color": "#111111"}, opacity=0.8, row=row, col=column,
         )  # fmt: skip
     unchanged = {"marker": {"opacity": 0.004}}
     ys, xs = np.divmod(np.arange(values.size), len(lengths))

@@ -75,8 +75,12 @@ def surprisal_figure(
     top = float(np.nanmax(curve.nats, initial=1.0))
     _edges(figure, inside, top)
     for (nats, what), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
-        figure.add_scatter(x=[curve.first - 0.5, curve.stop - 0.5], y=[nats, nats], mode="lines", name=what, hovertext=what,
-                           hoverinfo="text", line={"color": color, "width": 2, "dash": dash}, row=1, col=1)  # fmt: skip
+        kind = _kind(curve)  # a line drawn as SVG would lie under what WebGL draws
+        figure.add_trace(
+            kind(x=[curve.first - 0.5, curve.stop - 0.5], y=[nats, nats], mode="lines", name=what, hovertext=what, hoverinfo="text",
+                 line={"color": color, "width": 2, "dash": dash}),
+            row=1, col=1,
+        )  # fmt: skip
     _strip(figure, inside, column, label)
     for row, lane in enumerate(lanes, 1):
         _lane(figure, lane, row, curve)
@@ -85,7 +89,7 @@ def surprisal_figure(
     finish(figure, CURVE_PIXELS + LANE_PIXELS * rows + 150, uirevision=f"spans-{curve.first}-{curve.stop}", legend=True)
     figure.update_layout(
         title_text="Surprisal of each token, and where segmenters cut the text", barmode="overlay", bargap=0, dragmode="zoom",
-        clickmode="event+select", hovermode="closest", margin={"l": 220, "t": 74}, coloraxis=coloraxis(own, column, label),
+        clickmode="event+select", hovermode="closest", margin={"l": 220, "t": 74}, coloraxis=coloraxis(inside, column, label),
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
     )  # fmt: skip
     figure.update_xaxes(range=[curve.first - 0.5, curve.stop - 0.5], showgrid=False, zeroline=False)
@@ -106,16 +110,20 @@ def _curve(figure: go.Figure, curve: Curve, own: pd.DataFrame) -> None:
         + ("" if span < 0 else f"<br>span {span}")
         for at, text, nats, span in zip(position, curve.text, curve.nats, span_of, strict=True)
     ]
-    kind = go.Scatter if len(position) <= SVG_POINTS else go.Scattergl
+    kind, many = _kind(curve), len(position) > SVG_POINTS
     same = {"marker": {"opacity": 0.8}}
     figure.add_trace(
         kind(
-            x=position, y=curve.nats, mode="lines+markers", name="surprisal", connectgaps=False, hovertext=hover, hoverinfo="text",
-            line={"color": BLUE, "width": 0.8}, marker={"size": 3.5, "opacity": 0.8}, customdata=[[int(span)] for span in span_of],
-            selected=same, unselected=same,
+            x=position, y=curve.nats, mode="markers" if many else "lines+markers", name="surprisal", connectgaps=False, hovertext=hover,
+            hoverinfo="text", line={"color": BLUE, "width": 0.8}, marker={"size": 3.5, "opacity": 0.8},
+            customdata=[[int(span)] for span in span_of], selected=same, unselected=same,
         ),
         row=1, col=1,
     )  # fmt: skip
+
+
+def _kind(curve: Curve) -> type[go.Scatter] | type[go.Scattergl]:
+    return go.Scatter if len(curve.text) <= SVG_POINTS else go.Scattergl
 
 
 def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
@@ -130,11 +138,13 @@ def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
     )  # fmt: skip
 
 
-def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object]:
-    """One colour scale for all bars or points: shares from 0, everything else over its own range."""
+def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
+    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing has a number."""
     values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
     values = values[np.isfinite(values)]
-    lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min(initial=np.inf if values.size else 0.0))
+    if not values.size:
+        return None
+    lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min())
     highest = float(values.max(initial=lowest))
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12, "len": 0.9, "y": 0.45}
     return {"colorscale": "Cividis", "cmin": lowest, "cmax": highest if highest > lowest else lowest + 1.0, "colorbar": bar}

@@ -64,7 +64,8 @@ def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int)
     if state == "reconstructed":
         return Reason("rank_truncated", _truncated(reader, layer, kv_head, span))
     if state == "cold":
-        return Reason("below_the_cut", f"it stayed in the cold tier: {ranking.cut()}")
+        given_up = ", the device's copy given up at this step" if "release" in now else ""
+        return Reason("below_the_cut", f"it lay in the cold tier{given_up}: {ranking.cut()}")
     if state == "resident" and _read(reader, step, layer, kv_head, span):
         return Reason("attended", "its tokens were on the device and attended exactly; this head's mass went to other entries")
     if state == "resident" and ranking.candidates is not None:

@@ -64,16 +64,15 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if (missed := found.missed) is None:
         said.append(paragraph("What was missed most there was not recorded."))
     else:
-        where = "where it lay was not recorded"
-        if missed.state is not None:
-            where = f"it was {missed.state} for this KV head ({STATE_MEANINGS[missed.state]})"
+        where = "not recorded" if missed.state is None else f"{missed.state} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
         words = "".join(tokens["text"].iloc[missed.tok_start : missed.tok_end])[:160]
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
         said.append(paragraph(
             f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens {missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
-            f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret {missed.regret:.3f}; {where}; of the bytes "
-            f"moved at the step {si_bytes(missed.h2d_bytes)} were known to be its own."
+            f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret {missed.regret:.3f}. Its state for this KV "
+            f"head: {where}. Why it was not attended exactly: {missed.reason.says}. Of the bytes moved at the step "
+            f"{si_bytes(missed.h2d_bytes)} were known to be its own."
         ))  # fmt: skip
     return "".join(said)
 

@@ -10,10 +10,14 @@ from kvlens.figures.heads import head_map
 from kvlens.figures.loss import span_bars
 from kvlens.figures.losstrack import loss_track
 from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.lens.attribution import attribute, with_reasons
 from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import Figures, missing, paragraph, table
-from kvlens.report.spans import listed
+from kvlens.report.spans import listed, shortened
 from kvlens.store.reader import TraceReader
+
+#: How many missed (layer, KV head, span) are named.
+MOST_TRIPLES = 8
 
 
 def loss_over_steps(reader: TraceReader, figures: Figures, step: int) -> str:
@@ -48,7 +52,20 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
     note = (
         "Full attention of this run's own query over the exact keys of all positions; ★ marks the needle, the frame what was missed most."
     )
-    return figures.place(span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note)
+    drawn = figures.place(span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note)
+    return drawn + missed_triples(reader, found.step)
+
+
+def missed_triples(reader: TraceReader, step: int) -> str:
+    """The (layer, KV head, span) with most regret at the step of loss, and why each was not attended exactly."""
+    triples = with_reasons(reader, attribute(reader), step, MOST_TRIPLES)
+    tokens, spans = reader.tokens(), reader.spans().set_index("span")
+    rows = []
+    for row in triples.to_dict("records"):
+        start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
+        text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened("".join(tokens["text"].iloc[start:end]), 90)
+        rows.append((f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"]))
+    return table(("missed by, what", "regret", "text", "why it was not attended exactly"), rows)
 
 
 def bytes_moved(reader: TraceReader, figures: Figures) -> str:

@@ -21,11 +21,16 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
             {
                 "span": int(row.span), "full": float(row.full), "mass": float(row.mass), "regret": float(row.regret), "kind": str(row.kind),
                 "tokens": "the latest tokens" if window else f"tokens {start}–{end - 1}",
-                "text": text if len(text) <= 160 else f"{text[:80]} … {text[-80:]}", "needle": not window and _holds(part, needle),
+                "text": shortened(text, 160), "needle": not window and _holds(part, needle),
             }
         )  # fmt: skip
     columns = ["span", "full", "mass", "regret", "kind", "tokens", "text", "needle"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of at most about `most` characters, cut in the middle."""
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 def _holds(part: pd.DataFrame, needle: list[list[int]]) -> bool:

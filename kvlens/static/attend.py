@@ -26,6 +26,7 @@ class SlotAttention:
         self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
         self._prefix = [not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools]
         self._shared: dict[int, Live] = {}
+        self.bias, self.pages = slot_bias, live_pages
         heads, group = memory.shape.kv_heads, memory.shape.group
         for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
             if self._prefix[at]:
@@ -59,14 +60,17 @@ class SlotAttention:
             if self._prefix[at]:
                 live.become(self._first(pool, position[0]))
             else:
-                slots = memory.hot.slots(pool.layers.start)
-                hot = memory.is_hot[pool.layers.start]
-                live.become(live_pages(slot_bias(slots, memory.spans, memory.governed, hot, memory.shape.group, selection), self.page))
+                live.become(self.pages(self._bias(pool.layers.start, selection), self.page))
 
     def _first(self, pool: Pool, position: torch.Tensor) -> Live:
         zones = pool.zones
         count = zones.kept + (position - pool.window_origin + 1).clamp(max=zones.window)
         return live_prefix(count, self.memory.shape.kv_heads, zones.slots, self.page)
+
+    def _bias(self, layer: int, selection: Selection | None) -> torch.Tensor:
+        memory = self.memory
+        slots = memory.hot.slots(layer)
+        return self.bias(slots, memory.spans, memory.governed, memory.is_hot[layer], memory.shape.group, selection)
 
     def attend(self, layer: int, q: torch.Tensor, selection: Selection | None,
                scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
@@ -77,12 +81,12 @@ class SlotAttention:
         live = self._shared.get(self._pool_of[layer])
         if live is not None and (selection is None or live.bias is not None):
             return self._by_k1(q, slots, live, scaling)
-        bias = slot_bias(slots, memory.spans, memory.governed, memory.is_hot[layer], memory.shape.group, selection)
+        bias = self._bias(layer, selection)
         if self.kernels == "torch":
             out = decode_attention(q, slots.keys, slots.values, bias, scaling)
             weights = attention_weights(q[0, :, 0], slots.keys, bias, scaling) if self.weights else None
             return out, weights, (bias > -torch.inf).any(1) if self.weights else None
-        return self._by_k1(q, slots, live_pages(bias, self.page), scaling)
+        return self._by_k1(q, slots, self.pages(bias, self.page), scaling)
 
     def _by_k1(self, q: torch.Tensor, slots: Slots, live: Live,
                scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip

@@ -107,6 +107,12 @@ class StaticDecoder:
         self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
         return self
 
+    def fused(self, backend: Any = "inductor") -> StaticDecoder:
+        """The middle way: what every layer does to the tables is compiled, once for all layers, in seconds; the Hugging Face modules and
+        the method's `select` run as they are."""
+        self.session.fuse(backend)
+        return self
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Steps must have been made before: step 0 is not like

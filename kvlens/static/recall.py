@@ -7,7 +7,7 @@ import torch
 from kvlens.memory import FREE, ROLE, Memory, Selection
 from kvlens.rows import SpanRow
 from kvlens.static import cuda
-from kvlens.static.plan import ZoneTables, fit, plan, reusable, rounds_for
+from kvlens.static.plan import CellPlan, ZoneTables, fit, plan, reusable, rounds_for
 from kvlens.static.rows import HostRows
 
 UNLIMITED = torch.iinfo(torch.int64).max
@@ -25,10 +25,12 @@ class StaticRecall:
         for layer in range(shape.layers):
             cells = memory.layout.of(layer).recall // rows.page
             if cells:
-                held, stamp = torch.zeros(2, shape.kv_heads, spans, dtype=torch.long, device=device).unbind()
-                span, offset = torch.zeros(2, shape.kv_heads, cells, dtype=torch.long, device=device).unbind()
+                # storages of their own: a compiled function may not write to inputs that lie in one
+                sizes = (spans, spans, cells, cells)
+                held, stamp, span, offset = (torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes)
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
+        self.decide, self.rename = decide, rename
 
     def _rounds(self, cells: int) -> int:
         """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
@@ -61,26 +63,19 @@ class StaticRecall:
         if tables is None or want.shape[1] == 0:
             return None
         memory, page = self.memory, self.rows.page
-        tokens = memory.spans.lengths.long()[want.clamp(min=0)]
-        if selection.tokens is not None:
-            tokens = selection.tokens.amax(1).gather(1, want.clamp(min=0))
-        count = torch.where((want >= 0) & fire[:, None], tokens // page, 0)
-        accepted = fit(count, tables.live.shape[1], 1 if selection.fits else self._rounds(tables.live.shape[1]))
-        keep = None
-        if not selection.reuse:
-            keep = torch.zeros(1, 1, dtype=torch.long, device=want.device)
-        elif selection.equal_reuse:
-            there = reusable(tables, want, count, accepted).sum(1)
-            keep = torch.where(fire, there, UNLIMITED).min().view(1, 1)
-        done = plan(tables, want, count, accepted, clock, keep)
+        rounds = 1 if selection.fits else self._rounds(tables.live.shape[1])
+        done = self.decide(
+            tables, want, selection.tokens, memory.spans.lengths, fire, clock, page, rounds, selection.reuse, selection.equal_reuse
+        )
         token_bytes, factors = memory.shape.head_token_bytes, self.rows.factors
         if factors is None:
             self._move(layer, tables, done.fill)
-            self._rename(layer, tables, done.fill)
+            self._rename(layer, tables, done, None)
             moved = done.moved * page * token_bytes
         else:
             assert selection.tokens is None, "part of a span can be fetched only where it lies raw"
-            assert keep is None
+            assert selection.reuse
+            assert not selection.equal_reuse
             at = self.rows.at(layer)
             packed = factors.holds(at)
             here = packed.gather(1, tables.span)
@@ -88,11 +83,9 @@ class StaticRecall:
             raw = done.fill & ~here
             self._move(layer, tables, raw)
             factors.bring(at, layer, came, tables.span, tables.offset, done.fill & here, *self._cells(layer))
-            self._rename(layer, tables, done.fill, here)
+            self._rename(layer, tables, done, here)
             size = memory.dtype.itemsize
             moved = raw.sum(1) * token_bytes + torch.where(came, factors.sizes(at), 0).sum(1) * size
-        hot = memory.is_hot[layer]
-        hot.copy_((hot & ~done.gone) | (tables.held > 0))
         self.moved[int(later), layer].add_(moved)
         return moved
 
@@ -112,18 +105,49 @@ class StaticRecall:
         move = cuda.fetch if keys.is_cuda else fetch
         move(self.rows.layer(layer), torch.where(fill, row, 0), fill, keys, values)
 
-    def _rename(self, layer: int, tables: ZoneTables, fill: torch.Tensor, rebuilt: torch.Tensor | None = None) -> None:
-        """rebuilt bool [H_kv, M]: cells whose spans lie as factors."""
-        slots, zone, page = self.memory.hot.slots(layer), self._zone(layer), self.rows.page
-        starts = self.memory.spans.starts.long()[tables.span] + tables.offset * page
-        position = (starts[..., None] + torch.arange(page, device=starts.device)).flatten(1)
-        new, live, span = (x.repeat_interleave(page, 1) if page > 1 else x for x in (fill, tables.live, tables.span))
-        slots.position[:, zone] = torch.where(new, position, slots.position[:, zone]).int()
-        slots.span[:, zone] = torch.where(new, span, slots.span[:, zone]).int()
-        role = torch.where(live, ROLE["resident"], FREE)
-        if rebuilt is not None:
-            role = torch.where(live & rebuilt, ROLE["reconstructed"], role)
-        slots.role[:, zone] = role.to(torch.uint8)
+    def _rename(self, layer: int, tables: ZoneTables, done: CellPlan, rebuilt: torch.Tensor | None) -> None:
+        memory, zone = self.memory, self._zone(layer)
+        slots = memory.hot.slots(layer)
+        named = slots.position[:, zone], slots.span[:, zone], slots.role[:, zone]
+        self.rename(tables, done, rebuilt, *named, memory.spans.starts, memory.is_hot[layer], self.rows.page)
+
+
+def decide(
+    tables: ZoneTables, want: torch.Tensor, read: torch.Tensor | None, lengths: torch.Tensor, fire: torch.Tensor, clock: torch.Tensor,
+    page: int, rounds: int, reuse: bool, equal_reuse: bool,
+) -> CellPlan:  # fmt: skip
+    """What one layer's recall does, as `StaticRecall.bring` is told: want [H_kv, W], read [H_kv, G, S] leading tokens or None, lengths
+    [S], fire [H_kv]. Tensors only, so that it can be compiled apart, once for all layers."""
+    tokens = lengths.long()[want.clamp(min=0)]
+    if read is not None:
+        tokens = read.amax(1).gather(1, want.clamp(min=0))
+    count = torch.where((want >= 0) & fire[:, None], tokens // page, 0)
+    accepted = fit(count, tables.live.shape[1], rounds)
+    keep = None
+    if not reuse:
+        keep = torch.zeros(1, 1, dtype=torch.long, device=want.device)
+    elif equal_reuse:
+        there = reusable(tables, want, count, accepted).sum(1)
+        keep = torch.where(fire, there, UNLIMITED).min().view(1, 1)
+    return plan(tables, want, count, accepted, clock, keep)
+
+
+def rename(
+    tables: ZoneTables, done: CellPlan, rebuilt: torch.Tensor | None, position: torch.Tensor, span: torch.Tensor, role: torch.Tensor,
+    starts: torch.Tensor, is_hot: torch.Tensor, page: int,
+) -> None:  # fmt: skip
+    """The zone's slots take the names of what lies in them now. position, span, role [H_kv, cells * page]; rebuilt bool [H_kv, cells]:
+    cells whose spans lie as factors. Tensors only, as `decide`."""
+    first = starts.long()[tables.span] + tables.offset * page
+    at = (first[..., None] + torch.arange(page, device=starts.device)).flatten(1)
+    new, live, spans = (x.repeat_interleave(page, 1) if page > 1 else x for x in (done.fill, tables.live, tables.span))
+    position.copy_(torch.where(new, at, position))
+    span.copy_(torch.where(new, spans, span))
+    named = torch.where(live, ROLE["resident"], FREE)
+    if rebuilt is not None:
+        named = torch.where(live & rebuilt, ROLE["reconstructed"], named)
+    role.copy_(named)
+    is_hot.copy_((is_hot & ~done.gone) | (tables.held > 0))
 
 
 def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -85,6 +85,17 @@ class StaticSession:
         rings = self.ring.bytes if self.ring is not None else 0
         return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
+    def fuse(self, backend: Any) -> None:
+        """Compile by torch.compile what a step does to its tables in every layer alike: the plan, the names of slots, the bias and its
+        pages. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
+        recall, slots = self.recall, self.slots
+
+        def made(function: Any) -> Any:
+            return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+        recall.decide, recall.rename = made(recall.decide), made(recall.rename)
+        slots.bias, slots.pages = made(slots.bias), made(slots.pages)
+
     # ------------------------------------------------------------------------------------------------------------ between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """On the host: what the method does because a step has ended, tokens that leave the window, a selection made anew."""

@@ -36,7 +36,7 @@ _save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG imag
 _save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`.
-STYLE = '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: 0.6rem; position: relative; z-index: 2; pointer-events: none; } ' \
+STYLE = '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: -0.4rem; position: relative; z-index: 2; pointer-events: none; } ' \
         '[class*="st-key-save_"] button { pointer-events: auto; }'  # fmt: skip
 
 

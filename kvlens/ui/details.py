@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import head_label, si_bytes
+from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.ui.chart import canvas_menu
 from kvlens.ui.data import TraceReader
+from kvlens.ui.player.payload import cube
 from kvlens.ui.state import Selection
 
 
@@ -63,6 +65,24 @@ def decided(reader: TraceReader, chosen: Selection) -> None:
     """Transfers of the selected step, and what was decided for the selected KV head."""
     _transfers(reader, chosen.step or 0)
     _events(reader, chosen.step or 0, chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads))
+
+
+def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
+    """What the player shows, to take away: its pictures, and the chosen metric of all heads and steps. `key`: the player's."""
+    if chosen.metric is None:
+        return
+    step, metric = chosen.step or 0, metric_of(chosen.metric)
+    label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
+    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.get('method')}, {reader.uid}"
+    canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
+
+
+def metric_table(reader: TraceReader, name: str) -> pd.DataFrame:
+    """step, layer, q_head, kv_head and the metric with its unit, a row per step and query head; NaN: not recorded."""
+    values = cube(reader, name)
+    step, layer, head = (axis.ravel() for axis in np.indices(values.shape))
+    kv_head = head // (reader.q_heads // reader.kv_heads)
+    return pd.DataFrame({"step": step, "layer": layer, "q_head": head, "kv_head": kv_head, metric_of(name).label: values.ravel()})
 
 
 def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:

@@ -76,10 +76,11 @@ def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tup
     names = list(found)
     if chosen.suite is not None and chosen.suite not in found:
         problems.append(f"sweep {chosen.suite[:40]!r} is not in the results folder; showing {names[0]}")
-    first, second, third = st.columns([2, 4, 4] if len(names) > 1 else [0.01, 4, 6], vertical_alignment="bottom")
+    places = st.columns([2, 4, 5] if len(names) > 1 else [4, 7], vertical_alignment="bottom")
+    second, third = places[-2:]
     if st.session_state.get("bench_suite") not in found:
         st.session_state["bench_suite"] = chosen.suite if chosen.suite in found else names[0]
-    name = first.selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
+    name = places[0].selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
     suite = found[str(name)]
     tasks = suite.tasks()
     if chosen.task is not None and chosen.task not in tasks:
@@ -106,7 +107,8 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
     key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
     chart(
         _figure(table, benchview.titles(), chosen.cell, difference), table.drop(columns=["value", "note"]),
-        f"kvlens-{suite.name}-{task}", key, f"{task}: exact match by depth and length, a panel per method and budget", on_select=lambda: _clicked(key, chosen),
+        f"kvlens-{suite.name}-{task}", key, f"{task}: exact match by depth and length, a panel per method and budget",
+        on_select=lambda: _clicked(key, chosen),
     )  # fmt: skip
     about = suite.about
     few = f"Dotted edge: fewer than {FEW} prompts. " if (table["n"].between(1, FEW - 1)).any() else ""

@@ -73,7 +73,7 @@ def roles(table: pd.DataFrame) -> list[str]:
     words = []
     for _, row in table.iterrows():
         if _true(row["hold"]):
-            words.append(f"what-if of {row['parent']}" if _text(row["parent"]) else "what-if")
+            words.append(f"what-if of …{row['parent'][-6:]}" if _text(row["parent"]) else "what-if")
         elif _text(row["reference"]):
             words.append("against full KV, forced" if _true(row["forced"]) else "against full KV")
         elif row["uid"] in wanted.index:

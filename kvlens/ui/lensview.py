@@ -46,7 +46,7 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
                 lenswhatif.form(reader, chosen, found, busy=job is not None)
         if job is not None:
             lensjobs.follow(job)
-        lenswhatif.tried(reader, table)
+        lenswhatif.tried(reader, table, chosen)
 
 
 def lines(reader: TraceReader, found: Verdict) -> list[str]:

@@ -65,7 +65,7 @@ def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, t
     return choices
 
 
-def tried(reader: TraceReader, table: pd.DataFrame) -> None:
+def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
     """What was tried on this run: the outcome of the one in the URL (?whatif=), else of the newest, and a list of all."""
     found = lensdata.whatifs(reader.uid, table)
     if not found:
@@ -75,7 +75,8 @@ def tried(reader: TraceReader, table: pd.DataFrame) -> None:
     st.markdown(f"**Tried:** {plain(held_words(shown))}.")
     outcome(shown)
     left, right = st.columns([2, 5], vertical_alignment="center")
-    left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params={"run": shown.uid})
+    place = chosen.merged({"run": shown.uid}).query()
+    left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place)
     if len(found) > 1:
         with right.expander(f"All {len(found)} tries on this run"):
             st.dataframe(pd.DataFrame([_row(one) for one in found]), hide_index=True, width="stretch")
@@ -121,7 +122,7 @@ def _cost(one: WhatIf) -> str:
     held = one.summary.get("held_bytes")
     if held is None:
         return "Its bytes were not recorded."
-    parts = [f"{one.summary.get('held_tokens')} tokens in {len(one.heads)} KV heads"]
+    parts = [f"{one.summary.get('held_tokens')} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
     if one.full_kv_bytes:
         parts.append(f"{held / one.full_kv_bytes:.2%} of full KV")
     if one.budget_bytes:

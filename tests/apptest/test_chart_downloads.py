@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
 from kvlens.ui import chart as module
 from kvlens.ui.chart import Data, table_file
 
-PAGES = ("heads", "method")
+METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
+PAGES = ("heads", "method", "memory", "spans", "replay", "compare")
 
 
 @pytest.fixture
@@ -24,13 +27,43 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Data]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_chart_of_a_page_hands_out_csv_and_parquet(visit: Visit, runs: Runs, asked: dict[str, Data], page: str) -> None:
-    app = visit(runs.folder, page, run=runs.whole, layer=1, head=5, step=7)
-    assert len(asked) >= len(app.get("plotly_chart"))
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder with one real, short run per method that has a view of its own, and their ids."""
+    from kvlens.demo.encode import demo_encode
+    from kvlens.demo.tasks import make_prompt
+    from kvlens.prompts import PromptText
+    from kvlens.runs import RunRequest, carry_out
+
+    folder = tmp_path_factory.mktemp("method-runs")
+    source = PromptText(make_prompt("multikey", 500, 0.5, 1, demo_encode()).text)
+    uids = {}
+    for name in METHODS:
+        request = RunRequest(model="demo", method=name, budget="1.2" if name == "chess" else "40%", max_new=12, ignore_eos=True)
+        uids[name], status, _ = carry_out(request, source, folder, lambda phase, done, total: None, lambda: False)
+        assert status == "completed"
+    return folder, uids
+
+
+def check(app: AppTest, asked: dict[str, Data]) -> None:
+    """Each chart's files have rows and named columns."""
+    assert len(asked) >= len(app.get("plotly_chart")) > 0
     for key, data in asked.items():
         table = pq.read_table(io.BytesIO(table_file(data, "parquet")))
         written = pd.read_csv(io.BytesIO(table_file(data, "csv")))
         assert table.num_rows == len(written) > 0, key
         assert list(written.columns) == table.column_names, key
-        assert not {"x", "y", "value", "0", "1"} & set(table.column_names), (key, table.column_names)
+        assert not {"value", "0", "1"} & set(table.column_names) or "index" in table.column_names, (key, table.column_names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_chart_of_a_page_hands_out_csv_and_parquet(visit: Visit, runs: Runs, asked: dict[str, Data], page: str) -> None:
+    check(visit(runs.folder, page, run=runs.whole, layer=1, head=5, step=7), asked)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_chart_of_a_method_hands_out_csv_and_parquet(
+    visit: Visit, methods: tuple[Path, dict[str, str]], asked: dict[str, Data], method: str
+) -> None:
+    folder, uids = methods
+    check(visit(folder, "method", run=uids[method], layer=1, head=5), asked)

@@ -155,7 +155,7 @@ def test_a_repeat_that_failed_says_why(visit: Visit, lens: LensRuns, monkeypatch
 
 def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) -> None:
     table = visit(lens.folder).dataframe[0].value.set_index("run")["what it is"]
-    assert table[lens.held] == f"what-if of {lens.repeated}"
+    assert table[lens.held] == f"what-if of …{lens.repeated[-6:]}"
     assert table[lens.forced] == "against full KV, forced"
     assert table[lens.lost] == "against full KV"
     assert table[lens.full] == "reference of 5"

@@ -11,14 +11,18 @@ from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Visit
 
 from kvlens import methods
+from kvlens.demo import tasks as demo_tasks
+from kvlens.demo.encode import demo_encode
+from kvlens.store.reader import TraceReader
+from kvlens.ui import submit
 from kvlens.ui.jobs import Job, JobManager
 from kvlens.ui.jobview import manager, progress_text
 from kvlens.ui.request import MethodChoice, changed_parameters, command
 
 
-def wait(jobs: JobManager, uid: str) -> Job:
+def wait(jobs: JobManager, uid: str, seconds: int = 30) -> Job:
     """The job when it has ended."""
-    for _ in range(600):
+    for _ in range(20 * seconds):
         job = jobs.get(uid)
         assert job is not None
         if not job.active:
@@ -138,3 +142,54 @@ def test_only_changed_parameters_reach_the_command_line(tmp_path: Path) -> None:
     argv = command(tmp_path / "p.json", MethodChoice("sekv", "; rm -rf /", "demo", "10%", 8, 0, {"sinks": 8}), tmp_path)
     assert "; rm -rf /" in argv
     assert argv[argv.index("--set") + 1] == "sinks=8"
+
+
+def test_the_loss_is_recorded_unless_it_is_ticked_off(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[MethodChoice] = []
+    monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))
+    app = visit(tmp_path, "run")
+    assert app.checkbox(key="form_against").value is True
+    assert any("will be recorded at every step in all layers" in caption.value for caption in app.caption)
+    next(button for button in app.button if button.label == "Run").click().run()
+    app = visit(tmp_path, "run")
+    app.checkbox(key="form_against").uncheck().run()
+    next(button for button in app.button if button.label == "Run").click().run()
+    app = visit(tmp_path, "run")
+    app.selectbox(key="form_method").set_value("full").run()
+    assert "form_against" not in [box.key for box in app.checkbox]
+    next(button for button in app.button if button.label == "Run").click().run()
+    assert [choice.against for choice in asked] == [True, False, False]
+    for choice, flag in zip(asked, (True, False, False), strict=True):
+        assert ("--against-full" in command(tmp_path / "p.json", choice, tmp_path)) is flag
+
+
+TRIAL = {
+    "task": "multikey", "length": 256, "depth": 0.5, "seed": 11, "index": 0, "method": "streaming_llm", "budget": "60%", "preset": None,
+    "overrides": {},
+}  # fmt: skip
+
+
+def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, tmp_path: Path) -> None:
+    visit(tmp_path)
+    job = wait(manager(), submit.submit_trial(TRIAL | {"max_new": 2}), 200)
+    assert job.then == "pages/replay.py"
+    argv = job.argv
+    assert argv[argv.index("--method") :][:6] == ["--method", "streaming_llm", "--budget", "60%", "--max-new", "2"]
+    assert "--against-full" in argv
+    assert (job.state, job.message) == ("done", None)
+    made = demo_tasks.make_prompt("multikey", 256, 0.5, 11, demo_encode())
+    with TraceReader.open(tmp_path, str(job.uid)) as reader:
+        assert reader.prompt_text() == made.text
+        assert reader.meta["answer"] == made.answer
+        assert len(reader.loss())
+
+
+def test_a_method_that_keeps_all_is_held_by_a_parameter(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    visit(tmp_path)
+    asked: list[MethodChoice] = []
+    monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))
+    submit.submit_trial(TRIAL | {"method": "chess", "budget": "20%", "overrides": {"keep": 0.2}})
+    submit.submit_trial(TRIAL | {"method": "full", "budget": "", "preset": None, "overrides": None})
+    assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
+    with pytest.raises(ValueError, match="is not installed here"):
+        submit.submit_trial(TRIAL | {"method": "nonsense"})

@@ -26,6 +26,8 @@ from kvlens.bench.gpu.schema import measured, read
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("ceilings", "ledger", "headlines")
+WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "ledger", "steps", "sweep", "headlines")
+"""all but what is compiled by torch.compile and swept: tests/unit/test_bench_gpu_decode.py"""
 
 
 def moved(method: str, context: int, batch: int = 1, **rates: float) -> Any:
@@ -128,6 +130,8 @@ def test_headlines_say_ours_and_what_bytes_allow() -> None:
     assert found.ours == pytest.approx(2.0)
     assert found.floor == pytest.approx(1.28, abs=0.005)
     assert not found.reachable
+    fused = compare(by_name["CHESS against FullKV at 32K"], LLAMA_8B, [*steps, step_row("chess", 32768, 1, 0.004, 1, "fused")], 3e12, 52e9)
+    assert fused.ours == pytest.approx(3.0), "the fastest way to make a whole step"
     memory = by_name["SeKV memory at 128K"]
     steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
     assert compare(memory, LLAMA_8B, steps, 3e12, 52e9).ours == pytest.approx(0.25)
@@ -139,7 +143,7 @@ def test_headlines_say_ours_and_what_bytes_allow() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return measure(dry(tmp_path_factory.mktemp("gpu"), ()), lambda line: None)
+    return measure(dry(tmp_path_factory.mktemp("gpu"), WHOLE), lambda line: None)
 
 
 def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
@@ -157,7 +161,7 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
 
 def test_what_is_done_is_not_measured_again(whole: Path) -> None:
     before, said = whole.read_text(), []
-    measure(dry(whole.parent, ()), said.append)
+    measure(dry(whole.parent, WHOLE), said.append)
     after = json.loads(whole.read_text())
     assert [line for line in said if line.endswith("...")] == ["headlines ..."]
     assert {n: e for n, e in after["entries"].items() if n != "headlines"} == {

@@ -32,6 +32,12 @@ def test_a_map_becomes_one_row_per_cell_without_what_only_takes_clicks() -> None
     assert (cells["layer"] == 0).sum() >= 4
 
 
+def test_cells_given_by_their_edges_stand_at_the_lower_one() -> None:
+    figure = go.Figure(go.Heatmap(x=[0, 4, 8], y=[0, 1], z=[[0.5, 0.7]], colorbar={"title": {"text": "share"}}))
+    figure.update_xaxes(title_text="token").update_yaxes(title_text="layer")
+    assert drawn(figure).to_dict("list") == {"series": ["", ""], "token": [0, 4], "layer": [0, 0], "share": [0.5, 0.7]}
+
+
 def test_a_map_frame_names_heads_and_unit() -> None:
     frame = map_frame(np.array([[1.0, 2.0, 3.0, np.nan]]), 2, metric_of("entropy"), "mean")
     assert list(frame.columns) == ["layer", "q_head", "kv_head", "entropy_mean_nats"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
 from kvlens.figures.heads import head_histogram, head_map
+from kvlens.figures.loss import span_bars
 from kvlens.figures.metrics import METRICS, head_label, metric_of, si_bytes, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
@@ -107,3 +109,25 @@ def test_not_recorded_has_one_wording() -> None:
 
 def test_a_query_head_is_named_with_its_kv_head() -> None:
     assert head_label(3, 5, 4) == "L3 Q5 (KV1)"
+
+
+def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None:
+    frame = pd.DataFrame(
+        {
+            "span": [7, 2], "full": [0.8, 0.1], "mass": [0.05, 0.6], "regret": [0.75, 0.0], "kind": ["page", "sink"],
+            "tokens": ["tokens 3–9", "token 0"], "text": ["<b>x</b> " * 30, ""], "needle": [True, False],
+        }
+    )  # fmt: skip
+    figure = span_bars(frame, "L0 Q1 (KV0)", 4, 2)
+    full, mass = figure.data
+    assert (list(full.y), list(mass.y)) == ([0.8, 0.1], [0.05, 0.6])
+    assert list(full.x) == ["#7 ★", "#2"]
+    assert [list(target) for target in mass.customdata] == [[7], [2]]
+    assert "<b>x</b>" not in full.hovertext[0]
+    assert "the needle" in full.hovertext[0]
+    assert "the needle" not in full.hovertext[1]
+    (frame_shape,) = figure.layout.shapes
+    assert frame_shape.x0 < 1 < frame_shape.x1
+    assert "step 4" in figure.layout.title.text
+    assert figure.layout.yaxis.range[1] <= 1
+    assert not span_bars(frame.iloc[:0], "L0 Q1 (KV0)", 4, None).layout.shapes

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.details import window_range
-from kvlens.ui.player import payload
+from kvlens.ui.details import metric_table, window_range
+from kvlens.ui.player import lens, payload
 from kvlens.ui.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.ui.state import Selection
 
@@ -93,6 +94,14 @@ def test_the_player_replays_every_event_that_moves_a_span() -> None:
     assert set(re.findall(r"\w+", kinds.group(1))) == set(payload._STATE_EVENTS)
 
 
+def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceReader) -> None:
+    table = metric_table(reader, "resident_bytes").set_index(["step", "layer", "q_head"])
+    assert len(table) == reader.n_steps * reader.n_layers * reader.q_heads
+    row = table.loc[(7, 2, 5)]
+    assert row["kv_head"] == 1
+    assert row["Resident bytes (bytes)"] == reader.kv_cube("resident_bytes")[7, 2, 1]
+
+
 def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
     header, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))
     assert (header["step"], header["layer"], header["head"], header["rev"]) == (5, 1, 6, 3)
@@ -117,3 +126,56 @@ def test_the_window_is_what_no_other_living_span_covers() -> None:
 def test_a_needle_is_the_tokens_its_characters_touch() -> None:
     tokens = pd.DataFrame({"char_start": [0, 3, 7, None], "char_end": [3, 7, 9, None]})
     assert payload.needle_tokens(tokens, [[4, 8], [100, 110]]) == [[1, 3]]
+
+
+def test_jumps_lead_to_the_loss_the_worst_regret_and_every_recall(reader: TraceReader) -> None:
+    found = verdict(reader)
+    assert found is not None
+    assert found.missed is not None
+    places = lens.jumps(reader, found)
+    at = {kind: [place for place in places if place["kind"] == kind] for kind in ("loss", "regret", "correction", "recall")}
+    missed = found.missed
+    assert at["loss"] == [
+        {"kind": "loss", "step": found.step, "layer": missed.layer, "head": missed.q_head, "span": missed.span}
+    ]  # fmt: skip
+    regret = reader.head_cube("regret")
+    (worst,) = at["regret"]
+    assert regret[worst["step"], worst["layer"], worst["head"]] == np.nanmax(regret)
+    listed = reader.oracle(worst["step"], worst["layer"], worst["head"])
+    assert float(listed.set_index("span")["regret"][worst["span"]]) == float(listed["regret"].max())
+    assert at["correction"] == []
+    recalls = reader.events()
+    recalls = recalls[recalls["kind"].isin(("recall", "zoom_in"))]
+    assert [place["step"] for place in at["recall"]] == sorted({int(step) for step in recalls["step"] if step >= 0})
+    assert [place["kind"] for place in lens.jumps(reader, None)] == ["regret", *["recall"] * len(at["recall"])]
+
+
+def test_the_track_of_divergence_has_gaps_where_nothing_was_compared(reader: TraceReader) -> None:
+    header, arrays = unpack(payload.run_payload(reader, "id", ["entropy"], ["entropy"], verdict(reader)))
+    loss = reader.loss()
+    track = next(track for track in header["tracks"] if track["name"] == "kl")
+    assert track["unit"] == "nats"
+    assert np.array_equal(arrays["track:kl"][: len(loss)], loss["kl"])
+    assert np.isnan(arrays["track:kl"][len(loss) :]).all()
+    assert list(arrays[f"marks:{track['marks']}"]) == loss.loc[~loss["agrees"], "step"].tolist()
+    assert header["diverged"] == int(loss["step"].iloc[-1])
+
+
+def test_a_slice_follows_the_selected_span_beside_full_kv(reader: TraceReader) -> None:
+    truth = reader.oracle_history(1, 6, 4)
+    _, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, 4, "entropy"), 3))
+    listed = ~np.isnan(arrays["span_full"])
+    assert np.flatnonzero(listed).tolist() == truth["step"].tolist() != []
+    assert np.array_equal(arrays["span_full"][listed], truth["full"].to_numpy(np.float32))
+    assert np.array_equal(arrays["span_mass"][listed], truth["mass"].to_numpy(np.float32))
+    assert "span_full" not in unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))[1]
+
+
+def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 6, 10, lens=False)
+    with TraceReader.open(tmp_path, uid) as plain:
+        header, arrays = unpack(payload.run_payload(plain, "id", ["entropy"], ["entropy"], verdict(plain)))
+        assert "span_full" not in unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
+    assert "track:kl" not in arrays
+    assert (header["diverged"], header["oracle"]) == (None, False)
+    assert {place["kind"] for place in header["jumps"]} <= {"correction", "recall"}

@@ -135,6 +135,8 @@ def test_the_report_says_what_was_recorded(alone: str) -> None:
     said = html.unescape(body(alone))
     assert f"Lost at step {PARTED}" in said
     assert "Missed most by L" in said
+    assert "Why it was not attended exactly: " in said
+    assert re.search(r">L\d KV\d, span \d+</th><td>0\.\d{4}</td>", said)
     assert "Expected".lower() in said
     assert "4172" in said
     titles = [spec["layout"].get("title", {}).get("text", "") for spec in specs(alone)]  # type: ignore[union-attr]

@@ -73,6 +73,13 @@ def test_states_have_their_colours(own: pd.DataFrame, curve: Curve) -> None:
     assert named(figure, "cold").marker.color == STATE_COLORS["cold"]
     assert [item[0] for item in named(figure, "cold").customdata] == [9]
     assert [item[0] for item in named(figure, UNKNOWN).customdata] == [7]
+    assert figure.layout.coloraxis.colorbar.title.text is None
+
+
+def test_a_colour_scale_is_there_only_where_a_span_has_a_number(own: pd.DataFrame, curve: Curve) -> None:
+    figure = surprisal_figure(curve, own.assign(mass=np.nan), "mass", "mass (share)", [], [], None)
+    assert figure.layout.coloraxis.cmin is None
+    assert [item[0] for item in named(figure, UNKNOWN).customdata] == [4, 7, 9]
 
 
 def test_a_part_of_a_long_text_shows_its_own_spans_only(own: pd.DataFrame) -> None:

@@ -176,15 +176,18 @@ def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope) 
     try:
         device.release()
         device.reset_peak()
+        backend = "eager" if bench.dry else "inductor"
         if scope == "compiled":
-            made.decoder.compiled("eager" if bench.dry else "inductor")
+            made.decoder.compiled(backend)
+        elif scope == "fused":
+            made.decoder.fused(backend)
         made.steps(1 if bench.dry else WARM)
         times = made.times(graph, bench.repeats)
         before, loops = made.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
         loop = made.steps(loops)
         counted = int(made.decoder.moved_bytes().sum() - before) // loops
         peak, stall, median = device.peak_bytes(), None, statistics.median(times)
-        if made.replay.cold and scope == "decode":
+        if made.replay.cold and scope != "compiled":
             made.replay.moves = False
             stall = median - statistics.median(made.times(graph, bench.repeats))
         session = made.decoder.session
@@ -220,8 +223,17 @@ def sweep(context: int) -> Part:
     return Part(f"decode sweep {context}", measure, FILES, SMALLER)
 
 
+def fused(context: int) -> Part:
+    """The methods that recall, with their plan and tables compiled by inductor, once for all layers, before the step is captured."""
+
+    def measure(bench: Bench) -> list[StepRow]:
+        return [cell(bench, method, context, bench.rates, "fused") for method in ("freekv", "blocking", "sekv", "sentkv")]
+
+    return Part(f"fused {context}", measure, FILES, SMALLER)
+
+
 def compiled(context: int) -> Part:
-    """FullKV and FreeKV with the step compiled by inductor before it is captured. Compiling takes minutes, so it comes late."""
+    """FullKV and FreeKV with the step compiled whole before it is captured. Compiling takes minutes, so it comes last."""
 
     def measure(bench: Bench) -> list[StepRow]:
         return [cell(bench, method, context, bench.rates, "compiled") for method in ("full", "freekv")]

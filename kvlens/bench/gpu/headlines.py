@@ -19,6 +19,9 @@ from kvlens.bench.gpu.result import HeadlineRow, Scope, ceiling, rows
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
 
+WHOLE: tuple[Scope, ...] = ("decode", "fused", "compiled")
+"""ways to make a whole step; the fastest that was measured stands for its method"""
+
 
 @dataclass(frozen=True)
 class Headline:
@@ -71,10 +74,10 @@ def compare(headline: Headline, model: Model, steps: Sequence[dict[str, Any]], d
         saved = headline.quantity == "memory saved"
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
         column = "peak_bytes" if saved else "median"
-        here = (headline.scope, method, context, batch)
-        ours.append(
-            next((row[column] for row in steps if (row.get("scope", "path"), row["method"], row["context"], row["batch"]) == here), None)
-        )
+        scopes = WHOLE if headline.scope == "decode" else ("path",)
+        here = [row[column] for row in steps if (row["method"], row["context"], row["batch"]) == (method, context, batch)
+                and row.get("scope", "path") in scopes and row[column] is not None]  # fmt: skip
+        ours.append(min(here, default=None))
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
     where = " / ".join(f"{TITLES[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))

@@ -19,7 +19,7 @@ from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
+NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "fused", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
 
 Say = Callable[[str], None]
 
@@ -60,7 +60,7 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
     return [
         ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *(decode.decodes(context) for context in contexts),
-        recording.PART, ledger.PART,
+        *(decode.fused(context) for context in contexts), recording.PART, ledger.PART,
         *(attention_step.steps(context, batch) for batch in sorted(batches, reverse=True) for context in contexts),
         attention_step.sweep(middle, large), decode.sweep(middle), decode.compiled(middle), headlines.PART,
     ]  # fmt: skip

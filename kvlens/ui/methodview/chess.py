@@ -108,13 +108,13 @@ def _hierarchy(reader: TraceReader, run: Run) -> None:
         figures.strips(names[chosen], asked(reader)),
         key="chess_strips",
         alt="Scores and kept units of grids, chunks and pages, by token position",
+        data=table(run),
     )
     st.caption(
         "Scores are inner products of the query anchor, the mean of the window's page vectors, with each unit's vector (sec. 3.2, after "
         "Fig. 3). A unit without colour is not in the hierarchy. What a reconstruction keeps is attended until the next one; pages that "
         "leave the window meanwhile are not, unless kept."
     )
-    parts.download(table(run), f"{reader.uid}-chess-reconstructions")
 
 
 def asked(reader: TraceReader) -> list[tuple[int, int]]:

@@ -132,10 +132,19 @@ def _tokens(reader: TraceReader) -> None:
         start = int(st.slider("Strip begins at position", 0, last, start, key=f"compresskv_strip_{reader.uid}"))
     part = slice(start, start + STRIP)
     parts.draw(reader, figures.token_strip(kept[:, part], None if scores is None else scores[:, part], start, texts[part], needles),
-               key="compresskv_strip", alt="Kept tokens with their texts")  # fmt: skip
+               key="compresskv_strip", alt="Kept tokens with their texts", data=_strip(kept, scores, part, texts))  # fmt: skip
     st.caption(
         "Tokens with their texts, one row per layer. Point at a cell for the pooled attention score by which it was kept or dropped."
     )
+
+
+def _strip(kept: np.ndarray, scores: np.ndarray | None, part: slice, texts: list[str]) -> pd.DataFrame:
+    """One row per layer and token of the strip; the pooled score is empty where none was recorded, as in the window."""
+    layers, places = np.indices(kept[:, part].shape)
+    positions = (places + part.start).ravel()
+    score = np.full(layers.size, np.nan) if scores is None else scores[:, part].ravel()
+    columns = {"layer": layers.ravel(), "position": positions, "text": [texts[p] for p in positions], "kept": kept[:, part].ravel() > 0}
+    return pd.DataFrame({**columns, "pooled_score": score})
 
 
 def _needle_text(kept: np.ndarray, needles: list[tuple[int, int]]) -> str:

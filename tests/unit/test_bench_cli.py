@@ -1,0 +1,60 @@
+"""`kvlens bench tasks`, `kvlens bench sweep` and `kvlens prompt`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_cli import kvlens
+
+from kvlens import tasks
+
+
+def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    kvlens("bench", "tasks", "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in said["tasks"]] == list(tasks.registry())
+    assert said["files"] == list(tasks.FILES)
+    kvlens("bench", "tasks")
+    assert "not in the demo model's language" in capsys.readouterr().out
+
+
+def test_prompt_makes_any_task_in_the_demo_models_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    kvlens("prompt", "--task", "niah_multivalue", "--length", "700", "--depth", "0.2", "--json")
+    made = json.loads(capsys.readouterr().out)
+    assert len(made["needle"]) == 4
+    assert made["answer"].count(", ") == 3
+    with pytest.raises(SystemExit):
+        kvlens("prompt", "--task", "nonsense")
+    assert "unknown task 'nonsense'; known: needle" in capsys.readouterr().err
+
+
+def test_a_sweep_of_a_file_writes_its_rows_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "vt.jsonl"
+    lines = [{"input": f"The code of gate one is {n}{n}{n}{n}. Answer:", "outputs": [str(n) * 4]} for n in (3, 5, 7)]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    out = tmp_path / "grid.json"
+    argv = ["bench", "sweep", "--no-traces", "--methods", "full", "--tasks", f"ruler:{data}", "--kept", str(tmp_path / "k.jsonl")]
+    kvlens(*argv, "--prompts", "2", "--out", str(out))
+    assert "2 of 2 trials" in capsys.readouterr().out
+    kvlens(*argv, "--prompts", "5", "--out", str(out))
+    said = capsys.readouterr()
+    assert "3 of 3 trials" in said.out
+    assert len(said.err.strip().splitlines()) == 1, "two of the three were there"
+    rows = json.loads(out.read_text())
+    place = {name: at for at, name in enumerate(rows["columns"])}
+    assert [(row[place["index"]], row[place["length"]], row[place["depth"]]) for row in rows["trials"]] == [
+        (0, None, None),
+        (1, None, None),
+        (2, None, None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"), [(("--lengths", "12,x"), "not a list of numbers"), (("--ray", "auto"), "ray is not installed")]
+)
+def test_bad_options_are_one_sentence(tmp_path: Path, option: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kvlens("bench", "sweep", "--no-traces", "--kept", str(tmp_path / "k.jsonl"), "--out", str(tmp_path / "g.json"), *option)
+    assert sentence in capsys.readouterr().err
