@@ -15,6 +15,7 @@ from kvlens.kernels.lowrank_spans import Spans, attend_triton, reconstruct_trito
 from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_moves import move_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
+from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
 
 Case = tuple[str, Callable[[], object]]
@@ -30,6 +31,8 @@ def cases() -> Iterator[Case]:
                                    (128, 32, BF16, False), (128, 32, FP32, True), (256, 32, FP32, True)):  # fmt: skip
         extras = "bias, mass" if full else "bare"
         yield f"D {dim}, page {page}, {_name(dtype)}, {extras}", lambda d=dim, p=page, t=dtype, f=full: _attend(d, p, t, f)  # type: ignore[misc]
+    for dim, dtype in ((64, BF16), (128, BF16), (256, BF16), (128, FP16), (64, FP32), (128, FP32)):
+        yield f"D {dim}, pool of slots, {_name(dtype)}, bias", lambda d=dim, t=dtype: _pool(d, t)  # type: ignore[misc]
     for dim, dtype, pooling in ((128, BF16, "MeanS"), (128, BF16, "MaxQ"), (128, BF16, "MeanQK"), (256, BF16, "MaxS"),
                                 (128, FP16, "MeanS"), (128, FP32, "MeanS")):  # fmt: skip
         yield f"D {dim}, {_name(dtype)}, {pooling}", lambda d=dim, t=dtype, p=pooling: _score(d, t, cast(Pooling, p))  # type: ignore[misc]
@@ -61,6 +64,12 @@ def _attend(dim: int, page: int, dtype: torch.dtype, full: bool) -> object:
     pages = Pages(_ints(1, HEADS, PLACES), _ints(1, HEADS, PLACES), _ints(1, HEADS), *bias)
     q = torch.empty(1, HEADS * GROUP, dim, dtype=dtype)
     return page_attention_triton(q, _slots(page, dim, dtype), _slots(page, dim, dtype), pages, dim**-0.5, mass=full)
+
+
+def _pool(dim: int, dtype: torch.dtype) -> object:
+    """As a session attends: 100 slots, so that the last page is short."""
+    keys, q = torch.empty(HEADS, 100, dim, dtype=dtype), torch.empty(1, HEADS * GROUP, 1, dim, dtype=dtype)
+    return pool_attention(q, keys, keys, torch.empty(HEADS, GROUP, 100), dim**-0.5)
 
 
 def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:

@@ -8,22 +8,34 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kvlens.kernels.choice import Backend
+from kvlens.kernels import pool_attend
+from kvlens.kernels.choice import Backend, backend
 
-KERNELS: Backend = "torch"
-"""What the functions here run on, on every device; each run states it. The kernels that choose by device are in docs/kernels.md."""
+
+def runs_on(q: torch.Tensor, biased: bool) -> Backend:
+    """What `decode_attention` takes for a q [..., D]. Without a bias it is PyTorch on every device, since that is the stock model's own
+    call; with one it is Triton (k1) on CUDA, but for head sizes that k1 does not take."""
+    return backend(q) if biased and pool_attend.fits(q.shape[-1]) else "torch"
+
+
+def planned_on(device: torch.device, head_dim: int) -> str:
+    """What a run on a device may attend through, before it has begun; once it is over it says what it did."""
+    triton = device.type == "cuda" and pool_attend.fits(head_dim)
+    return "triton where a bias is added, torch elsewhere" if triton else "torch"
 
 
 def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
     """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot.
 
-    Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, the query heads of
-    a group are packed as rows of their KV head.
+    Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, CUDA tensors take k1,
+    and others PyTorch, where the query heads of a group are packed as rows of their KV head.
     """
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
     if bias is None:
         gqa = q.shape[1] != kv_heads
         return F.scaled_dot_product_attention(q, keys[None], values[None], scale=scaling, enable_gqa=gqa)
+    if runs_on(q, biased=True) == "triton":
+        return pool_attend.pool_attention(q, keys, values, bias, scaling)
     packed = q.view(1, kv_heads, -1, head_dim)
     out = F.scaled_dot_product_attention(packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling)
     return out.reshape(q.shape)

@@ -26,8 +26,24 @@ def examine() -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     facts["devices"] = ", ".join(["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if cuda else 0))])
     facts["threads"] = str(torch.get_num_threads())
+    facts |= _tiers(cuda)
     checks += _stock_equality() + _recorded_run()
     return {"facts": facts, "checks": checks}
+
+
+def _tiers(cuda: bool) -> dict[str, str]:
+    """Which link and kernels a run on each kind of device gets."""
+    import torch
+
+    from kvlens.kernels.attend import planned_on
+    from kvlens.memory.link import link_name
+
+    kinds = {f"run on {name}": torch.device(name) for name in ("cpu", "cuda")}
+    return {
+        said: f"link {link_name(device)}, attention {planned_on(device, 128)}"
+        + ("" if device.type == "cpu" or cuda else " (no CUDA device here)")
+        for said, device in kinds.items()
+    }
 
 
 def stock_gap(device: str) -> tuple[float, int]:

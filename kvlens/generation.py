@@ -95,6 +95,10 @@ class Result:
     """float32 [V] per step, only when asked for"""
     losses: list[Loss | None] = field(default_factory=list)
     """per step, where a reference was given; None where the contexts differ"""
+    kernels: str = ""
+    """what attention ran on: torch, triton or both"""
+    link_host_wait_s: float = 0.0
+    """how long the host stood still for the link, the model's own waiting apart"""
 
 
 class Generation:
@@ -126,6 +130,8 @@ class Generation:
         result.decode_s = time.perf_counter() - began - compared_s
         result.text = self.loaded.tokenizer.decode(result.ids, skip_special_tokens=True)
         result.checks = self.stop_recording()
+        result.kernels = "+".join(sorted(self.session.kernels))
+        result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9
         return result
 
     def stop_recording(self) -> list[SelfCheck]:

@@ -93,7 +93,7 @@ class Recorder:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
         record = PrefillRecord(
-            tokens, memory.spans.drain_born(), memory.drain_span_heads(), memory.ledger.drain(), memory.drain_events(), prefill_us,
+            tokens, memory.spans.drain_born(), memory.drain_span_heads(), memory.drain_transfers(), memory.drain_events(), prefill_us,
             peak_bytes, memory.cold.bytes, memory.account.resident, self._journal(), self._span_keys(),
         )  # fmt: skip
         self._tally.opened(memory.ledger.opened)
@@ -113,7 +113,7 @@ class Recorder:
         self._tally.step(account.limit, account.peak)
         none = np.empty(0)
         record = StepRecord(
-            facts.step, facts.t_us, facts.dur_us, memory.waited_ns // 1000, 0, facts.token_id, facts.text, facts.logprob,
+            facts.step, facts.t_us, facts.dur_us, 0, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
             none, none, [], memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
             self._journal(), loss=facts.loss,
@@ -130,7 +130,8 @@ class Recorder:
         if self._newest is None:
             return
         shot, record = self._newest
-        record.transfers = self.memory.ledger.drain(record.step)
+        record.transfers = self.memory.drain_transfers(record.step)
+        record.wait_us = self.memory.ledger.waited_ns(record.step) // 1000
         self._tally.rows(record.transfers)
         self._batch.append((shot, record))
         self._newest = None

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from kvlens.holds import Hold
-from kvlens.kernels.attend import decode_attention, prefill_attention
+from kvlens.kernels.attend import decode_attention, prefill_attention, runs_on
 from kvlens.memory import Memory, Selection
 from kvlens.memory.held import Held
 from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd
@@ -45,6 +45,8 @@ class Session:
         self.peeks = method.peeks if peeks is None else peeks
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
+        self.kernels: set[str] = set()
+        """what decode steps have attended through so far"""
         self._wanted = self.method.observed_queries if queries is None else queries
         self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
         self._peek: list[list[torch.Tensor]] | None = None
@@ -82,6 +84,7 @@ class Session:
             memory.recall(layer, selection, later=False)
         bias = memory.bias(layer, selection)
         live, slots = memory.attended(layer, bias), memory.hot.slots(layer)
+        self.kernels.add(runs_on(q, bias is not None))
         out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling)
         if self.observer is not None:
             self.observer.layer(layer, q[0, :, 0], bias, scaling, selection)

@@ -16,6 +16,7 @@ from kvlens.holds import Hold
 from kvlens.machine import machine
 from kvlens.prompts import Prompt, PromptText
 from kvlens.runs import SMALL, Report, RunRequest, default_budget, default_preset
+from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
     from kvlens.engine import Engine, Options, Result
@@ -97,7 +98,13 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     from kvlens.models import load
     from kvlens.prompts import tokenize
 
-    loaded = load(request.model, request.device, request.dtype)
+    try:
+        loaded = load(request.model, request.device, request.dtype)
+    except Exception as failure:
+        short = shortage(failure, "load")
+        if short is None:
+            raise
+        raise short from failure
     steps = len(request.forced) if request.forced is not None else request.max_new
     prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps)
     if request.threads or loaded.info["parameters"] < SMALL:
@@ -115,8 +122,8 @@ def store(
 ) -> Stored:  # fmt: skip
     """Run and store. `conclude`: more meta, from what came out, before the trace is closed.
 
-    Raises ValueError when nothing could be decoded; nothing is stored then. Raises the store's TraceError when the trace cannot be
-    written.
+    Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too little memory or
+    lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace cannot be written.
     """
     from kvlens.engine import Cancelled
     from kvlens.store.writer import TraceWriter
@@ -127,22 +134,34 @@ def store(
     status, error, checks = "completed", None, []
     extra: dict[str, Any] = {}
     result: Result | None = None
+    phases = ["prefill"]  # the one that was reported last
+
+    def tell(phase: str, done: int, total: int) -> None:
+        phases[0] = phase
+        report(phase, done, total)
+
     try:
         result = engine.run(
-            prompt, planned.method, planned.params, planned.budget, planned.options, sink, report, cancelled,
+            prompt, planned.method, planned.params, planned.budget, planned.options, sink, tell, cancelled,
             keep_logits, against=pairing.reference, holds=pairing.holds,
         )  # fmt: skip
         checks = result.checks
         extra = {
             "output_text": result.text, "stopped": result.stopped, "prefill_s": round(result.prefill_s, 4),
             "decode_s": round(result.decode_s, 4), "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            **conclude(result),
+            "kernels": result.kernels, "link_host_wait_s": round(result.link_host_wait_s, 6), **conclude(result),
         }  # fmt: skip
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
     except Exception as failure:
+        short = shortage(failure, "decode" if sink.begun else phases[0])
+        if short is not None:
+            sink.begin_anyhow()  # the prompt was right and the machine too small: that is a run that failed
         if sink.begun:
-            writer.finish("failed", f"{type(failure).__name__}: {failure}", [], {"output_text": sink.text()})
+            said = f"{type(failure).__name__}: {failure}" if short is None else str(short)
+            writer.finish("failed", said, [], {"output_text": sink.text()})
+        if short is not None:
+            raise short from failure
         raise
     if not sink.begun:
         raise ValueError("cancelled before anything was decoded.")
@@ -162,9 +181,14 @@ class _LateSink:
     def begin(self, meta: dict[str, Any]) -> None:
         raise AssertionError("the run's meta is given once, when the sink is made")
 
+    def begin_anyhow(self) -> None:
+        """Begin the trace of a run that got no further."""
+        if not self.begun:
+            self._writer.begin(self._meta)
+            self.begun = True
+
     def prefill(self, record: Any) -> None:
-        self._writer.begin(self._meta)
-        self.begun = True
+        self.begin_anyhow()
         self._writer.prefill(record)
 
     def step(self, record: Any) -> None:
@@ -183,8 +207,8 @@ def _meta(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepar
     import torch
     import transformers
 
-    from kvlens.kernels.attend import KERNELS
-    from kvlens.memory.link import HostLink
+    from kvlens.kernels.attend import planned_on
+    from kvlens.memory.link import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     context = prepared.engine.context(prompt, planned.budget, planned.options)
@@ -199,7 +223,8 @@ def _meta(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepar
         "prompt_tokens": len(prompt.ids), "max_new": context.max_new, "seed": request.seed, "temperature": request.temperature,
         "top_p": request.top_p, "forced": planned.options.forced is not None, "layers": shape.layers, "q_heads": shape.q_heads,
         "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "token_bytes": shape.token_bytes,
-        "full_kv_bytes": context.full_kv_bytes, "link": HostLink.name, "kernels": KERNELS, "task": source.task, "answer": source.answer,
+        "full_kv_bytes": context.full_kv_bytes, "link": link_name(context.device), "kernels": planned_on(context.device, shape.head_dim),
+        "task": source.task, "answer": source.answer,
         "needle": [list(pair) for pair in source.needle], "prompt_text": source.text, "coverage": request.coverage,
         "oracle": None if oracle is None else oracle.meta(),
         "request": request.model_dump(mode="json", exclude={"forced", "hold"}), "reference": pairing.reference_uid,

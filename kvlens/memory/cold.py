@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from kvlens.memory.pinned import HostMemory, Pageable
 from kvlens.shape import KVShape
 
 
@@ -55,9 +56,10 @@ class RawCodec:
 
 
 class ColdTier:
-    """Owns the units. Sizes are bytes of the payloads really held."""
+    """Owns the units, in the host memory that the link copies to and from. Sizes are bytes of the payloads really held."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: HostMemory | None = None) -> None:
+        self.host: HostMemory = host or Pageable()
         self._units: dict[tuple[int, int, int], Unit] = {}
         self._pool: torch.Tensor | None = None
         self._page_of: dict[int, int] = {}
@@ -66,14 +68,19 @@ class ColdTier:
     def reserve(self, shape: KVShape, pages: int, tokens: int, dtype: torch.dtype) -> None:
         """One pool (n_page, n_kv, 2, p, d) per layer for spans of `tokens` tokens (FreeKV's HND layout, sec. 4.1): a (page, KV
         head) is one contiguous stretch, so a recall is one copy."""
-        self._pool = torch.empty(shape.layers, pages, shape.kv_heads, 2, tokens, shape.head_dim, dtype=dtype)
+        self._pool = self.host.take((shape.layers, pages, shape.kv_heads, 2, tokens, shape.head_dim), dtype)
 
     def room(self, layer: int, span: int, kv_head: int, like: torch.Tensor) -> torch.Tensor:
         """Host memory for a payload shaped as `like`: a place in the pool where there is one that fits, else memory of its own."""
         if self._pool is None or like.shape != self._pool.shape[3:]:
-            return torch.empty_like(like, device="cpu", memory_format=torch.contiguous_format)
+            return self.host.take(like.shape, like.dtype)
         page = self._page_of.setdefault(span, len(self._page_of))
         return self._pool[layer, page, kv_head]
+
+    def expect(self, size: int) -> None:
+        """So many bytes are about to be put here, beside the pool."""
+        if self._pool is None:
+            self.host.expect(size)
 
     def put(self, layer: int, span: int, kv_head: int, unit: Unit) -> None:
         self._units[layer, span, kv_head] = unit

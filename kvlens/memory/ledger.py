@@ -35,6 +35,7 @@ class Ledger:
         self.opened: list[Entry] = []
         """entries opened since the step began"""
         self._open: list[Entry] = []
+        self._waited: dict[int, int] = {}
 
     def start_step(self, step: int) -> None:
         self.step = step
@@ -49,6 +50,15 @@ class Ledger:
         self._open.append(entry)
         self.opened.append(entry)
         return entry
+
+    def stood_still(self, entry: Entry, step: int, ns: int) -> None:
+        """The model's work stood still during `step` until this entry's copy was done."""
+        entry.wait_ns += ns
+        self._waited[step] = self._waited.get(step, 0) + ns
+
+    def waited_ns(self, step: int) -> int:
+        """How long the model's work stood still for copies during a step, as far as it is known by now."""
+        return self._waited.get(step, 0)
 
     def drain(self, step: int | None = None) -> list[TransferRow]:
         """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next call."""

@@ -1,25 +1,32 @@
-"""The link between the tiers. On a CPU both tiers are host memory and a worker thread does real copies ('host-copy')."""
+"""The link between the tiers, behind one interface. On a CPU both tiers are host memory and a worker thread does real copies
+('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cudalink.py).
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from kvlens.memory.ledger import Entry
+from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.pinned import HostMemory, Pageable
+from kvlens.memory.streams import Mark
 
 
 @dataclass(frozen=True)
 class Move:
-    """Copy `source` to `target`, or into its rows `index` along the last but one dimension."""
+    """Copy `source` to `target`, or into its rows `index` along the last but one dimension. `slots`: the same rows as the host knows
+    them, for a link whose copies cannot read a tensor."""
 
     target: torch.Tensor
     source: torch.Tensor
     index: torch.Tensor | None = None
+    slots: Sequence[int] = ()
 
     def run(self) -> None:
         if self.index is None:
@@ -27,24 +34,87 @@ class Move:
         else:
             self.target.index_copy_(-2, self.index, self.source)
 
+    def pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The same copy as contiguous pieces (target, source): consecutive slots are one piece. Raises RuntimeError where the shapes
+        do not fit, before anything is copied."""
+        if self.index is None:
+            return _contiguous(self.target, self.source)
+        rows, wanted = self.source.shape[-2], (*self.target.shape[:-2], len(self.slots), self.target.shape[-1])
+        if self.source.shape != wanted:
+            raise RuntimeError(f"a copy of {tuple(self.source.shape)} cannot go into {rows} rows of {tuple(self.target.shape)}")
+        return (
+            piece
+            for first, at, count in _runs(self.slots)
+            for piece in _contiguous(self.target.narrow(-2, at, count), self.source.narrow(-2, first, count))
+        )
+
     @property
     def bytes(self) -> int:
         return self.source.numel() * self.source.element_size()
 
 
+def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if target.shape != source.shape:
+        raise RuntimeError(f"a copy of {tuple(source.shape)} cannot go into {tuple(target.shape)}")
+    if source.dim() == 0 or (target.is_contiguous() and source.is_contiguous()):
+        return iter(((target, source),))
+    return (piece for pair in zip(target, source, strict=True) for piece in _contiguous(*pair))
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Consecutive slots together: (place of the first one in `slots`, its number, how many)."""
+    first = 0
+    for i in range(1, len(slots) + 1):
+        if i == len(slots) or slots[i] != slots[i - 1] + 1:
+            yield first, slots[first], i - first
+            first = i
+
+
 @dataclass
 class Buffer:
-    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it."""
+    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it. A link of threads
+    waits for `free`, one of streams for the mark `spread`."""
 
     tensor: torch.Tensor
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
+    spread: Mark | None = None
 
 
-class Ticket:
-    """A job under way on the link. `wait` returns when it is done and adds the time stood still to its ledger entry."""
+class Ticket(Protocol):
+    """A job under way on the link."""
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
+    entry: Entry
+
+    def wait(self) -> None:
+        """The model's work goes on when the job is done; how long it stood still gets into the ledger. Raises what the job raised."""
+
+
+class Link(Protocol):
+    """Copies between the tiers, each with its entry in the ledger. `host`: the memory that the cold tier has to lie in."""
+
+    name: str
+    host: HostMemory
+    host_wait_ns: int
+    """how long the host waited without the model's work having to"""
+
+    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
+        """Begin the moves of one ledger entry; `then` (unpacking what arrived) follows them, outside the entry's moving time, and with
+        a `buffer` beside the next copy. Raises AssertionError when the moves' bytes are not the entry's, so that the ledger cannot
+        lie."""
+
+    def resolve(self, step: int | None = None) -> None:
+        """Copies begun up to `step` (None: ever) have their times in the ledger afterwards."""
+
+    def quiet(self) -> None:
+        """The host waits until everything that was submitted has ended: it may read what was copied."""
+
+    def close(self) -> None:
+        """Finish what was submitted and give back threads and memory. Raises nothing."""
+
+
+class _HostTicket:
+    def __init__(self, entry: Entry, ledger: Ledger) -> None:
+        self.entry, self._ledger = entry, ledger
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -52,22 +122,22 @@ class Ticket:
         self._error = error
         self._done.set()
 
-    def wait(self) -> int:
-        """Returns the nanoseconds stood still. Raises what the job raised."""
-        waited = 0
+    def ended(self) -> None:
+        """Returns when the job has ended, whatever came of it."""
+        self._done.wait()
+
+    def wait(self) -> None:
         if not self._done.is_set():
             start = time.perf_counter_ns()
             self._done.wait()
-            waited = time.perf_counter_ns() - start
-            self.entry.wait_ns += waited
+            self._ledger.stood_still(self.entry, self._ledger.step, time.perf_counter_ns() - start)
         if self._error is not None:
             raise self._error
-        return waited
 
 
 @dataclass(frozen=True)
 class _Job:
-    ticket: Ticket
+    ticket: _HostTicket
     moves: Sequence[Move]
     then: Callable[[], None] | None
     buffer: Buffer | None
@@ -75,31 +145,38 @@ class _Job:
 
 class HostLink:
     """A worker thread that copies in order, and a second one that spreads what came through a staging buffer while the next copy is
-    under way. The CUDA tier will offer the same calls over streams and events."""
+    under way."""
 
     name = "host-copy"
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.host: HostMemory = Pageable()
+        self.host_wait_ns = 0
+        self._last: dict[bool, _HostTicket] = {}
+        """the newest job without a buffer, and the newest with one"""
         self._copies: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._spreads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._copy, name="kvlens-link", daemon=True)]
         self._threads[0].start()
 
     def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
-        """Queue the moves of one ledger entry; `then` (unpacking what arrived) runs after them, outside the entry's moving time: on
-        the same thread, or with a `buffer` on the second one. Raises AssertionError when the moves' bytes are not the entry's, so
-        that the ledger cannot lie."""
-        moved = sum(move.bytes for move in moves)
-        assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
+        check(entry, moves)
         if buffer is not None and len(self._threads) == 1:
             self._threads.append(threading.Thread(target=self._spread, name="kvlens-spread", daemon=True))
             self._threads[1].start()
-        ticket = Ticket(entry)
+        ticket = self._last[buffer is not None] = _HostTicket(entry, self._ledger)
         self._copies.put(_Job(ticket, moves, then, buffer))
         return ticket
 
+    def resolve(self, step: int | None = None) -> None:
+        """The threads write times into the entries themselves."""
+
+    def quiet(self) -> None:
+        for ticket in self._last.values():
+            ticket.ended()
+
     def close(self) -> None:
-        """Finish what is queued and stop the threads."""
         for jobs, thread in zip((self._copies, self._spreads), self._threads, strict=False):
             jobs.put(None)
             thread.join()
@@ -141,3 +218,25 @@ class HostLink:
             assert job.buffer is not None
             job.buffer.free.release()
             job.ticket.finish(error)
+
+
+def check(entry: Entry, moves: Sequence[Move]) -> None:
+    """Raises AssertionError when the moves' bytes are not the entry's."""
+    moved = sum(move.bytes for move in moves)
+    assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
+
+
+def link_for(device: torch.device, ledger: Ledger) -> Link:
+    """The link between `device` and the cold tier."""
+    if device.type != "cuda":
+        return HostLink(ledger)
+    from kvlens.memory.cudalink import cuda_link
+
+    return cuda_link(device, ledger)
+
+
+def link_name(device: torch.device) -> str:
+    """What `link_for` would make, by its name."""
+    from kvlens.memory.cudalink import CudaLink
+
+    return CudaLink.name if device.type == "cuda" else HostLink.name

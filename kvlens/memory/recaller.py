@@ -12,7 +12,7 @@ from kvlens.layout import Layout
 from kvlens.memory.cold import Codec, ColdTier, RawCodec, Unit
 from kvlens.memory.hot import FREE, ROLE, HotTier
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, HostLink, Move, Ticket
+from kvlens.memory.link import Buffer, Link, Move, Ticket
 from kvlens.memory.placement import Selection
 from kvlens.memory.recall import Fetch, Plan, RecallZone, Wish
 from kvlens.memory.spantable import SpanTable
@@ -44,7 +44,7 @@ class Recaller:
     """
 
     def __init__(self, shape: KVShape, layout: Layout, hot: HotTier, cold: ColdTier, spans: SpanTable, is_hot: torch.Tensor,
-                 ledger: Ledger, link: HostLink, tell: Tell) -> None:  # fmt: skip
+                 ledger: Ledger, link: Link, tell: Tell) -> None:  # fmt: skip
         self.shape, self.layout, self.hot, self.cold, self.spans = shape, layout, hot, cold, spans
         self.is_hot, self.ledger, self.link, self.tell = is_hot, ledger, link, tell
         self.codec: Codec = RawCodec()
@@ -126,7 +126,7 @@ class Recaller:
         size = source.numel() * source.element_size()
         entry = self.ledger.open(layer, head, fetch.span, "h2d", cause, size, blocking)
         if unit.form == "raw" and not self.layout.streamed:
-            ticket = self.link.submit(entry, [Move(keys, source[0], index), Move(values, source[1], index)])
+            ticket = self.link.submit(entry, [Move(keys, source[0], index, fetch.slots), Move(values, source[1], index, fetch.slots)])
         else:
             ticket = self._through_staging(entry, unit, source, keys, values, index)
         self._under_way[layer].append(_Arrival(head, fetch, unit, index, ticket))
@@ -145,9 +145,9 @@ class Recaller:
 
         return self.link.submit(entry, [Move(staged, source)], spread, buffer if self.layout.streamed else None)
 
-    def land(self, layer: int) -> int:
-        """Wait for this layer's copies under way and make what they brought attendable; returns the nanoseconds stood still."""
-        waited = self._wait(layer)
+    def land(self, layer: int) -> None:
+        """Wait for this layer's copies under way and make what they brought attendable."""
+        self._wait(layer)
         slots = self.hot.slots(layer)
         for arrival in self._under_way[layer]:
             head, fetch = arrival.kv_head, arrival.fetch
@@ -160,12 +160,13 @@ class Recaller:
             entry = arrival.ticket.entry
             self.tell(ARRIVAL.get(entry.cause, "recall"), layer, head, fetch.span, float(entry.bytes))
         self._under_way[layer].clear()
-        return waited
 
-    def settle(self) -> int:
+    def settle(self) -> None:
         """Wait until every copy under way has ended, without making it attendable: the run is over."""
-        return sum(self._wait(layer) for layer in range(self.shape.layers))
+        for layer in range(self.shape.layers):
+            self._wait(layer)
 
-    def _wait(self, layer: int) -> int:
+    def _wait(self, layer: int) -> None:
         """The link works in order, so the last copy is waited for first, and carries the waiting time."""
-        return sum(arrival.ticket.wait() for arrival in reversed(self._under_way[layer]))
+        for arrival in reversed(self._under_way[layer]):
+            arrival.ticket.wait()

@@ -7,16 +7,16 @@ import torch
 from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_bias
-from kvlens.memory.cold import ColdTier, Unit
+from kvlens.memory.cold import ColdTier, RawCodec, Unit
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import HostLink, Move, Ticket
+from kvlens.memory.link import Move, Ticket, link_for
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
 from kvlens.memory.spantable import WINDOW, SpanTable
-from kvlens.rows import EventRow, SpanHeadRow, SpanRow
+from kvlens.rows import EventRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.shape import KVShape
 
 
@@ -28,13 +28,14 @@ class Memory:
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None) -> None:
         self.held = held or Held((), shape.kv_heads, prompt_tokens, prompt_tokens, device)
         self.shape, self.dtype, self.device = shape, dtype, device
-        self.account, self.ledger, self.link, self.cold = BudgetAccount(), Ledger(), HostLink(), ColdTier()
+        self.account, self.ledger = BudgetAccount(), Ledger()
+        self.link = link_for(device, self.ledger)
+        self.cold = ColdTier(self.link.host)
         self.prompt: PromptStore | None = PromptStore(shape, dtype, device, prompt_tokens)
         self.account.hold("prompt", *self.prompt.tensors())
         self.events: list[EventRow] = []
         self.span_heads: list[SpanHeadRow] = []
         self.step = -1
-        self.waited_ns = 0
         self._position = -1
         self._window_start = 0
 
@@ -65,7 +66,7 @@ class Memory:
             pool.values[:, :, slots] = self.prompt.values[layers, :, start:end]
 
     def place_prompt(self, placement: Placement) -> None:
-        """Carry out the method's placement of the prompt and give the prompt's KV back."""
+        """Carry out the method's placement of the prompt and give the prompt's KV back. The copies have ended then, on the host too."""
         assert self.prompt is not None
         keys, values = self.prompt.keys, self.prompt.values
         ids = self._open_spans(placement)
@@ -74,6 +75,7 @@ class Memory:
         self._place(placement, keys, values, 0, ids, "offload")
         self._tell_losses(placement, ids)
         self.held.place(self.hot, self.prompt)
+        self.link.quiet()
         self.prompt = None
         self.account.release("prompt")
 
@@ -185,6 +187,9 @@ class Memory:
         if len(layers) < self.shape.layers:
             keys, values = keys[layers], values[layers]
         tickets = []
+        if cause == "offload" and isinstance(placement.codec, RawCodec):
+            tokens = sum(placement.spans[i].tok_end - placement.spans[i].tok_start for i in placement.offload)
+            self.cold.expect(tokens * len(layers) * self.shape.kv_heads * self.shape.head_token_bytes)
         for i in placement.offload:
             row, span = placement.spans[i], ids[i]
             at = slice(row.tok_start - first, row.tok_end - first)
@@ -207,8 +212,9 @@ class Memory:
 
     # ------------------------------------------------------------------------------------------------------------- decoding
     def start_step(self, step: int) -> None:
-        """A new step: the ledger, the account's peak, counts and the waiting time begin anew."""
-        self.step, self.waited_ns = step, 0
+        """A new step: the ledger, the account's peak and counts begin anew."""
+        self.step = step
+        self.link.resolve(step - 2)  # the host has seen what the step before this one came to, so it need not wait for these
         self.ledger.start_step(step)
         self.account.start_step()
         self.recaller.start_step()
@@ -238,11 +244,17 @@ class Memory:
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
-        self.waited_ns += self.recaller.land(layer)
+        self.recaller.land(layer)
 
     def settle(self) -> None:
-        """Wait until every copy under way has ended, without making it attendable: the run is over."""
-        self.waited_ns += self.recaller.settle()
+        """Wait until every copy under way has ended, without making it attendable: the run is over, and no step waits for them."""
+        self.ledger.step += 1
+        self.recaller.settle()
+
+    def drain_transfers(self, step: int | None = None) -> list[TransferRow]:
+        """Rows of the finished copies (of one step that is over), with their measured times; see Ledger.drain."""
+        self.link.resolve(step)
+        return self.ledger.drain(step)
 
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
         """Bring the wishes of the KV heads that are due to the device: before the attention, which waits for them, or `later`."""
@@ -288,6 +300,7 @@ class Memory:
         return self.hot.read_window(start, end)
 
     def close(self) -> None:
+        """Give back the link and the cold tier's memory."""
         self.link.close()
 
     def drain_events(self) -> list[EventRow]:
@@ -302,7 +315,7 @@ class Memory:
     def _wait(self, tickets: list[Ticket]) -> None:
         """Stand still until all are done. The link works in order, so the last is waited for first, and carries the waiting time."""
         for ticket in reversed(tickets):
-            self.waited_ns += ticket.wait()
+            ticket.wait()
 
     def _event(self, kind: str, layer: int | None = None, kv_head: int | None = None, span: int | None = None,
                value: float | None = None) -> None:  # fmt: skip

@@ -131,6 +131,8 @@ class SeKV(Method):
         trained = self._trained
         if trained is not None:
             self._weight, self._threshold = trained.weight.to(device), trained.threshold.to(device)
+            if trained.gates is not None:
+                trained.gates.to(device)
         else:
             self._weight = torch.zeros(shape.layers, shape.kv_heads, params.dim, shape.head_dim, device=device)
             self._threshold = torch.zeros(shape.layers, shape.q_heads, device=device)

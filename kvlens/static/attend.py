@@ -7,88 +7,14 @@ step for all layers. Shapes: H KV heads, G = Hq / H, C slots, N pages of P slots
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.choice import Backend
-from kvlens.kernels.page_attend import Pages, page_attention_triton
+from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.memory import Memory, Selection
 from kvlens.memory.bias import slot_bias
 from kvlens.memory.hot import Pool, Slots
-
-PAGE = 32
-"""slots of a page at most, a power of two; 1 where instruments ask for the mass of every slot"""
-
-
-@dataclass(frozen=True)
-class Live:
-    """What is read of a pool's slots: table, page_len int32 [H, N], n_page int32 [H] as kvlens.kernels.page_attend.Pages, and the bias
-    [H, G, C] or None."""
-
-    table: torch.Tensor
-    page_len: torch.Tensor
-    n_page: torch.Tensor
-    bias: torch.Tensor | None
-
-    def become(self, other: Live) -> None:
-        """Take over its numbers, at the addresses of one's own."""
-        for mine, new in zip((self.table, self.page_len, self.n_page, self.bias), (other.table, other.page_len, other.n_page, other.bias),
-                             strict=True):  # fmt: skip
-            if mine is not None and new is not None:
-                mine.copy_(new)
-
-
-def live_prefix(count: torch.Tensor, heads: int, slots: int, page: int) -> Live:
-    """The first `count` (0-d) of the slots are read, as they are."""
-    table = torch.arange(-(-slots // page), dtype=torch.int32, device=count.device).expand(heads, -1).contiguous()
-    page_len = (count - table * page).clamp(0, page).int()
-    return Live(table, page_len, ((count + page - 1) // page).int().expand(heads).contiguous(), None)
-
-
-def live_pages(bias: torch.Tensor, page: int) -> Live:
-    """Pages with a slot that some query head of the KV head attends."""
-    heads, _, slots = bias.shape
-    count = -(-slots // page)
-    seen = torch.nn.functional.pad((bias > -torch.inf).any(1), (0, count * page - slots)).unflatten(1, (count, page)).any(2)
-    numbers = torch.arange(count, dtype=torch.int32, device=bias.device).expand(heads, -1)
-    place = torch.where(seen, seen.cumsum(1) - 1, count)
-    table = torch.zeros(heads, count + 1, dtype=torch.int32, device=bias.device).scatter(1, place, numbers)[:, :count].contiguous()
-    return Live(table, (slots - table * page).clamp(max=page).int(), seen.sum(1).int(), bias)
-
-
-@torch.library.custom_op("kvlens::attend_slots", mutates_args=(), schema=(
-    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor page_len, Tensor n_page, Tensor? bias, float scaling, int page, bool mass)"
-    " -> (Tensor, Tensor)"
-))  # fmt: skip
-def attend_slots(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-    bias: torch.Tensor | None, scaling: float, page: int, mass: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """k1 on q [Hq, D], keys, values [H, C, D] -> output [Hq, D], mass [Hq, N] in the order of the table, or nothing.
-
-    A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last one may be cut
-    short by the end of the pool, where page_len says so. A page's row of the bias begins where its slots do.
-    """
-    heads, slots, _ = keys.shape
-    whole = slots // page
-    paged = [x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1) for x in (keys, values)]
-    row = rows = None
-    if bias is not None:
-        group = bias.shape[1]
-        head = torch.arange(heads, dtype=torch.int32, device=q.device)[:, None]
-        row = (head * (group * slots) + table * page)[None].contiguous()
-        rows = bias.as_strided((1, group, page), (1, slots, 1))
-    pages = Pages(table[None], page_len[None], n_page[None], rows, row)
-    found = page_attention_triton(q[None], *paged, pages, scaling, mass)
-    return found.output[0], q.new_empty(0, dtype=torch.float32) if found.mass is None else found.mass[0]
-
-
-@attend_slots.register_fake
-def _(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-      bias: torch.Tensor | None, scaling: float, page: int, mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    return torch.empty_like(q), q.new_empty((q.shape[0], table.shape[1]) if mass else (0,), dtype=torch.float32)
 
 
 class SlotAttention:
@@ -97,7 +23,7 @@ class SlotAttention:
     def __init__(self, memory: Memory, kernels: Backend, weights: bool, set_between_steps: bool) -> None:
         self.memory, self.kernels, self.weights = memory, kernels, weights
         smallest = min(pool.zones.slots for pool in memory.hot.pools)
-        self.page = 1 if weights else 1 << (min(PAGE, smallest).bit_length() - 1)
+        self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
         self._prefix = [not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools]
         self._shared: dict[int, Live] = {}
         self.bias, self.pages = slot_bias, live_pages

@@ -14,7 +14,7 @@ from test_compiled import on_random
 
 from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.compat import INTERPRET
-from kvlens.static.attend import attend_slots, live_pages, live_prefix
+from kvlens.kernels.pool_attend import attend_slots, live_pages, live_prefix
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 HEADS, GROUP, DIM = 2, 3, 16

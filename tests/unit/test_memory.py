@@ -89,7 +89,7 @@ def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:
 
 
 def test_the_ledger_cannot_lie() -> None:
-    ledger, link = Ledger(), HostLink()
+    link = HostLink(ledger := Ledger())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(8, 4)
     index = torch.tensor([6, 0, 3])
     wrong = ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True)
@@ -105,7 +105,7 @@ def test_the_ledger_cannot_lie() -> None:
 
 
 def test_what_fails_on_the_link_is_raised_to_who_waits() -> None:
-    ledger, link = Ledger(), HostLink()
+    link = HostLink(ledger := Ledger())
     entry = ledger.open(0, 0, 1, "d2h", "offload", 16, blocking=True)
     ticket = link.submit(entry, [Move(torch.zeros(3), torch.zeros(4))])
     with pytest.raises(RuntimeError):
@@ -114,7 +114,7 @@ def test_what_fails_on_the_link_is_raised_to_who_waits() -> None:
 
 
 def test_two_staging_buffers_are_filled_in_turn_and_never_before_they_are_spread() -> None:
-    ledger, link = Ledger(), HostLink()
+    link = HostLink(ledger := Ledger())
     buffers = [Buffer(torch.zeros(64)), Buffer(torch.zeros(64))]
     sources = [torch.full((64,), float(i)) for i in range(20)]
     arrived: list[float] = []

@@ -170,13 +170,15 @@ def _plan(bench: Bench) -> Iterator[CheckRow]:
 
 
 def measure_engine(bench: Bench) -> list[CheckRow]:
-    """FullKV in kvlens against the stock model, on the device."""
+    """FullKV in kvlens against the stock model, on the device; every method on the device against itself on the CPU."""
+    from kvlens.bench.gpu import tier
     from kvlens.doctor import stock_gap
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
-    return [CheckRow(name, gap, 0.0, gap == 0)]
+    return [CheckRow(name, gap, 0.0, gap == 0), *tier.rows(bench.device.at)]
 
 
+TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
 PART = Part("checks", measure, ("kernel_checks.py",), "free the device's memory; this part takes about 1 GB")
-ENGINE = Part("engine", measure_engine, ("kernel_checks.py",), "free the device's memory; this part takes a few MB")
+ENGINE = Part("engine", measure_engine, ("kernel_checks.py", "tier.py", *TIER), "free the device's memory; this part takes a few MB")

@@ -1,0 +1,122 @@
+"""Too little memory, on the device or pinned, or a driver without a feature: one sentence that says what to do, the run marked failed,
+its trace readable. Through the command line, in processes of their own; what would fail on a GPU fails by a fake here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvlens.store.reader import TraceReader, list_runs
+
+ROOT = Path(__file__).parents[2]
+
+FAKES = {
+    "prefill": """
+import kvlens.session as seen
+def fails(*arguments): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
+seen.prefill_attention = fails
+""",
+    "decode": """
+import kvlens.session as seen
+count, whole = [0], seen.decode_attention
+def fails(*arguments):
+    count[0] += 1
+    if count[0] > 50: raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return whole(*arguments)
+seen.decode_attention = fails
+""",
+    "host": """
+import kvlens.memory.prompt as seen
+class Full:
+    def __getattr__(self, name): return getattr(torch, name)
+    def zeros(self, *shape, **more):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory")
+seen.torch = Full()
+""",
+    "pinned": """
+import kvlens.memory.tiers as seen
+from fakestreams import FakeDevice
+device = FakeDevice(eager=True, refused_after=100_000)
+seen.link_for = lambda at, ledger: device.link(ledger)
+""",
+    "pinned while decoding": """
+import kvlens.memory.tiers as seen
+from fakestreams import FakeDevice
+device = FakeDevice(eager=True, refused_after=60_000_000)
+def link(at, ledger):
+    made, begin = device.link(ledger), ledger.start_step
+    def step(number):
+        if number == 3: device.refused_after = 0
+        begin(number)
+    ledger.start_step = step
+    made.host.expect = lambda size: None
+    import kvlens.memory.pinned as pinned
+    pinned.LEAST = 1
+    return made
+seen.link_for = link
+""",
+    "no feature": """
+import kvlens.session as seen
+def fails(*arguments): raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+seen.decode_attention = fails
+""",
+    "no triton": """
+import kvlens.session as seen
+def fails(*arguments): raise ModuleNotFoundError("No module named 'triton'", name="triton")
+seen.decode_attention = fails
+""",
+    "device lost": """
+import kvlens.session as seen
+def fails(*arguments): raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+seen.decode_attention = fails
+""",
+}
+SENTENCES = {
+    "prefill": ("the device ran out of memory while reading the prompt (CUDA out of memory. Tried to allocate 2.00 GiB.", "shorter prompt"),
+    "decode": ("the device ran out of memory while decoding (", "take a smaller --budget, --no-coverage"),
+    "host": ("the host ran out of memory while reading the prompt; ", "shorter prompt"),
+    "pinned": ("pinned host memory could not be had: ", "ulimit -l"),
+    "pinned while decoding": ("pinned host memory could not be had: ", "ulimit -l"),
+    "no feature": ("lacks what a kernel needs (CUDA error: no kernel image", "--device cpu"),
+    "no triton": ("lacks what a kernel needs (No module named 'triton')", "--device cpu"),
+    "device lost": ("the CUDA device failed while decoding (CUDA error: an illegal memory access", "--device cpu"),
+}
+
+
+def kvlens(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`kvlens` with something faked before it begins."""
+    program = f"import sys\nimport torch\n{code}\nfrom kvlens.cli import main\nsys.argv[0] = 'kvlens'\nmain()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    command = [sys.executable, "-c", program, *arguments, "--runs", str(folder)]
+    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize("what", list(FAKES))
+def test_a_shortage_is_one_sentence_and_a_failed_run(tmp_path: Path, what: str) -> None:
+    prompt, runs = tmp_path / "p.txt", tmp_path / "runs"
+    prompt.write_text("The river was wide and the bridge was old. The key of Nora is 417. " * 12)
+    arguments = ["run", str(prompt), "--method", "freekv", "--budget", "0.5", "--max-new", "60", "--ignore-eos"]
+    if what == "pinned while decoding":
+        arguments[3] = "sekv"
+    ended = kvlens(runs, FAKES[what], *arguments)
+    assert ended.returncode == 1, ended.stdout
+    lines = ended.stderr.strip().splitlines()
+    said = [line for line in lines if line.startswith("kvlens: ")]
+    assert len(said) == 1, ended.stderr[-3000:]
+    assert "Traceback" not in ended.stderr
+    for part in SENTENCES[what]:
+        assert part in said[0]
+    assert said[0].endswith(".")
+    listed = list_runs(runs)
+    assert list(listed["status"]) == ["failed"]
+    assert SENTENCES[what][1] in listed["error"].iloc[0]
+    with TraceReader.open(runs, str(listed["uid"].iloc[0])) as reader:
+        steps = reader.steps()
+        assert reader.n_steps == len(steps)
+        assert (len(steps) > 0) == (what in ("decode", "pinned while decoding"))
+        assert len(reader.events()) > 0 or not len(steps)

@@ -1,0 +1,62 @@
+"""Sessions that attend through k1: the kernel runs in Triton's interpreter, everything else as always, for every method.
+
+The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (docs/kernels.md).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import ListSink, run, task_prompt
+
+from kvlens import methods
+from kvlens.kernels import attend, pool_attend
+
+NAMES = list(methods.registry())
+NEW = 6
+PLAIN = ("full", "streaming_llm", "compresskv")
+"""methods that attend every slot as it is: without a bias the call is the stock model's, on every device"""
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="gives kernels CPU tensors: the interpreter's")
+
+
+def moved(sink: ListSink) -> list[tuple[Any, ...]]:
+    return [(t.step, t.layer, t.kv_head, t.span, t.bytes) for record in sink.steps for t in record.transfers]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = methods.get(name)
+    prompt, _ = task_prompt(demo, "needle", 320, max_new=NEW)
+    settings = {
+        "budget": None if chosen.keeps_all else "0.5", "preset": "demo" if "demo" in chosen.presets else None, "max_new": NEW,
+        "keep_logits": True, "ignore_eos": True,
+    }  # fmt: skip
+    plain, interpreted = ListSink(), ListSink()
+    first = run(demo, prompt, name, sink=plain, **settings)
+    calls = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        calls.append(arguments[1].shape)
+        return kernel(*arguments)
+
+    kernel = pool_attend.pool_attention
+    monkeypatch.setattr(attend, "backend", lambda tensor: "triton")
+    monkeypatch.setattr(pool_attend, "pool_attention", counted)
+    with np.errstate(divide="ignore"):  # the interpreter is NumPy, and log2(0) = -inf is meant
+        second = run(demo, prompt, name, sink=interpreted, **settings)
+    assert first.ids == second.ids
+    for a, b in zip(first.logits, second.logits, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-4)
+    assert moved(plain) == moved(interpreted)
+    for one, other in zip(plain.steps, interpreted.steps, strict=True):
+        for column in one.head:
+            np.testing.assert_allclose(one.head[column], other.head[column], atol=1e-3, err_msg=column)
+    assert bool(calls) == (name not in PLAIN)
+    assert first.kernels == "torch"
+    assert second.kernels in (("triton", "torch+triton") if calls else ("torch",))
