@@ -147,7 +147,18 @@ def test_jumps_lead_to_the_loss_the_worst_regret_and_every_recall(reader: TraceR
     recalls = reader.events()
     recalls = recalls[recalls["kind"].isin(("recall", "zoom_in"))]
     assert [place["step"] for place in at["recall"]] == sorted({int(step) for step in recalls["step"] if step >= 0})
+    assert "lost" not in {place["kind"] for place in places}, "a free run is compared up to its first loss"
     assert [place["kind"] for place in lens.jumps(reader, None)] == ["regret", *["recall"] * len(at["recall"])]
+
+
+def test_every_lost_step_of_a_forced_run_can_be_jumped_to(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 24, 14, seed=3, forced=True, loss_step=4)
+    with TraceReader.open(tmp_path, uid) as forced:
+        loss = forced.loss()
+        places = lens.jumps(forced, verdict(forced))
+    lost = loss.loc[~loss["agrees"], "step"].tolist()
+    assert [place["step"] for place in places if place["kind"] in ("loss", "lost")] == lost
+    assert len(lost) > 1
 
 
 def test_the_track_of_divergence_has_gaps_where_nothing_was_compared(reader: TraceReader) -> None:

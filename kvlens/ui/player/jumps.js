@@ -6,7 +6,7 @@ const JUMPS = [
   ["correction", "next correction", "no correction was logged"],
   ["recall", "next recall", "no recall was logged"],
 ];
-const NAMED = ["loss", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
+const NAMED = ["loss", "lost", "regret", "correction"]; // what N and P go through; recalls are too many, they have Shift
 
 class Jumps {
   constructor(box, go) {

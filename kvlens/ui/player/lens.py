@@ -49,12 +49,16 @@ def diverged(reader: TraceReader) -> int | None:
 def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
     """Where the player may jump: {kind, step, layer, head, span}, None where the selection stays. At most one place per kind and step.
 
-    Kinds: loss (the step of loss), regret (the query head and step with the most regret), correction, recall."""
+    Kinds: loss (the step of loss), lost (later steps that were lost), regret (the query head and step with the most regret), correction,
+    recall."""
     places: list[dict[str, Any]] = []
     if found is not None:
         missed = found.missed
         at = (None, None, None) if missed is None else (missed.layer, missed.q_head, missed.span)
         places.append(_place("loss", found.step, *at))
+        loss = reader.loss()
+        later = loss.loc[~loss["agrees"].astype(bool) & (loss["step"] > found.step), "step"]
+        places += [_place("lost", int(step), None, None, None) for step in later]
     if (worst := _worst_regret(reader)) is not None:
         places.append(worst)
     events = reader.events()

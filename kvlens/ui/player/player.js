@@ -5,7 +5,7 @@ const RATES = [5, 10, 20, 30, 60];
 const COMMIT_MS = 220;
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
-  ["N P", "next, previous: first loss, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
+  ["N P", "next, previous: lost steps, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
   ["[ ]", "layer up, down"], ["Esc", "clear the selected span"], ["?", "these keys"],
 ];
 

@@ -84,7 +84,7 @@ class Tracks {
   }
 
   drawTrack(ctx, track, top, rowHeight, width, theme) {
-    const [y0, y1] = [top + rowHeight - 6, top + 18];
+    const [y0, y1] = [top + rowHeight - 6, top + (track.marks ? 24 : 18)]; // marks stand between title and curve
     const all = [...track.values, ...(track.second ? track.second.values : [])].filter((v) => !Number.isNaN(v));
     if (track.line) all.push(track.line.value);
     ctx.textBaseline = "middle";
