@@ -44,7 +44,7 @@ class _Sink:
             self.backwards += row.end_us < row.start_us
 
 
-def rows(device: torch.device) -> list[CheckRow]:
+def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
     """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others go on."""
     from kvlens import methods
     from kvlens.memory.link import link_name
@@ -53,16 +53,17 @@ def rows(device: torch.device) -> list[CheckRow]:
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
     settings = [(name, {"form": "raw"} if name == "sekv" else {}, 0.0) for name in methods.registry()]
     for name, overrides, tolerance in (*settings, ("sekv", {"form": "factors"}, RANKS)):
-        label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {NEW} steps, {links}"
+        label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
         try:
-            found += _compare(label, name, overrides, device, tolerance)
+            found += _compare(label, name, overrides, device, tolerance, steps)
         except Exception as problem:
             found.append(CheckRow(f"{label}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False))
     return found
 
 
-def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float) -> list[CheckRow]:
-    (host, host_sink), (ours, our_sink) = (_run(name, overrides, where) for where in ("cpu", str(device)))
+def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float,
+             steps: int) -> list[CheckRow]:  # fmt: skip
+    (host, host_sink), (ours, our_sink) = (_run(name, overrides, where, steps) for where in ("cpu", str(device)))
     wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
     gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
     failed = [check.name for check in ours.checks if not check.passed]
@@ -74,7 +75,7 @@ def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.dev
     ]  # fmt: skip
 
 
-def _run(name: str, overrides: dict[str, Any], device: str) -> tuple[Any, _Sink]:
+def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple[Any, _Sink]:
     from kvlens import methods
     from kvlens.budget import Budget
     from kvlens.demo.encode import demo_encode
@@ -86,7 +87,7 @@ def _run(name: str, overrides: dict[str, Any], device: str) -> tuple[Any, _Sink]
     method, loaded = methods.get(name), load("demo", device)
     params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)
     text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
-    prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, NEW)
+    prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
     budget = None if method.keeps_all else Budget.parse(SHARE)
     sink = _Sink()
-    return Engine(loaded).run(prompt, method, params, budget, Options(max_new=NEW, ignore_eos=True, coverage=True), sink), sink
+    return Engine(loaded).run(prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink), sink
