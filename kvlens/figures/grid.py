@@ -13,11 +13,9 @@ from kvlens.figures.metrics import si_bytes
 from kvlens.figures.theme import GREY, finish
 
 #: Red where answers are lost, blue where they are right; every cell also carries its number.
-RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#ef8a62"), (0.5, "#f7f7f7"), (0.75, "#67a9cf"), (1.0, "#2166ac"))
+RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#f4a582"), (0.5, "#f7f7f7"), (0.75, "#92c5de"), (1.0, "#2166ac"))
 #: Cells of fewer prompts are drawn with a dashed edge.
 FEW = 5
-#: Methods side by side in one row of panels.
-WIDE = 8
 ROW_PX, LEAST_PX = 32, 96
 Cell = tuple[str, str, int, float]
 """(method, budget, length in tokens, depth)"""
@@ -99,10 +97,13 @@ def _panel(
                 values[y, x], notes[y][x] = cell["value"], str(cell["note"])
                 if 0 < cell["n"] < FEW:
                     shapes.append(_edge(x, y, axes, {"color": "#000000", "width": 1, "dash": "dot"}))
-    figure.add_heatmap(
-        z=values, coloraxis="coloraxis", hoverinfo="skip", xgap=1, ygap=1, row=row, col=column, name=f"{titles.get(name, name)} {budget}",
-        texttemplate="%{z:+.2f}" if difference else "%{z:.2f}", textfont={"size": 11},
-    )  # fmt: skip
+    white = _white_text((values + 1) / 2 if difference else values)
+    for ink, shown in (("#000000", ~white), ("#ffffff", white)):  # a heat map has one colour of text
+        figure.add_heatmap(
+            z=np.where(shown, values, np.nan), coloraxis="coloraxis", hoverinfo="skip", xgap=1, ygap=1, row=row, col=column,
+            name=f"{titles.get(name, name)} {budget}", texttemplate="%{z:+.2f}" if difference else "%{z:.2f}",
+            textfont={"size": 11, "color": ink},
+        )  # fmt: skip
     if np.isnan(values).any():
         figure.add_heatmap(
             z=np.where(np.isnan(values), 1.0, np.nan), colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverinfo="skip", xgap=1, ygap=1,
@@ -118,6 +119,15 @@ def _panel(
         x, y = lengths.index(selected[2]), depths.index(selected[3])
         shapes += [_edge(x, y, axes, {"color": color, "width": width}) for color, width in (("#000000", 5), ("#ffffff", 2))]
     return shapes
+
+
+def _white_text(shares: np.ndarray) -> np.ndarray:
+    """Where white is easier to read than black on the colour of `shares` (places on the colour scale, 0..1); False where NaN."""
+    stops = [place for place, _ in RED_TO_BLUE]
+    channels = [[int(color[at : at + 2], 16) / 255 for _, color in RED_TO_BLUE] for at in (1, 3, 5)]
+    linear = [((np.interp(shares, stops, channel) + 0.055) / 1.055) ** 2.4 for channel in channels]
+    luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return np.nan_to_num(luminance, nan=1.0) < 0.179
 
 
 def _edge(x: int, y: int, axes: tuple[str, str], line: dict[str, Any]) -> dict[str, Any]:

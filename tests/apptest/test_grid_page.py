@@ -74,6 +74,8 @@ def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> N
     assert "needs 27% of full KV" in targets[2].hovertext[0]
     notes = [list(map(list, trace.text)) for trace in figure.data if trace.text is not None]
     assert notes[1:] == [[["", "n/r"], ["", "n/r"]], [["inf.", "n/r"], ["n/r", "n/r"]]]
+    inks = {trace.textfont.color: trace.z for trace in figure.data if trace.name == "FreeKV 20%"}
+    assert (inks["#ffffff"][1][0], inks["#000000"][0][0]) == (1.0, 0.5), "white on the blue of 1, black on the white of 0.5"
     dotted = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
     assert len(dotted) == 4, "cells of fewer than five prompts"
     assert sum(shape.line.width == 5 for shape in figure.layout.shapes) == 1, "the selected cell"
