@@ -83,7 +83,9 @@ class SideStream:
         return torch.cuda.stream(self._stream)
 
     def join(self) -> None:
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        # a capture may wait only for a stream that it has forked itself
+        if self._kept:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
         self._kept.clear()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,3 +44,28 @@ def test_a_pool_made_before_inference_mode_can_be_read_inside_it() -> None:
         assert torch.equal(keys[0, 2], pool[7, 0, 0])
         assert torch.equal(values[1, 0], pool[2, 1, 1])
         assert not keys[0, 1].any()
+
+
+def test_only_a_stream_that_was_forked_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture that waits for a stream it has not forked fails, and FullKV forks none. Streams are stood in for."""
+    said: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name, self.device = name, torch.device("cpu")
+
+        def wait_stream(self, other: Any) -> None:
+            said.append(f"{self.name} waits for {other.name}")
+
+    main, side = Stream("main"), Stream("side")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    aside = cuda.SideStream(torch.device("cpu"))
+    aside.join()
+    assert said == []
+    with aside.later("tensors"):
+        said.append("moves")
+    aside.join()
+    aside.join()
+    assert said == ["side waits for main", "moves", "main waits for side"]
