@@ -18,7 +18,7 @@ PAGE_BYTES = 1 << 14
 
 def host_pools(layers: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
     """A pool in host memory for each layer: page-locked where the device is CUDA, since kernels read it in place."""
-    return [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(layers)]
+    return [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda" and 0 not in size) for _ in range(layers)]
 
 
 def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
