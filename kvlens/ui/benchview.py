@@ -13,6 +13,7 @@ import streamlit as st
 import kvlens
 from kvlens.figures.quality import AXES, COSTS, quality, table
 from kvlens.ui import data
+from kvlens.ui.chart import chart
 from kvlens.ui.methodview.parts import download
 from kvlens.ui.widgets import error, plain
 
@@ -69,18 +70,20 @@ def show_quality() -> None:
         return
     axis = st.segmented_control("Against", COSTS, default="resident_share", format_func=lambda a: AXES[a][0].partition(":")[0],
                                 key="bench_axis", required=True)  # fmt: skip
-    st.plotly_chart(quality(frame, str(axis), titles()), key="bench_quality", alt="Exact match by method, task and budget")
+    figure = quality(frame, str(axis), titles())
+    chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
     st.caption(plain(
         f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars are 95 % Wilson intervals. "
         "Budgets are shares of full KV held on the device; methods that keep every token there (CHESS) are held to the same share of "
         f"attended tokens instead. Measured {where(about)}."
     ))  # fmt: skip
     show = frame.assign(method=[titles().get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit"))
-    st.dataframe(show, hide_index=True, column_config=_columns(), height=320)
+    st.dataframe(show, hide_index=True, column_config=columns(), height=320)
     download(frame, "kvlens-quality")
 
 
-def _columns() -> dict[str, Any]:
+def columns() -> dict[str, Any]:
+    """How the columns of a summary are shown."""
     number = st.column_config.NumberColumn
     return {
         "exact": number("exact match", format="%.2f"), "low": number("95 % low", format="%.2f"), "high": number("95 % high", format="%.2f"),
