@@ -47,6 +47,8 @@ class LongBench(FileTask):
             raise ValueError(f"'{path.name}' mixes the datasets {', '.join(sorted(datasets))}; give one file per dataset.")
         self.dataset = datasets.pop()
         metric, self.new_tokens = DATASETS[self.dataset]
+        if metric in (metrics.qa_f1_zh, metrics.rouge_l_zh):
+            metrics.zh_words("")  # says now, not after the first run, what is missing
         self.summary = f"LongBench, {self.dataset}"
         self.metric = f"LongBench's {metric.__name__ if metric else 'classification'}"
 

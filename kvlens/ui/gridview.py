@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ import streamlit as st
 from kvlens.figures.grid import FEW, grid
 from kvlens.figures.quality import AXES, COSTS, quality
 from kvlens.ui import benchview, session
-from kvlens.ui.chart import chart
+from kvlens.ui.chart import chart, menu
 from kvlens.ui.griddata import NAMES, Look, Suite, cells, lines, read_look, suites
 from kvlens.ui.trialview import show_trials
 from kvlens.ui.widgets import copy_link, error, notice, plain
@@ -59,17 +60,24 @@ def show_grid() -> None:
     suite, task, difference = _controls(found, chosen, problems)
     table = cells(suite, task, difference)
     chosen = Look(suite.name, task, chosen.method, chosen.budget, chosen.length, chosen.depth)
-    if not table.empty:
-        chosen = _known(chosen, table, problems)
-        _draw(suite, task, table, chosen, difference)
-    else:
-        chosen = chosen.at(None)
-        st.info("The prompts of this task have no length and depth to order them by; see its figures below.")
+    chosen = _known(chosen, table, problems)
     notice(problems)
-    if chosen.cell is not None:
-        show_trials(suite, task, chosen.cell)
+    if table.empty:
+        _scores(suite, task)
+    else:
+        _draw(suite, task, table, chosen, difference)
+        if chosen.cell is not None:
+            show_trials(suite, task, chosen.cell)
+        _against(suite, task)
     _keep(chosen)
-    _against(suite, task)
+
+
+def _scores(suite: Suite, task: str) -> None:
+    """A task without a grid: the mean score of every method and budget."""
+    st.info("The prompts of this task have no length and depth to order them by; here are its mean scores.")
+    frame = lines(suite, task, ()).drop(columns=["budget_share", "infeasible", "rule"])
+    st.dataframe(frame, hide_index=True, column_config=benchview.columns())
+    menu(frame, _file(suite, task), "bench_scores", image=False)
 
 
 def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tuple[Suite, str, bool]:
@@ -87,15 +95,28 @@ def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tup
         problems.append(f"task {chosen.task[:40]!r} is not in this sweep; showing {tasks[0]}")
     if st.session_state.get("bench_task") not in tasks:
         st.session_state["bench_task"] = chosen.task if chosen.task in tasks else tasks[0]
-    task = second.segmented_control("Task", tasks, key="bench_task", required=True, persist_state="session")
+    task = second.segmented_control("Task", tasks, key="bench_task", required=True, persist_state="session", format_func=task_label)
     view = third.segmented_control("Colour", VIEWS, default=VIEWS[0], key="bench_view", required=True, persist_state="session")
     return suite, str(task), view == VIEWS[1]
+
+
+def task_label(name: str) -> str:
+    """A task's name as Markdown shows it; of a file the kind and the file, without its folder."""
+    kind, colon, path = name.partition(":")
+    return plain(f"{kind}: {Path(path).name}" if colon else name)
+
+
+def _file(suite: Suite, task: str) -> str:
+    """Stem of the names of downloaded files."""
+    return re.sub(r"[^0-9A-Za-z._-]+", "-", f"kvlens-{suite.name}-{task}")
 
 
 def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
     """The look, without a cell that the sweep does not have."""
     if chosen.cell is None:
         return chosen
+    if table.empty:
+        return chosen.at(None)
     rows = table[["method", "budget", "length", "depth"]].itertuples(index=False, name=None)
     if chosen.cell in set(rows):
         return chosen
@@ -107,7 +128,7 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
     key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
     chart(
         _figure(table, benchview.titles(), chosen.cell, difference), table.drop(columns=["value", "note"]),
-        f"kvlens-{suite.name}-{task}", key, f"{task}: exact match by depth and length, a panel per method and budget",
+        _file(suite, task), key, f"{task}: exact match by depth and length, a panel per method and budget",
         on_select=lambda: _clicked(key, chosen),
     )  # fmt: skip
     about = suite.about
@@ -152,7 +173,7 @@ def _against(suite: Suite, task: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, benchview.titles(), panel, names), partial(pd.DataFrame, frame), f"kvlens-{suite.name}-{task}-by-{axis}",
+        quality(frame, axis, benchview.titles(), panel, names), partial(pd.DataFrame, frame), f"{_file(suite, task)}-by-{axis}",
         f"bench_lines_{axis}", f"{task}: exact match against {AXES[axis][0]}",
     )  # fmt: skip
     st.caption("Over all depths; bars are 95 % Wilson intervals. A method whose prompts were all infeasible has no point.")

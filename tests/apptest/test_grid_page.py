@@ -88,6 +88,11 @@ def test_a_look_survives_its_url() -> None:
     assert Look("grid", "needle").at(("full", "", 512, 0.1)).cell == ("full", "", 512, 0.1)
 
 
+def test_a_files_task_is_shown_without_its_folder() -> None:
+    assert gridview.task_label("ruler:/somewhere/else/vt.jsonl").replace("\\", "") == "ruler: vt.jsonl"
+    assert gridview.task_label("needle") == "needle"
+
+
 def test_the_summary_of_no_trial_has_no_figures() -> None:
     assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "smallest_feasible": None}
 
@@ -146,6 +151,7 @@ def test_infeasible_cells_and_files_without_depth_are_said(visit: Visit, runs: R
     sweepfile.write(results / "grid.json", ABOUT, flat)
     app = visit(runs.folder, "benchmarks")
     assert any("no length and depth" in box.value for box in app.info)
+    assert app.dataframe[0].value[["method", "n", "score"]].values.tolist() == [["full", 4, 1.0], ["freekv", 1, 1.0]]
 
 
 @pytest.mark.parametrize("text", ["not json", "[1]", '{"about": {}, "columns": ["task"], "trials": []}'])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,12 @@ def test_longbench_classes_first_lines_and_code(tmp_path: Path) -> None:
     code = LONGBENCH | {"dataset": "lcc", "answers": ["x = 1"], "context": "def f():\n", "input": ""}
     spec = f"longbench:{write(tmp_path / 'lcc.jsonl', code)}"
     assert tasks.get(spec).grade(ask(spec), "x = 1\ny = 2") == 1.0
+
+
+def test_longbench_in_chinese_says_what_is_missing_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    with pytest.raises(ValueError, match="package jieba cuts them, which is not installed"):
+        tasks.get(f"longbench:{write(tmp_path / 'vcsum.jsonl', LONGBENCH | {'dataset': 'vcsum'})}")
 
 
 def test_longbench2(tmp_path: Path) -> None:
