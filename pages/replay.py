@@ -3,7 +3,7 @@
 import streamlit as st
 
 from kvlens.ui import details, lensbars, lensview, nav, session
-from kvlens.ui.data import fit, open_run, player_payloads
+from kvlens.ui.data import fit, forget_runs, open_run, player_payloads
 from kvlens.ui.frame import choose_run
 from kvlens.ui.lensdata import of_this_run
 from kvlens.ui.player import KEY, committed, player
@@ -39,6 +39,7 @@ def body() -> None:
 
 found = choose_run("Replay")
 if found is not None:
+    forget_runs()  # the page as a whole looks at the folder anew; only moves of the player do not
     details.facts(found[0])
     lensview.banner(found[0])
     body()

@@ -43,7 +43,7 @@ def runs_lately() -> pd.DataFrame:
 
 
 def forget_runs() -> None:
-    """A run has ended: what `runs_lately` knows is old."""
+    """A run has ended, or a page is opened: what `runs_lately` knows is old."""
     _lately.clear()
 
 

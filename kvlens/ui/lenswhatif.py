@@ -104,7 +104,8 @@ def outcome(one: WhatIf) -> None:
     numbers.caption(plain(_cost(one)))
     if (search := said.get("search")) is not None:
         names = ", ".join(f"L{layer} KV{head}" for layer, head in search.get("heads") or [])
-        st.markdown(plain(f"Smallest set found: {names or 'none brings the answer back'} ({search.get('tried')} repeats)."))
+        found = f"Smallest set found: {names}" if names else "Not even holding it for all of these heads brings the answer back"
+        st.markdown(plain(f"{found} ({search.get('tried')} repeats)."))
 
 
 def held_words(one: WhatIf) -> str:

@@ -7,13 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from lensruns import SPAN, STEP, LensRuns, write_lens_runs
+from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
 from test_pages import player_header, words
 from uiruns import Visit
 
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
 from kvlens.ui import lensjobs
 from kvlens.ui.jobview import manager
 from kvlens.ui.request import HoldChoice, pair_command, whatif_command
@@ -136,6 +137,18 @@ def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens:
     assert "**What if it had been there:**" in words(app)
     header = player_header(app)
     assert (header["step"], header["span"]) == (STEP, SPAN)
+
+
+def test_a_search_says_which_heads_suffice_or_that_none_do(visit: Visit, tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    hold = [{"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1]], "from_step": STEP}]
+    for number, (heads, words_of) in enumerate((([[0, 1]], "Smallest set found: L0 KV1 (5 repeats)."), ([], "Not even holding it"))):
+        found = SUMMARY | {"search": {"heads": heads, "tried": 5, "kl": 0.1}, "restored": bool(heads)}
+        uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, uid=f"20260302-00000{number}-search", parent=runs.lost, hold=hold, whatif=found)
+        app = visit(tmp_path, "replay", run=runs.lost, step=3, whatif=uid)
+        assert words_of in words(app)
+        assert app.metric[0].value == ("yes" if heads else "no")
+    assert len(next(frame.value for frame in app.dataframe if "restored" in frame.value)) == 2
 
 
 def test_a_link_to_another_runs_try_is_dropped(visit: Visit, lens: LensRuns) -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvlens.ui import session
+from kvlens.ui.state import Selection
 
 
 class Query(dict[str, str]):
@@ -49,3 +50,13 @@ def test_a_pasted_link_and_the_back_button_win(browser: SimpleNamespace) -> None
     revision = session.revision()
     assert session.selection()[0].step == 3
     assert session.revision() == revision + 1
+
+
+def test_the_address_follows_before_a_page_is_drawn_and_keeps_what_the_page_added(browser: SimpleNamespace) -> None:
+    browser.query_params["whatif"] = "other"
+    session.store(Selection("r", 7, span=3))
+    session.write_selection()
+    assert browser.query_params == {"run": "r", "step": "7", "span": "3", "whatif": "other"}
+    revision = session.revision()
+    assert session.selection()[0] == Selection("r", 7, span=3)
+    assert session.revision() == revision, "its own address is no pasted link"
