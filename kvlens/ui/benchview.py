@@ -56,7 +56,7 @@ def where(about: dict[str, Any]) -> str:
 def show_quality() -> None:
     """Exact match of every method against what it cost, and the table behind it."""
     st.markdown("##### Quality at equal budgets")
-    found = _guarded_read("quality.json")
+    found = guarded_read("quality.json")
     if found is None:
         st.info("No quality table was measured yet: run `kvlens bench quality`.")
         return
@@ -99,7 +99,7 @@ def columns() -> dict[str, Any]:
 def show_claims() -> None:
     """The papers' qualitative claims and whether they hold on the model that was measured."""
     st.markdown("##### What the papers claim, checked")
-    found = _guarded_read("claims.json")
+    found = guarded_read("claims.json")
     if found is None:
         st.info("No claims were checked yet: run `kvlens bench claims --out benchmarks/results/claims.json`.")
         return
@@ -139,7 +139,8 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
     return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}
 
 
-def _guarded_read(name: str) -> dict[str, Any] | None:
+def guarded_read(name: str) -> dict[str, Any] | None:
+    """As `read`, the error shown on the page."""
     try:
         return read(name)
     except ValueError as problem:

@@ -45,12 +45,12 @@ def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: 
 
 def test_says_what_to_do_when_nothing_was_measured(visit: Visit, runs: Runs, results: Path) -> None:
     app = visit(runs.folder, "benchmarks")
-    commands = ("kvlens bench sweep", "kvlens bench quality", "kvlens bench claims", "kvlens bench gpu")
+    commands = ("kvlens bench sweep", "kvlens bench quality", "kvlens bench explain", "kvlens bench claims", "kvlens bench gpu")
     for box, command in zip(app.info, commands, strict=True):
         assert command in box.value
 
 
-@pytest.mark.parametrize("name", ["quality.json", "claims.json"])
+@pytest.mark.parametrize("name", ["quality.json", "explain.json", "claims.json"])
 @pytest.mark.parametrize("text", ["not json", "[1]", '{"about": {}, "lines": []}', '{"methods": {"freekv": {"claims": [{}]}}}'])
 def test_a_damaged_result_is_one_sentence(visit: Visit, runs: Runs, results: Path, name: str, text: str) -> None:
     (results / name).write_text(text)
