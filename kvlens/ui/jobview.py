@@ -9,6 +9,9 @@ import streamlit as st
 from kvlens.ui import widgets
 from kvlens.ui.jobs import Job, JobManager
 
+SETTLE_S = 0.4
+"""until a browser has heard that it need not poll any more"""
+
 _PHASES = {
     "load": "Loading the model",
     "reference": "Making the full-KV reference",
@@ -35,8 +38,23 @@ def job_panel(job_id: str) -> None:
             f"Job {job_id[:20]} is not known to this server (it was restarted, or the link is old); finished runs are on the Runs page."
         )
         return
+    leave(job)
     watched(job)
     st.fragment(_panel, run_every=0.5 if job.active else None)(job)
+
+
+def leave_later(job: Job) -> None:
+    """The job's own page opens when this one is run again. Not at once: a fragment that is polled cannot leave its page safely, because
+    a poll that is under way when the page changes brings the old page back, empty."""
+    if job.then and job.state == "done":
+        st.session_state[f"leave_{job.id}"] = True
+
+
+def leave(job: Job) -> None:
+    """Goes to the job's own page if `leave_later` said so; polls that were under way have arrived by then."""
+    if job.then and st.session_state.pop(f"leave_{job.id}", False):
+        time.sleep(SETTLE_S)
+        st.switch_page(job.then, query_params={"run": str(job.uid)})
 
 
 def watched(job: Job, ended: bool = False) -> bool:
@@ -57,8 +75,7 @@ def _panel(job: Job) -> None:
         else:
             outcome(job)
     if not job.active and watched(job, ended=True):
-        if job.then and job.state == "done":
-            st.switch_page(job.then, query_params={"run": str(job.uid)})
+        leave_later(job)
         st.rerun()
 
 

@@ -36,6 +36,7 @@ def job_of(uid: str) -> Job | None:
 def follow(job: Job) -> None:
     """Progress of a job about the run that is shown. When a comparison is done its own replay opens; when a repeat with a held span is
     done, its outcome is in the URL (?whatif=) and on the page."""
+    jobview.leave(job)
     jobview.watched(job)
     st.fragment(_follow, run_every=0.5 if job.active else None)(job)
 
@@ -52,7 +53,8 @@ def _follow(job: Job) -> None:
             st.rerun()
         return
     if job.then:
-        st.switch_page(job.then, query_params={"run": str(job.uid)})
+        jobview.leave_later(job)
+        st.rerun()
     if "job" in st.query_params:
         st.query_params["whatif"] = str(job.uid)
         del st.query_params["job"]
