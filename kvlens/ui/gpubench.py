@@ -34,13 +34,7 @@ def show_gpu() -> None:
     if not results:
         st.info("Nothing was measured on a GPU yet: run `kvlens bench gpu` on a machine with one.")
         return
-    names = list(results)
-    name = st.selectbox("Device", names, key="gpu_device") if len(names) > 1 else names[0]
-    result = results[str(name)]
-    st.caption(plain(
-        f"{result.device.get('name')}, driver {result.device.get('driver')}, torch {result.versions.get('torch')}, "
-        f"measured {result.updated}; clocks as found: {result.device.get('clocks')}. {result.note}"
-    ))  # fmt: skip
+    result = _one(results, "gpu_device")
     if result.missing:
         st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; run kvlens bench gpu again."))
     _failures(result)
@@ -49,6 +43,28 @@ def show_gpu() -> None:
     _steps(result)
     _recording(result)
     _headlines(result)
+
+
+def show_bus() -> None:
+    """For the Memory page: what a device's bus was measured to reach, beside which a run's copies can be read."""
+    st.markdown("##### What the bus of a GPU reaches")
+    results = {name: result for name, result in _results().items() if _bus(result)}
+    if not results:
+        st.caption("No GPU's bus was measured yet: run `kvlens bench gpu` on a machine with one. This run's own copies are timed above.")
+        return
+    _draw_bus(_one(results, "bus_device"))
+    st.caption(plain("Measured on that device by kvlens bench gpu, not in this run."))
+
+
+def _one(results: dict[str, Result], key: str) -> Result:
+    """The result to show, chosen where there are several, with on what it was measured."""
+    names = list(results)
+    result = results[str(st.selectbox("Device", names, key=key) if len(names) > 1 else names[0])]
+    st.caption(plain(
+        f"{result.device.get('name')}, driver {result.device.get('driver')}, torch {result.versions.get('torch')}, "
+        f"measured {result.updated}; clocks as found: {result.device.get('clocks')}. {result.note}"
+    ))  # fmt: skip
+    return result
 
 
 def _results() -> dict[str, Result]:
@@ -90,11 +106,19 @@ def _ceilings(result: Result) -> None:
     found = rows(result, CeilingRow)
     if not found:
         return
-    bus = [row for row in found if row.name != "device copy" and row.unit == "B/s"]
+    bus = _bus(result)
     for row, column in zip([row for row in found if row not in bus], st.columns(2), strict=False):
         value = f"{row.rate / 1e12:.2f} TB/s" if row.unit == "B/s" else f"{row.rate / 1e12:.0f} TFLOP/s"
         column.metric(plain(row.name), value, help=row.setting)
-    _draw(zero_copy(bus), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
+    _draw_bus(result)
+
+
+def _bus(result: Result) -> list[CeilingRow]:
+    return [row for row in rows(result, CeilingRow) if row.name != "device copy" and row.unit == "B/s"]
+
+
+def _draw_bus(result: Result) -> None:
+    _draw(zero_copy(_bus(result)), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
 
 
 def _kernels(result: Result) -> None:

@@ -16,7 +16,7 @@ from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.store.export import TIMELINE, export
-from kvlens.ui import data, memorydata, session
+from kvlens.ui import data, gpubench, memorydata, session
 from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
 from kvlens.ui.headview import cell_clicked, parse_steps
@@ -45,6 +45,7 @@ def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     where_spans_lay(reader, chosen)
     use(reader, copies)
     timeline_export(reader)
+    gpubench.show_bus()
     return query
 
 

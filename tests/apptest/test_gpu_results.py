@@ -121,3 +121,17 @@ def test_a_damaged_file_is_one_sentence(visit: Visit, runs: Runs, results: Path,
     app = visit(runs.folder, "benchmarks")
     assert len(app.error) == 1
     assert "measure it again" in app.error[0].value
+
+
+def test_the_memory_page_shows_a_measured_bus_with_its_device(visit: Visit, runs: Runs, results: Path) -> None:
+    def said() -> str:
+        page = visit(runs.folder, "memory", run=runs.whole)
+        assert not page.exception
+        return " ".join(caption.value for caption in page.caption)
+
+    assert "No GPU's bus was measured" in said()
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
+    assert "Made Up 9000" in (shown := said())
+    assert "No GPU's bus" not in shown
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE, dry_run=True)))
+    assert "No GPU's bus was measured" in said()
