@@ -11,39 +11,41 @@ from kvlens.store.reader import TraceReader
 Told = tuple[str, str]
 
 
-def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | None) -> Told | None:
-    """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction."""
+def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | None, read: bool) -> Told | None:
+    """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction, and its rank among
+    the units that were compared there: those under what the level above had kept."""
     row = reader.spans().set_index("span").loc[span]
     config = reader.meta.get("config") or {}
-    if row["kind"] != "page" or state != "resident":
+    if row["kind"] != "page" or state != "resident" or read:
         return None
-    page = int(config["page"])
-    widths = {
-        "grid": page * int(config["chunk_pages"]) * int(config["grid_chunks"]),
-        "chunk": page * int(config["chunk_pages"]),
-        "page": page,
-    }
-    when = "not recorded"
-    for level, width in widths.items():
-        kept, at = _newest(reader, f"{level}_kept", step)
-        score, _ = _newest(reader, f"{level}_score", step)
+    page, chunk_pages, grid_chunks = (int(config[name]) for name in ("page", "chunk_pages", "grid_chunks"))
+    number = int(row["tok_start"]) // page
+    units = {"grid": number // (chunk_pages * grid_chunks), "chunk": number // chunk_pages, "page": number}
+    found = {level: (_newest(reader, f"{level}_kept", step), _newest(reader, f"{level}_score", step)[0]) for level in units}
+    (of_pages, at), scores = found["page"]
+    if of_pages is None or scores is None:
+        return None
+    when = "at the end of prefill" if at < 0 else f"at step {at}"
+    if number >= len(scores) or np.isnan(scores[number]):
+        return "below_the_cut", f"its page was not in the hierarchy that was reconstructed {when}"
+    active: np.ndarray | None = None
+    for level, width in zip(units, (grid_chunks, chunk_pages, 1), strict=True):
+        (kept, _), score = found[level]
         if kept is None or score is None:
             return None
-        unit = int(row["tok_start"]) // width
-        when = "at the end of prefill" if at < 0 else f"at step {at}"
-        if unit >= len(kept) or np.isnan(score[unit]):
-            return None if level != "page" else ("below_the_cut", f"its page was not in the hierarchy that was reconstructed {when}")
+        compared = np.isfinite(score) if active is None else np.isfinite(score) & active[: len(score)]
+        unit = units[level]
         if not kept[unit]:
-            known = np.isfinite(score)
-            rank = int((score[known] > score[unit]).sum()) + 1
+            rank = int((score[compared] > score[unit]).sum()) + 1
+            many = f"{int(compared.sum())} {level}s" + ("" if level == "grid" else " under what the level above kept")
             return "below_the_cut", (
-                f"its {level} {unit} was dropped at the reconstruction {when}: rank {rank} of {int(known.sum())} {level}s by score, "
-                f"{int(kept.sum())} kept"
+                f"its {level} {unit} was dropped at the reconstruction {when}: rank {rank} of {many} by score, {int(kept.sum())} kept"
             )
+        active = np.repeat(kept > 0, width)
     return None
 
 
-def compresskv(reader: TraceReader, step: int, layer: int, span: int, state: str | None) -> Told | None:
+def compresskv(reader: TraceReader, step: int, layer: int, span: int, state: str | None, read: bool) -> Told | None:
     """How many of the span's tokens this layer kept, and where the best of the others stood."""
     row = reader.spans().set_index("span").loc[span]
     if state not in ("partial", "resident") or row["born_step"] >= 0:
@@ -65,7 +67,7 @@ def compresskv(reader: TraceReader, step: int, layer: int, span: int, state: str
     )
 
 
-FROM_JOURNAL: dict[str, Callable[[TraceReader, int, int, int, str | None], Told | None]] = {"chess": chess, "compresskv": compresskv}
+FROM_JOURNAL: dict[str, Callable[[TraceReader, int, int, int, str | None, bool], Told | None]] = {"chess": chess, "compresskv": compresskv}
 
 
 def _newest(reader: TraceReader, name: str, step: int, layer: int | None = None) -> tuple[np.ndarray | None, int]:
