@@ -69,7 +69,8 @@ def sentences(summary: dict[str, Any]) -> list[str]:
     else:
         after = "agrees with full KV" if summary["agrees_after"] else "still differs from full KV"
         said.append(f"step of loss   {summary['step']}: KL {summary['kl_before']:.4g} -> {summary['kl_after']:.4g} nats, {after}")
-    said.append({True: "restored", False: "not restored", None: "nothing was lost before"}[summary["restored"]])
+    untouched = "nothing was lost before" if summary["step"] is None else "the answer was right before"
+    said.append({True: "restored", False: "not restored", None: untouched}[summary["restored"]])
     said.append(f"held           {summary['held_tokens']:,} tokens, {summary['held_bytes']:,} bytes of keys and values")
     if (found := summary["search"]) is not None:
         if found["heads"]:

@@ -15,7 +15,10 @@ def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, An
     Raises ValueError for a file of something else: a line that is no object or lacks one of the `needed` fields.
     """
     kept.parent.mkdir(parents=True, exist_ok=True)
-    text = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    try:
+        text = kept.read_text(encoding="utf-8") if kept.exists() else ""
+    except UnicodeDecodeError:
+        raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
     lines, rows = text.splitlines(), []
     for place, line in enumerate(lines):
         try:

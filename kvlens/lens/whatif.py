@@ -46,8 +46,10 @@ def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise ValueError(f"--{what} {text}: give all, or numbers and ranges like 0,2-4.")
+        if dash and int(last) < int(first):
+            raise ValueError(f"--{what} {text}: a range goes from the lower number to the higher.")
         found |= set(range(int(first), int(last or first) + 1))
-    if not found or max(found) >= count:
+    if max(found) >= count:
         raise ValueError(f"--{what} {text}: the model has {count}, counted from 0.")
     return tuple(sorted(found))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
 from kvlens.bench.explaintable import ARMS, document, summarise
 from kvlens.lens.attribution import attribute_records
@@ -85,3 +86,11 @@ def test_regret_of_a_record_is_the_mean_over_the_group_by_hand() -> None:
     ]
     assert attribute_records(records, 2, every_lost_step=False) == [((0, 0, 3), 0.25)]
     assert attribute_records(records, 2, every_lost_step=True) == [((0, 0, 3), 0.25), ((0, 1, 7), 0.25)]
+
+
+def test_a_kept_file_that_is_no_text_is_a_sentence_and_stays(tmp_path: Path) -> None:
+    kept = tmp_path / "trials.jsonl"
+    kept.write_bytes(b"PAR1\xff\xfe\n")
+    with pytest.raises(ValueError, match=r"'trials.jsonl' does not hold trials"):
+        keeping.read(kept, ("lost",), lambda row: True)
+    assert kept.read_bytes() == b"PAR1\xff\xfe\n"

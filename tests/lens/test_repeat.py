@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from kvlens import methods
 from kvlens.cli import app
+from kvlens.cli_lens import sentences
 from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.lens.repeat import CannotRepeat, _request, pair, read_run
 from kvlens.lens.whatif import Asked, numbers, whatif
@@ -147,6 +148,18 @@ def test_a_wrong_question_is_a_sentence_and_stores_nothing(folder: Folder, asked
 def test_numbers() -> None:
     assert numbers("all", 3, "layers") == (0, 1, 2)
     assert numbers("0,2-4, 2", 6, "layers") == (0, 2, 3, 4)
+    with pytest.raises(ValueError, match="from the lower number to the higher"):
+        numbers("3-1", 6, "layers")
+
+
+def test_a_step_of_loss_beside_a_right_answer_is_not_called_no_loss() -> None:
+    summary = {
+        "step": 2, "kl_before": 0.5, "kl_after": 0.1, "agrees_after": True, "answer_before": " 4229.", "answer_after": " 4229.",
+        "expected": " 4229.", "expected_from": "task", "restored": None, "held_tokens": 16, "held_bytes": 4096, "search": None,
+    }  # fmt: skip
+    assert "the answer was right before" in sentences(summary)
+    assert not any("nothing was lost" in line for line in sentences(summary))
+    assert "nothing was lost before" in sentences({**summary, "step": None})
 
 
 def test_a_search_where_nothing_was_lost_is_a_sentence(folder: Folder) -> None:
