@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.figures.quality import METHOD_COLORS, SYMBOLS
-from kvlens.figures.theme import GREY, SKY, finish
+from kvlens.figures.theme import GREY, finish
 
 #: What the horizontal axis may show: column of compare.groups.points -> title with unit.
 AXES = {
@@ -27,7 +27,7 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
         shown = part[part[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
-        color = SKY if method == "full" else METHOD_COLORS.get(str(method), GREY)
+        color = METHOD_COLORS.get(str(method), GREY)
         symbol = SYMBOLS[methods.index(method) % len(SYMBOLS)]
         name = titles.get(str(method), str(method)) + (f" ({preset})" if preset else "")
         figure.add_scatter(

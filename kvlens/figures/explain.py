@@ -40,16 +40,27 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
     figure = go.Figure(
         go.Heatmap(
             x=list(LABELS.values()), y=names, z=[[None if cell is None else cell["restored_share"] for cell in row] for row in found],
-            text=[["n/r" if cell is None else f"{cell['restored_share']:.2f}" for cell in row] for row in found], texttemplate="%{text}",
             customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in found],
             hovertemplate="%{y}<br>%{customdata}<extra></extra>", zmin=0, zmax=1, colorscale="Cividis", xgap=2, ygap=2,
             colorbar={"title": {"text": "restored (share)"}, "thickness": 12},
         )
     )  # fmt: skip
+    _inked(figure, names, found)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="held exactly resident from step 0, everything else as it was", side="bottom")
     finish(figure, 130 + 38 * len(points), uirevision="explain")
     return figure.update_layout(margin={"l": 190, "b": 92})
+
+
+def _inked(figure: go.Figure, names: list[str], found: list[list[dict[Any, Any] | None]]) -> None:
+    """Numbers in the cells, black on the bright half of the scale and white on the dark; a heat map itself has one colour of text."""
+    places = [(label, name, cell) for name, row in zip(names, found, strict=True) for label, cell in zip(LABELS.values(), row, strict=True)]
+    for ink, bright in (("#000000", True), ("#ffffff", False)):
+        mine = [place for place in places if (place[2] is not None and place[2]["restored_share"] > 0.5) == bright]
+        figure.add_scatter(
+            x=[label for label, _, _ in mine], y=[name for _, name, _ in mine], mode="text", hoverinfo="skip", showlegend=False,
+            text=["n/r" if cell is None else f"{cell['restored_share']:.2f}" for _, _, cell in mine], textfont={"size": 11, "color": ink},
+        )  # fmt: skip
 
 
 def _said(cell: dict[Any, Any]) -> str:

@@ -50,7 +50,7 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
     figure = go.Figure()
     figure.add_bar(
         x=titles, y=[1e3 * (row.median or 0) for row in shown], name="median, up to the 95th percentile",
-        marker_color=[METHOD_COLORS.get(row.method, SKY) for row in shown], error_y={"array": late, "thickness": 1, "width": 4},
+        marker_color=[METHOD_COLORS.get(row.method, GREY) for row in shown], error_y={"array": late, "thickness": 1, "width": 4},
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
     )  # fmt: skip
     loops = [(title, row.loop) for title, row in zip(titles, shown, strict=True) if row.loop is not None]

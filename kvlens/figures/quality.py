@@ -12,9 +12,9 @@ from plotly.subplots import make_subplots
 from kvlens.figures.metrics import si_bytes
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, finish
 
-#: One colour per method on every figure; a method this version does not know is grey.
+#: One colour per method on every figure, legible on light and dark.
 METHOD_COLORS = {
-    "full": "#444444", "streaming_llm": GREY, "sekv": VERMILION, "chess": PURPLE, "freekv": BLUE, "sentkv": GREEN, "compresskv": ORANGE,
+    "full": SKY, "streaming_llm": GREY, "sekv": VERMILION, "chess": PURPLE, "freekv": BLUE, "sentkv": GREEN, "compresskv": ORANGE,
 }  # fmt: skip
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x")
 
@@ -59,7 +59,7 @@ def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str =
             part = frame[(frame["method"] == name) & (frame[panel] == value) & frame["exact"].notna()].sort_values(axis)
             if part.empty:
                 continue
-            color = METHOD_COLORS.get(str(name), SKY)
+            color = METHOD_COLORS.get(str(name), GREY)
             figure.add_scatter(
                 x=part[axis], y=part["exact"], name=titles.get(str(name), str(name)), legendgroup=str(name), showlegend=name not in legend,
                 mode="lines+markers", line={"color": color, "width": 1.5}, hovertext=[_hover(row, titles) for _, row in part.iterrows()],

@@ -18,11 +18,14 @@ def test_every_arm_has_a_column_and_its_share_in_words() -> None:
     frame = table(lines)
     assert len(frame) == len(ARMS) + 1
     figure = restored(frame, {"chess": "CHESS"})
-    (heat,) = figure.data
+    heat, *inks = figure.data
+    words = {(x, y): text for ink in inks for x, y, text in zip(ink.x, ink.y, ink.text, strict=True)}
+    assert len(words) == 2 * len(LABELS)
     assert list(heat.y) == ["CHESS, multikey 10%", "new, list 5%"]
-    assert heat.text[0][list(LABELS).index("random1")] == "0.00"
+    assert words[LABELS["random1"], "CHESS, multikey 10%"] == "0.00"
+    assert words[LABELS["everywhere"], "new, list 5%"] == "0.96"
     assert heat.z[0][list(LABELS).index("steps_top5")] == 0.96
-    assert list(heat.text[1])[:-1] == ["n/r"] * (len(LABELS) - 1)
+    assert all(words[LABELS[arm], "new, list 5%"] == "n/r" for arm in ARMS if arm != "everywhere")
     assert heat.z[1][0] is None
     assert (heat.zmin, heat.zmax) == (0, 1)
     assert "0.86 to 0.99" in heat.customdata[0][-1]
