@@ -56,14 +56,16 @@ class Ranking:
         return f" (rank {self.rank} of {self.candidates})" if self.rank else f" (below the {self.listed} best of {self.candidates})"
 
     def cut(self) -> str:
-        """The sentence about rank and cut."""
+        """The sentence about rank and cut. How many of all candidates were chosen is known only where all that are chosen are listed."""
         if self.candidates is None:
             return "its rank was not recorded"
         least = "at least " if self.chosen == self.listed < self.candidates else ""
-        many = f"{least}{self.chosen} of {self.candidates} candidates chosen"
+        whole = self.listed == self.candidates or least
+        many = f"{least}{self.chosen} of {self.candidates} candidates" if whole else f"{self.chosen} of the {self.listed} best"
         if self.rank is None:
-            return f"it was not among the {self.listed} best recorded, {many}"
-        return f"rank {self.rank} (score {self.score:.4g}), {many}, this one was{'' if self.wanted else ' not'}"
+            return f"it was not among the {self.listed} best recorded of {self.candidates} candidates, {many} chosen"
+        of = "" if whole else f" of {self.candidates} candidates"
+        return f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one was{'' if self.wanted else ' not'}"
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,18 @@ class Reason:
 
 def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Reason:
     """Why the span was not attended exactly by a KV head at a step."""
-    facts = Facts.of(reader, step, layer, kv_head, span)
+    return reason(Facts.of(reader, step, layer, kv_head, span))
+
+
+def reason(facts: Facts) -> Reason:
+    """As `explain`, of facts that are at hand."""
     if facts.held:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
     if facts.state == "evicted":
         return Reason("evicted", _evicted(facts))
-    found = FROM_JOURNAL.get(str(reader.meta.get("method")))
-    if found is not None and (told := found(reader, step, layer, span, facts.state, bool(facts.read))) is not None:
+    found = FROM_JOURNAL.get(str(facts.reader.meta.get("method")))
+    where = (facts.reader, facts.step, facts.layer, facts.span)
+    if found is not None and (told := found(*where, facts.state, bool(facts.read))) is not None:
         return Reason(*told)
     if facts.state == "partial":
         return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from kvlens.lens.reasons import Reason, explain
+from kvlens.lens.facts import Facts
+from kvlens.lens.reasons import Reason, reason
 from kvlens.store.reader import TraceReader
 
 
@@ -29,7 +30,7 @@ class Missed:
     """this method's"""
     regret: float
     state: str | None
-    """where the span lay for this KV head at the step, one of rows.SPAN_STATES; None: not recorded"""
+    """where the span lay for this KV head while the step attended, one of rows.SPAN_STATES; None: not recorded"""
     reason: Reason
     """why it was not attended exactly"""
     h2d_bytes: int
@@ -84,11 +85,11 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         moved = reader.transfers(step=step)
         moved = moved[moved["direction"] == "h2d"]
     spans = reader.spans().set_index("span").loc[span]
-    states = reader.span_states(step, layer, kv_head).set_index("span")["state"]
+    facts = Facts.of(reader, step, layer, kv_head, span)
     return Missed(
         layer, kv_head, _query_head(reader, step, layer, kv_head, span), span, str(spans["kind"]), int(spans["tok_start"]),
         int(spans["tok_end"]), float(worst["full"]), float(worst["mass"]), float(worst["regret"]),
-        str(states[span]) if span in states.index else None, explain(reader, step, layer, kv_head, span),
+        facts.state, reason(facts),
         int(moved.loc[moved["span"] == span, "bytes"].sum()),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.lens.facts import Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory import ROLE, Memory, Selection
 from kvlens.prompts import PromptText
@@ -120,3 +121,10 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "freekv, always corrected": {"below_the_cut"}, "sentkv": {"below_the_cut", "partly_attended"}, "compresskv": {"partly_evicted"},
     }  # fmt: skip
     assert expected[name] <= set(kinds), dict(kinds)
+
+
+def test_how_many_were_chosen_is_said_of_what_is_listed() -> None:
+    """A gate, unlike a cut by rank, may open for spans below the 32 best: their number is not known then."""
+    assert Ranking(57, 32, 20, 3, 0.5, False).cut() == "rank 3 of 57 candidates (score 0.5), 20 of the 32 best chosen, this one was not"
+    assert Ranking(57, 32, 32, None, None, False).cut().endswith("at least 32 of 57 candidates chosen")
+    assert Ranking(20, 20, 4, 7, 0.5, False).cut() == "rank 7 (score 0.5), 4 of 20 candidates chosen, this one was not"
