@@ -7,6 +7,7 @@ from kvlens.ui.data import fit, forget_runs, open_run, player_payloads
 from kvlens.ui.frame import choose_run
 from kvlens.ui.lensdata import of_this_run
 from kvlens.ui.player import KEY, committed, player
+from kvlens.ui.reportbutton import report_button
 from kvlens.ui.state import from_player
 from kvlens.ui.widgets import guarded
 
@@ -44,3 +45,8 @@ if found is not None:
     lensview.banner(found[0])
     body()
     details.conditions(found[0])
+    left, right, _ = st.columns([2, 2, 7], vertical_alignment="center")
+    with left:
+        report_button(found[0])
+    other = {"run": found[0].uid}
+    right.page_link("pages/compare.py", label="Compare with another run", icon=":material/compare:", query_params=other)

@@ -125,6 +125,7 @@ def links(uid: str) -> None:
         st.page_link("pages/replay.py", label="Open in Replay", icon=":material/play_circle:", query_params={"run": uid})
         st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params={"run": uid})
         st.page_link("pages/method.py", label="Open in Method", icon=":material/schema:", query_params={"run": uid})
+        st.page_link("pages/compare.py", label="Compare", icon=":material/compare:", query_params={"run": uid})
 
 
 def job_list(shown: str | None) -> None:

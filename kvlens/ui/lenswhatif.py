@@ -74,9 +74,11 @@ def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
     shown = next((one for one in found if one.uid == asked), found[0])
     st.markdown(f"**Tried:** {plain(held_words(shown))}.")
     outcome(shown)
-    left, right = st.columns([2, 5], vertical_alignment="center")
+    left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
     place = chosen.merged({"run": shown.uid}).query()
     left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place)
+    both = chosen.query() | {"cmp": shown.uid}
+    middle.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=both)
     if len(found) > 1:
         with right.expander(f"All {len(found)} tries on this run"):
             st.dataframe(pd.DataFrame([_row(one) for one in found]), hide_index=True, width="stretch")
