@@ -65,7 +65,7 @@ def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, 
             )
         row = rows[span]
         if row.kind == "window":
-            raise ValueError(f"span {span} is the window, which is attended anyway; hold one of the other spans.")
+            raise ValueError(f"span {span} is the window, whose tokens change at every step; hold one of the other spans.")
         holds.append(Hold(span, row.tok_start, row.tok_end, heads, asked.from_step))
     return tuple(holds)
 
