@@ -64,6 +64,25 @@ class Engine:
             session.close()
 
     @torch.inference_mode()
+    def rehearse(
+        self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None, options: Options,
+        progress: Progress = lambda phase, done, total: None, cancelled: Callable[[], bool] = lambda: False, holds: Sequence[Hold] = (),
+    ) -> None:  # fmt: skip
+        """Raise what `run` would raise before it decodes anything; nothing stays of it. A method whose floor is arithmetic costs no
+        prefill here; another reads the prompt and places it."""
+        context = self.context(prompt, budget, options)
+        check(holds, context.shape, context.prompt_tokens + context.max_new)
+        self.sampling(prompt, options)
+        session = Session(method, params, context, holds=holds)
+        try:
+            if method.floor_is_exact:
+                session.method.refuse_below(method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new))
+            else:
+                Generation(self.loaded, prompt, session, options, None, progress, cancelled, False, None).place(None)
+        finally:
+            session.close()
+
+    @torch.inference_mode()
     def run(
         self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None, options: Options | None = None,
         sink: TraceSink | None = None, progress: Progress = lambda phase, done, total: None,

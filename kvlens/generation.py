@@ -122,7 +122,7 @@ class Generation:
     def go(self, read: ReadPrompt | None) -> Result:
         """Prefill (or take the prompt that was read before) and decode."""
         began = time.perf_counter()
-        surprisal = self._prefill(read)
+        surprisal = self.place(read)
         prefill_s = time.perf_counter() - began
         result = Result([], "", surprisal, [], "length", prefill_s, 0.0, [], 0, [])
         began = time.perf_counter()
@@ -135,16 +135,15 @@ class Generation:
         return result
 
     def stop_recording(self) -> list[SelfCheck]:
-        """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded.
-
-        Raises what the sink raised.
-        """
+        """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded. Raises what the
+        sink raised."""
         if self.recorder is None:
             return []
         self.recorder.finish()
         return self.recorder.checks()
 
-    def _prefill(self, read: ReadPrompt | None) -> torch.Tensor:
+    def place(self, read: ReadPrompt | None) -> torch.Tensor:
+        """All that comes before the first step -> surprisal of every token. Raises BudgetInfeasible, Cancelled."""
         session = self.session
         if read is None:
             surprisal = prefill(

@@ -98,11 +98,11 @@ def carry_out(
     request: RunRequest, source: PromptText, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
 ) -> tuple[str, str, str]:
     """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode, store; before the
-    run itself, `reference` where a full-KV run has to be made to compare with.
+    run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where only reading the prompt shows whether
+    the method can keep to its budget.
 
-    Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget; nothing of the
-    run is stored then, though its reference may have been made before a budget turns out too small. Raises the store's TraceError
-    when the trace cannot be written.
+    Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget; nothing is
+    stored then. Raises the store's TraceError when the trace cannot be written.
     """
     from kvlens.lens.reference import obtain, reference_key
     from kvlens.storing import Pairing, plan, prepare, store

@@ -54,7 +54,8 @@ def obtain(
 ) -> Reference:
     """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed again.
 
-    Raises ValueError with one sentence when the logits would be too large, or when it was cancelled.
+    Raises ValueError with one sentence when the logits would be too large, when the run itself would be refused (no reference is made
+    for it then), or when it was cancelled.
     """
     key, vocabulary = reference_key(request, prepared), prepared.engine.loaded.model.config.vocab_size
     size = 4 * vocabulary * request.max_new
@@ -105,11 +106,31 @@ def _full(request: RunRequest) -> RunRequest:
 def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]) -> Reference:
     from kvlens.storing import Pairing, plan, store
 
+    _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
     stored = store(prepared, full, plan(full), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True)
     if stored.result is None:
         raise ValueError(f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}.")
     return _save(runs_dir, stored.uid, key, stored.result)
+
+
+def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled: Callable[[], bool]) -> None:
+    """Raises what the run would raise before it decodes anything, so that a refused run leaves no reference behind."""
+    from kvlens.engine import Cancelled
+    from kvlens.storing import plan
+
+    planned = plan(request)
+
+    def told(phase: str, done: int, total: int) -> None:
+        if phase == "prefill":
+            report("check", done, total)
+
+    try:
+        prepared.engine.rehearse(
+            prepared.prompt, planned.method, planned.params, planned.budget, planned.options, told, cancelled, request.hold
+        )
+    except Cancelled:
+        raise ValueError("cancelled before the full-KV reference was made; nothing was stored.") from None
 
 
 def _compute_again(

@@ -14,6 +14,7 @@ SETTLE_S = 0.4
 
 _PHASES = {
     "load": "Loading the model",
+    "check": "Checking that the method can keep to its budget",
     "reference": "Making the full-KV reference",
     "prefill": "Prefill",
     "place": "Placing the prompt: spans, summaries, cold tier",
@@ -21,7 +22,7 @@ _PHASES = {
     "search": "Looking for the smallest set of heads",
     "store": "Storing the trace",
 }
-_UNITS = {"prefill": "tokens", "decode": "steps", "reference": "steps", "search": "repeats"}
+_UNITS = {"check": "tokens", "prefill": "tokens", "decode": "steps", "reference": "steps", "search": "repeats"}
 
 
 @st.cache_resource(show_spinner=False, on_release=JobManager.shutdown)

@@ -66,6 +66,28 @@ def test_a_run_against_full_stores_both_and_the_next_finds_the_reference(source:
         assert tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist() == table["ref_token"].tolist()
 
 
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("streaming_llm", {"budget": "2tok"}, "budget_infeasible"),
+        ("sekv", {"budget": "2tok"}, "budget_infeasible"),
+        ("sentkv", {"budget": "0.9", "overrides": {"usage": 0.001}}, "raise usage"),
+        ("full", {"budget": "2tok"}, "budget_infeasible"),
+    ],
+)
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_run_that_is_refused_leaves_no_reference_behind(
+    source: Any, tmp_path: Path, method: str, change: dict[str, Any], said: str, forced: bool
+) -> None:
+    request = REQUEST.model_copy(update={"method": method, "forced_reference": forced, **change})
+    phases: list[str] = []
+    with pytest.raises(ValueError, match=said):
+        carry_out(request, source, tmp_path, lambda phase, *_: phases.append(phase), lambda: False)
+    assert list(tmp_path.iterdir()) == []
+    assert "reference" not in phases, "and nobody waited for it"
+    assert ("check" in phases) is (method in ("sekv", "sentkv")), "the prompt is read only where arithmetic does not know the floor"
+
+
 def test_the_options_of_kvlens_run(source: Any, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(source.text, encoding="utf-8")
@@ -192,3 +214,9 @@ def test_cancelling_while_the_reference_is_made_says_so(prepared: Prepared, tmp_
         obtain(prepared, REQUEST, tmp_path, quiet, lambda: next(calls) > 3)
     assert list(list_runs(tmp_path)["status"]) == ["cancelled"]
     assert obtain(prepared, REQUEST, tmp_path, quiet).ids, "the cancelled one is not taken for a reference"
+
+
+def test_cancelling_while_the_budget_is_checked_leaves_nothing(prepared: Prepared, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing was stored"):
+        obtain(prepared, REQUEST.model_copy(update={"method": "sekv", "budget": "0.5"}), tmp_path, quiet, lambda: True)
+    assert list(tmp_path.iterdir()) == []
