@@ -36,8 +36,11 @@ def quality(
     doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
 ) -> None:
     """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same budgets."""
+    from kvlens.bench.kept import check_file
     from kvlens.bench.quality import QualityRequest, document, markdown, measure
 
+    check_file(out, "--out")
+    check_file(doc, "--doc")
     chosen: dict[str, Any] = {"methods": _names(methods)} if methods else {}
     request = QualityRequest(
         model=model, tasks=_names(tasks), budgets=_names(budgets), length=length, prompts=prompts, first_seed=seed, minutes=minutes,
@@ -81,10 +84,12 @@ def sweep(
 ) -> None:
     """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to continue."""
     from kvlens.bench import sweepfile
+    from kvlens.bench.kept import check_file
     from kvlens.bench.sweep import SweepRequest
     from kvlens.bench.sweep import sweep as run
     from kvlens.progress import stop_signals
 
+    check_file(out, "--out")
     request = SweepRequest(
         model=model, tasks=_names(tasks), budgets=_names(budgets), lengths=_numbers(lengths, int), depths=_numbers(depths, float),
         prompts=prompts, cut=cut, first_seed=seed, minutes=minutes, traces=traces, device=device, dtype=dtype, workers=workers, ray=ray,
@@ -136,12 +141,14 @@ def claims(
 
     from kvlens import __version__
     from kvlens.bench.claims import METHODS, check
+    from kvlens.bench.kept import check_file
     from kvlens.engine import Engine
     from kvlens.machine import machine
     from kvlens.models import load
 
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")
+    check_file(out, "--out")
     names = list(_names(methods)) or list(METHODS)
     torch.set_num_threads(1)
     found = check(Engine(load(model)), names, prompts, lambda line: typer.echo(line, err=True))

@@ -24,7 +24,10 @@ def explain(
     """The share of lost answers restored by holding the triples with most regret, against random ones and the needle everywhere."""
     from kvlens.bench.explain import POINTS, ExplainRequest, measure
     from kvlens.bench.explaintable import document, markdown
+    from kvlens.bench.kept import check_file
 
+    check_file(out, "--out")
+    check_file(doc, "--doc")
     chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or POINTS
 
     def report(row: dict[str, Any]) -> None:

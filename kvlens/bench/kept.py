@@ -9,11 +9,27 @@ from pathlib import Path
 from typing import Any
 
 
+def check_file(path: Path | None, option: str) -> None:
+    """ValueError, one sentence, unless a file can be written at `path`, which `option` named; None: nothing is to be written. Changes
+    nothing."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{option} '{path}' is a folder: name a file in it.")
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise ValueError(f"{option} '{path}' cannot be written: '{above.name}' is a file, not a folder.")
+    if not os.access(path if path.exists() else above, os.W_OK):
+        raise ValueError(f"{option} '{path}' cannot be written: permission denied.")
+
+
 def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Trials of earlier calls that are still comparable. A last line cut by an interruption is dropped, other rows stay in the file.
 
-    Raises ValueError for a file of something else: a line that is no object or lacks one of the `needed` fields.
+    Raises ValueError for a place where no file can be, and for a file of something else: a line that is no object or lacks one of the
+    `needed` fields.
     """
+    check_file(kept, "--kept")
     kept.parent.mkdir(parents=True, exist_ok=True)
     try:
         text = kept.read_text(encoding="utf-8") if kept.exists() else ""

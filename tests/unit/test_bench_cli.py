@@ -58,3 +58,24 @@ def test_bad_options_are_one_sentence(tmp_path: Path, option: tuple[str, str], s
     with pytest.raises(SystemExit):
         kvlens("bench", "sweep", "--no-traces", "--kept", str(tmp_path / "k.jsonl"), "--out", str(tmp_path / "g.json"), *option)
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["quality", "sweep", "explain"])
+@pytest.mark.parametrize("option", ["--kept", "--out"])
+def test_a_place_where_no_file_can_be_is_one_sentence_before_anything_runs(
+    tmp_path: Path, command: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("not a folder")
+    paths = {"--kept": tmp_path / "k.jsonl", "--out": tmp_path / "o.json"}
+    more = ("--no-traces",) if command == "sweep" else ()
+    for place, why in (("folder", "is a folder: name a file in it."), ("file/below.json", "'file' is a file, not a folder.")):
+        chosen = paths | {option: tmp_path / place}
+        with pytest.raises(SystemExit) as ended:
+            kvlens("bench", command, *more, *(str(part) for pair in chosen.items() for part in pair))
+        said = capsys.readouterr().err.strip()
+        assert ended.value.code == 1
+        assert said.startswith(f"kvlens: {option} '{chosen[option]}'")
+        assert said.endswith(why)
+        assert "Errno" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"], "nothing was written"
