@@ -12,6 +12,7 @@ from kvlens.ui.tokens import encoder
 nav.enter()
 job = st.query_params.get("job")
 if job:
+    st.query_params["job"] = job  # after a link from this page to itself the browser shows the address from before it until it is told
     job_panel(job)
 if not job or st.toggle("Set up another run", key=f"another_{job}"):
     left, right = st.columns(2, gap="large")

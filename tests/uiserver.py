@@ -7,15 +7,22 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Locator, Page
 from uiruns import ROOT
 
 Open = Callable[..., Page]
 """open_page(url, dark=False)"""
+
+
+def player(page: Page) -> Locator:
+    """The player of the run that the address names. While a page is being made anew the one before it is still there."""
+    (uid,) = urllib.parse.parse_qs(urllib.parse.urlparse(page.url).query)["run"]
+    return page.locator(f"#player[data-run='{uid}']").last
 
 
 class Server:

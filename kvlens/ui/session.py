@@ -59,9 +59,11 @@ def write_selection() -> None:
 
 
 def write_url(extra: Mapping[str, str] | None = None) -> None:
-    """Puts the selection, and a page's own parameters, into the address bar; does nothing when they are there already."""
+    """Puts the selection, and a page's own parameters, into the address bar.
+
+    Also where they came with this very run: after a link from a page to itself the browser still shows the address from before it,
+    until it is told."""
     chosen: Selection = st.session_state.get(_SELECTION, Selection())
     wanted = {**chosen.query(), **(extra or {})}
     st.session_state[_WRITTEN] = chosen.query()
-    if st.query_params.to_dict() != wanted:
-        st.query_params.from_dict(wanted)
+    st.query_params.from_dict(wanted)

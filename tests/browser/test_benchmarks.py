@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import Runs
-from uiserver import Open, Server
+from uiserver import Open, Server, player
 
 from kvlens.bench import sweepfile
 
@@ -71,7 +71,7 @@ def test_from_a_lost_cell_to_its_replay_and_back(shown: Server, runs: Runs, open
     expect(again.get_by_text("FreeKV, budget 20%, 1,024 tokens, depth 90%: 2 of 3 right")).to_be_visible()
     again.get_by_role("link", name="Open in Replay").click()
     expect(again).to_have_url(re.compile(f"replay.*run={runs.whole}"))
-    expect(again.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"))
+    expect(player(again)).to_have_attribute("data-step", re.compile(r"\d+"))
 
 
 def test_a_second_click_takes_the_selection_back(shown: Server, open_page: Open) -> None:

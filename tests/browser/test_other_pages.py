@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from playwright.sync_api import expect
 from uiruns import Runs
-from uiserver import Open, Server
+from uiserver import Open, Server, player
 
 
 def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_page: Open) -> None:
@@ -59,6 +59,6 @@ def test_the_sample_run_reaches_its_replay(tmp_path: Path, open_page: Open, star
         page.goto(job)
     page.get_by_role("link", name="Open in Replay").click()
     expect(page).to_have_url(re.compile(r"/replay\?run=2"))
-    expect(page.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"))
+    expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
     expect(page.get_by_text(re.compile("Expected answer:"))).to_be_visible()
     expect(page.get_by_text(re.compile(r"self-checks passed (\d+)/\1"))).to_be_visible()

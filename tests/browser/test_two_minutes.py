@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import ROOT
-from uiserver import Open, Server
+from uiserver import Open, Server, player
 
 #: Runs are processes of their own; on a busy machine they take their time.
 RUN_MS = 240_000
@@ -72,14 +72,15 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     expect(page.get_by_text("SeKV, budget 40%, 1,024 tokens, depth 40%: 0 of 1 right")).to_be_visible()
     page.get_by_role("button", name="Run this trial again and open it in Replay").click()
 
-    expect(page.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"), timeout=RUN_MS)
+    expect(page).to_have_url(re.compile(r"/replay\?run="), timeout=RUN_MS)
+    expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
     expect(page.get_by_text(re.compile(r"Lost at step \d+"))).to_be_visible()
     step = said(page, r"Lost at step (\d+): full KV says “(.+?)”, this run “(.+?)”").group(1)
     layer, kv_head, span = said(page, r"Missed most by L(\d+) KV(\d+) .*?span (\d+), tokens .*?part of the needle").groups()
     assert "not recorded" not in said(page, r"Why it was not there: (.+?)\.\n").group(1)
     said(page, rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\.")
-    expect(page.locator("#player")).to_have_attribute("data-step", step)
-    expect(page.locator("#player")).to_have_attribute("data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]"))
+    expect(player(page)).to_have_attribute("data-step", step)
+    expect(player(page)).to_have_attribute("data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]"))
     expect(page).to_have_url(re.compile(rf"step={step}&layer={layer}&head=\d+&span={span}&metric=regret"))
 
     page.get_by_role("button", name="Hold it resident").click()
@@ -94,12 +95,13 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     link = page.evaluate("navigator.clipboard.readText()")
     fresh = open_page(link)
     assert outcome(fresh) == shown
-    expect(fresh.locator("#player")).to_have_attribute("data-step", step)
-    expect(fresh.locator("#player")).to_have_attribute("data-cell", str(page.locator("#player").get_attribute("data-cell")))
+    expect(player(fresh)).to_have_attribute("data-step", step)
+    expect(player(fresh)).to_have_attribute("data-cell", str(player(page).get_attribute("data-cell")))
     expect(fresh.locator("#strip .picked").first).to_be_attached()
     assert fresh.url == link
 
     fresh.get_by_role("link", name="Replay it with the span held").click()
     expect(fresh.get_by_role("link", name="Back to the run it repeats")).to_be_visible()
     expect(fresh.get_by_text("Nothing was lost")).to_be_visible()
-    expect(fresh.locator("#player")).to_have_attribute("data-step", step)
+    expect(fresh).not_to_have_url(link)
+    expect(player(fresh)).to_have_attribute("data-step", step)

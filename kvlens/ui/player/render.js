@@ -72,6 +72,7 @@ Object.assign(Player.prototype, {
     const text = visibleText(run.header.texts[this.current]).replace(/\n/g, "");
     el.now.textContent = `step ${step}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`
       + ` \u00b7 ${this.headName()} \u00b7 ${this.span === null ? "no span selected" : `span ${this.span}`}`;
+    el.player.dataset.run = run.header.uid;
     el.player.dataset.step = String(step);
     el.player.dataset.cell = `${this.layer},${this.head}`;
     el.player.dataset.frames = String(this.frames);
