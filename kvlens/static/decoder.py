@@ -71,15 +71,23 @@ class StaticDecoder:
     @torch.inference_mode()
     def step(self, token: int) -> torch.Tensor:
         """Feed `token` -> logits [V]. At step 0 it has to be the prompt's last token."""
+        self.before(token)
+        self._token.fill_(token)
+        logits = self._run() if self.steps else self._step()
+        self.after(logits)
+        return logits
+
+    def before(self, token: int) -> None:
+        """The host's part before the step that is fed `token`."""
         assert self.steps < self.context.max_new, "all steps that were planned for have been made"
         assert self.steps or token == self.prompt.ids[-1], "step 0 feeds the prompt's last token"
         self.session.between_steps(self.steps, self._ended(token))
-        self._token.fill_(token)
-        logits = self._run() if self.steps else self._step()
+
+    def after(self, logits: torch.Tensor) -> None:
+        """The host's part after a step, of which logits [V] came."""
         self.session.stepped()
         self.steps += 1
         self._logprobs = logits.float().log_softmax(-1)
-        return logits
 
     def _ended(self, token: int) -> StepEnd | None:
         """What the method may know of the step before, now that its successor's token is known."""

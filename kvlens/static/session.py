@@ -95,7 +95,7 @@ class StaticSession:
             return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
         recall.decide, recall.rename = made(recall.decide), made(recall.rename)
-        slots.bias, slots.pages = made(slots.bias), made(slots.pages)
+        slots.bias = made(slots.bias)
 
     # ------------------------------------------------------------------------------------------------------------ between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
@@ -121,20 +121,28 @@ class StaticSession:
     # --------------------------------------------------------------------------------------------------------------- in the step
     def step(self, token: torch.Tensor) -> torch.Tensor:
         """token int64 [1, 1] through the model -> logits [V]. Tensors only; the position moves on by one."""
+        self.begin()
+        out = self.model(
+            input_ids=token, position_ids=self.position[None], past_key_values=self.cache, use_cache=True, logits_to_keep=1
+        )  # fmt: skip
+        self.end()
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+    def begin(self) -> None:
+        """Before the model: the step's token takes its slots."""
         for window in self._windows:
             window.take(self.position)
         self.slots.begin(self.position, self._set)
         if self.ring is not None:
             self.ring.begin()
-        out = self.model(
-            input_ids=token, position_ids=self.position[None], past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )  # fmt: skip
+
+    def end(self) -> None:
+        """After the model: what was put aside is waited for, and the position moves on by one."""
         self.aside.join()
         self.position.add_(1)
         if self.ring is not None:
             self.ring.end()
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
 
     def tokens_seen(self, layer: int) -> int:
         """Positions are given to the model, so nobody may ask."""

@@ -1,0 +1,237 @@
+"""Several sequences in one step: row by row what single decoders generate, move and tell, whatever the others in the batch do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from static_support import CASES, FETCHING, Case, Counting, decoder
+from support import random_llama, random_prompt, task_prompt
+from torch._dynamo.utils import counters
+
+from kvlens.engine import Engine
+from kvlens.methods import get
+from kvlens.static import BatchDecoder, StaticDecoder
+from kvlens.static.batch import OneLane, StreamLanes, lanes
+
+STEPS = 8
+LENGTHS = (640, 640, 560)
+CHOSEN = [*(CASES[i] for i in (0, 1, 2, 3, 5, 8, 13)), Case("freekv", "0.45", overrides={"recall": "all", "dense_layers": 1})]
+"""every method; FreeKV with corrected heads, and with dense layers"""
+
+
+@pytest.fixture(scope="module")
+def asked(demo: Any) -> list[Any]:
+    """Three prompts, the last one shorter, and what was read of them."""
+    prompts = [task_prompt(demo, "multikey", length, seed=seed, max_new=STEPS)[0] for seed, length in enumerate(LENGTHS)]
+    return [(prompt, Engine(demo).read(prompt)) for prompt in prompts]
+
+
+def decoders(model: Any, asked: list[Any], case: Case, steps: int = STEPS, **more: Any) -> list[StaticDecoder]:
+    return [decoder(model, prompt, case, steps, read=read, **more) for prompt, read in asked]
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.id)
+def test_every_row_is_what_it_is_alone(demo: Any, asked: list[Any], case: Case) -> None:
+    alone, batch = decoders(demo, asked, case, ring=5), BatchDecoder(decoders(demo, asked, case, ring=5))
+    try:
+        ids = [one.decode(STEPS) for one in alone]
+        assert batch.decode(STEPS) == ids
+        assert len({tuple(row) for row in ids}) == len(asked), "prompts whose answers are alike prove nothing"
+        moved = torch.stack([one.moved_bytes() for one in alone])
+        assert torch.equal(batch.moved_bytes(), moved)
+        assert bool((moved.sum((1, 2, 3)) > 0).all()) == (case.method in FETCHING)
+        for one, session in zip(alone, batch.sessions, strict=True):
+            assert one.session.ring is not None
+            assert session.ring is not None
+            expected, told = one.session.ring.told(), session.ring.told()
+            np.testing.assert_allclose(told.mass, expected.mass, atol=1e-5)
+            np.testing.assert_array_equal(told.attended, expected.attended)
+            np.testing.assert_array_equal(told.moved, expected.moved)
+            assert torch.equal(session.position, one.session.position)
+            assert session.memory.account.resident == one.session.memory.account.resident
+    finally:
+        batch.close()
+        for one in alone:
+            one.close()
+
+
+@pytest.mark.parametrize("case", [CHOSEN[4], CHOSEN[6]], ids=lambda case: case.id)
+def test_a_batch_of_one_is_the_single_step_bit_for_bit(demo: Any, asked: list[Any], case: Case) -> None:
+    (one,), batch = decoders(demo, asked[:1], case), BatchDecoder(decoders(demo, asked[:1], case))
+    try:
+        token = one.prompt.ids[-1]
+        for _ in range(STEPS):
+            expected = one.step(token)
+            assert torch.equal(batch.step([token])[0], expected)
+            token = int(expected.argmax())
+        assert torch.equal(batch.moved_bytes()[0], one.moved_bytes())
+    finally:
+        batch.close()
+        one.close()
+
+
+# other drivers, on a small model
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """One layer, so that graphs are traced quickly."""
+    return random_llama(num_hidden_layers=1)
+
+
+def pair(model: Any, case: Case, steps: int, prompts: tuple[int, ...] = (0, 1)) -> list[StaticDecoder]:
+    return [decoder(model, random_prompt(300, seed), case, steps) for seed in prompts]
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_all_sequences_are_one_compiled_graph(small: Any, fresh: None) -> None:
+    case, backend = Case("freekv", "0.6", overrides=get("freekv").untrained), Counting()
+    plain, compiled = BatchDecoder(pair(small, case, 8)), BatchDecoder(pair(small, case, 8)).compiled(backend)
+    try:
+        assert compiled.decode(8) == plain.decode(8)
+        assert torch.equal(compiled.moved_bytes(), plain.moved_bytes())
+        assert plain.moved_bytes().sum() > 0
+    finally:
+        plain.close()
+        compiled.close()
+    assert len(backend.graphs) == 1
+    assert backend.calls == 7
+    assert len(backend.addresses) == 1
+    assert not counters["graph_break"]
+
+
+def test_sequences_share_what_is_compiled_for_tables(small: Any, fresh: None) -> None:
+    case, backend = Case("freekv", "0.6", overrides=get("freekv").untrained), Counting()
+    plain, fused = BatchDecoder(pair(small, case, 8)), BatchDecoder(pair(small, case, 8)).fused(backend)
+    try:
+        assert fused.decode(8) == plain.decode(8)
+        assert torch.equal(fused.moved_bytes(), plain.moved_bytes())
+    finally:
+        plain.close()
+        fused.close()
+    assert len(backend.graphs) == 3, "plan, names of slots, bias: not one more for the second sequence"
+
+
+def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
+    batch = BatchDecoder(pair(small, Case("full", None), 4))
+    try:
+        batch.decode(1)
+        with pytest.raises(RuntimeError, match="needs a model on a CUDA device"):
+            batch.capture()
+        with pytest.raises(RuntimeError, match=r"call capture\(\) first"):
+            batch.replay([3, 3])
+    finally:
+        batch.close()
+
+
+def test_a_launch_moves_positions_and_tells_no_method(small: Any) -> None:
+    batch = BatchDecoder(pair(small, Case("full", None), 4))
+    try:
+        with torch.inference_mode():
+            batch.decode(1)
+            assert batch.launch().shape == (2, 512)
+        assert [int(session.position) for session in batch.sessions] == [301, 301]
+        assert [one.steps for one in batch.decoders] == [1, 1]
+    finally:
+        batch.close()
+
+
+@pytest.mark.parametrize("wrong", ["none", "two models", "one has begun"])
+def test_what_does_not_belong_together_is_refused(small: Any, wrong: str) -> None:
+    made = pair(small, Case("full", None), 4)
+    if wrong == "two models":
+        made += pair(random_llama(num_hidden_layers=1), Case("full", None), 4, (0,))
+    elif wrong == "one has begun":
+        made[0].decode(1)
+    try:
+        with pytest.raises(AssertionError, match="batch"):
+            BatchDecoder([] if wrong == "none" else made)
+    finally:
+        for one in made:
+            one.close()
+
+
+# streams: what is ordered before what, without a device
+
+
+class Streams:
+    """Notes forks, joins and what stream work was issued on, in the place of torch.cuda's functions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.waits, self.made = "main", [], 0
+        notes = self
+
+        class Stream:
+            def __init__(self, device: torch.device) -> None:
+                self.name = f"lane {notes.made}"
+                notes.made += 1
+
+            def wait_stream(self, other: Any) -> None:
+                notes.waits.append((self.name, other.name))
+
+        class Main:
+            name = "main"
+            wait_stream = Stream.wait_stream
+
+        @contextmanager
+        def on(stream: Any) -> Iterator[None]:
+            before, self.current = self.current, stream.name
+            yield
+            self.current = before
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Main())
+        monkeypatch.setattr(torch.cuda, "stream", on)
+
+
+def test_every_row_forks_for_itself_and_all_join_before_the_outputs_meet(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = BatchDecoder(pair(small, Case("full", None), 4))
+    streams = Streams(monkeypatch)
+    batch.seam.lanes = StreamLanes(torch.device("cuda"), 2)
+    issued, met = [], []
+    for row, session in enumerate(batch.sessions):
+        for name in ("write", "attend"):
+            monkeypatch.setattr(session, name, noted(session, name, row, issued, streams))
+    real = torch.cat
+
+    def cat(parts: Any, dim: int = 0) -> torch.Tensor:
+        met.append((streams.current, list(streams.waits)))
+        return real(parts, dim=dim)
+
+    monkeypatch.setattr(torch, "cat", cat)
+    forks, joins = [("lane 0", "main"), ("lane 1", "main")], [("main", "lane 0"), ("main", "lane 1")]
+    try:
+        batch.step([one.prompt.ids[-1] for one in batch.decoders])
+        assert issued == [(name, row, f"lane {row}") for name in ("write", "attend") for row in (0, 1)]
+        assert streams.waits == forks + joins + forks + forks + joins, "slots are named, then tokens written, then attended"
+        assert met[-1] == ("main", streams.waits), "outputs meet when all have come"
+    finally:
+        batch.close()
+
+
+def noted(session: Any, name: str, row: int, issued: list[Any], streams: Streams) -> Any:
+    """The session's function, which notes on what stream it is called."""
+    real = getattr(session, name)
+
+    def call(*given: Any) -> Any:
+        issued.append((name, row, streams.current))
+        return real(*given)
+
+    return call
+
+
+def test_lanes_are_for_several_sequences_on_cuda() -> None:
+    assert isinstance(lanes(torch.device("cpu"), 8), OneLane)
+    assert isinstance(lanes(torch.device("cuda"), 1), OneLane)
