@@ -52,13 +52,18 @@ class Engine:
         return resolve(options.oracle, shape.layers, shape.q_heads, len(prompt.ids), options.coverage)
 
     @torch.inference_mode()
-    def read(self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128) -> ReadPrompt:
+    def read(
+        self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128, progress: Progress = lambda phase, done, total: None
+    ) -> ReadPrompt:
         """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees, whatever the
         methods will ask for. A method that watches the prompt go by (`prefill_layer`) cannot use it."""
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
         session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, peeks=True)
         try:
-            surprisal = prefill(self.loaded, prompt, session, SessionCache(session, self.loaded.shape.layers), prefill_chunk)
+            surprisal = prefill(
+                self.loaded, prompt, session, SessionCache(session, self.loaded.shape.layers), prefill_chunk,
+                lambda done, total: progress("prefill", done, total),
+            )  # fmt: skip
             return ReadPrompt(prompt.ids, *session.read(), surprisal)
         finally:
             session.close()

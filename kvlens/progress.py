@@ -71,7 +71,7 @@ class Bar:
         if phase not in self._tasks:
             self._tasks[phase] = self._progress.add_task(phase, total=total, speed="")
         speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
-        self._progress.update(self._tasks[phase], completed=done, speed="" if speed is None else f"{speed} tokens/s")
+        self._progress.update(self._tasks[phase], completed=done, total=total, speed="" if speed is None else f"{speed} tokens/s")
 
     def done(self, uid: str, status: str) -> None:
         self._progress.stop()

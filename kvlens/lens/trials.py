@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvlens.lens.comparison import Reference
     from kvlens.prefill import ReadPrompt
     from kvlens.prompts import Prompt
+    from kvlens.runs import Report
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,16 @@ class Trials:
 
     def __init__(
         self, engine: Engine, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None, options: Options,
-        reference: Reference, kept: Sequence[Hold] = (),
+        reference: Reference, kept: Sequence[Hold] = (), report: Report = lambda phase, done, total: None,
     ) -> None:  # fmt: skip
-        """options: of the free run; kept: what the run held by itself, and goes on holding."""
+        """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the prefill."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
-        self.options, self.reference, self.kept = options, reference, tuple(kept)
+        self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
+
+    def ready(self) -> None:
+        """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each time."""
+        self._prompt()
 
     def free(self, holds: Sequence[Hold]) -> Result:
         """On its own tokens."""
@@ -85,5 +90,6 @@ class Trials:
 
     def _prompt(self) -> ReadPrompt | None:
         if self._read is None and not watches(self.method):
-            self._read = self.engine.read(self.prompt, self.options.prefill_chunk, max(128, self.method.observed_queries))
+            queries = max(128, self.method.observed_queries)
+            self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, self._report)
         return self._read

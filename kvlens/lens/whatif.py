@@ -91,9 +91,10 @@ def whatif(
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     planned = plan(past.request)
     trials = Trials(
-        prepared.engine, prepared.prompt, planned.method, planned.params, planned.budget, planned.options, reference, past.request.hold
-    )
-    question = Question.about(past, trials)
+        prepared.engine, prepared.prompt, planned.method, planned.params, planned.budget, planned.options, reference, past.request.hold,
+        report,
+    )  # fmt: skip
+    question = Question.about(past, trials, report)
     found = question.search(past, asked, heads, report, cancelled) if asked.search else None
     if found is not None and found.heads:
         holds = holds_for(past, asked, found.heads)
@@ -127,16 +128,22 @@ class Question:
     _losses: dict[tuple[Hold, ...], list[Loss | None]] = field(default_factory=dict)
 
     @classmethod
-    def about(cls, past: Past, trials: Trials) -> Question:
-        """From what the run recorded, as far as it did; the rest is run again."""
+    def about(cls, past: Past, trials: Trials, report: Report) -> Question:
+        """From what the run recorded, as far as it did; the rest is run again, which is reported as `again`."""
+
+        def again(repeat: Callable[[Sequence[Hold]], Result]) -> Result:
+            trials.ready()
+            report("again", 0, 1)
+            return repeat(())
+
         source, reference = past.source, trials.reference
         decode = trials.engine.loaded.tokenizer.decode
         full_text = decode(list(reference.ids), skip_special_tokens=True)
         by_answer = source.answer is not None and answers(source.task, source.answer, full_text)
-        before = past.text if past.whole and not past.forced else trials.free(()).text
+        before = past.text if past.whole and not past.forced else again(trials.free).text
         lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
         if not lost and len(past.losses) < len(reference.ids):
-            losses = trials.forced(()).losses
+            losses = again(trials.forced).losses
             lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
         step, kl = lost[0] if lost else (None, None)
         expected = source.answer if by_answer and source.answer is not None else full_text
@@ -178,17 +185,23 @@ class Question:
         if self.step is None or self.was_right:
             raise ValueError(f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ.")
 
-        def measure(heads: tuple[Head, ...]) -> Measured:
+        self.trials.ready()
+        report("search", 0, len(candidates))
+
+        def held(heads: tuple[Head, ...]) -> tuple[Hold, ...]:
             if cancelled():
                 raise ValueError("cancelled while searching; nothing was stored.")
-            holds = holds_for(past, asked, heads)
+            return holds_for(past, asked, heads)
+
+        def measure(heads: tuple[Head, ...]) -> Measured:
+            holds = held(heads)
             losses = self.losses(holds)[self.step :]
             return Measured(sum(loss.kl for loss in losses if loss is not None), self.agrees(holds))
 
         def told(tried: int) -> None:
             report("search", tried, max(tried, len(candidates)))
 
-        return Search(measure, lambda heads: self.restored(holds_for(past, asked, heads)), told).run(candidates)
+        return Search(measure, lambda heads: self.restored(held(heads)), told).run(candidates)
 
     def answered(self, result: Result, holds: tuple[Hold, ...], forced: bool) -> dict[str, Any]:
         """The summary of the stored run `result`, in which `holds` were kept."""

@@ -37,7 +37,7 @@ class Job:
     """seconds since the epoch"""
     state: str = "queued"
     phase: str = ""
-    """load | check | reference | prefill | place | decode | search | store, as the engine reports it"""
+    """load | check | reference | prefill | place | decode | again | search | store, as the engine reports it"""
     done: int = 0
     total: int = 0
     """tokens (prefill), steps (decode)"""

@@ -19,6 +19,7 @@ _PHASES = {
     "prefill": "Prefill",
     "place": "Placing the prompt: spans, summaries, cold tier",
     "decode": "Decoding",
+    "again": "Repeating the run as it was",
     "search": "Looking for the smallest set of heads",
     "store": "Storing the trace",
 }

@@ -13,7 +13,7 @@ from kvlens.lens.search import Measured, Search
 from kvlens.lens.whatif import Asked, whatif
 from kvlens.prompts import PromptText
 from kvlens.runs import RunRequest, carry_out
-from kvlens.store.reader import TraceReader
+from kvlens.store.reader import TraceReader, list_runs
 
 TOKENS, FACT = 300, 120
 HEADS = tuple((layer, head) for layer in range(2) for head in range(2))
@@ -73,6 +73,27 @@ def test_the_search_returns_exactly_that_head(one: tuple[Lost, tuple[int, int]])
     assert (summary["answer_before"].split()[0], summary["answer_after"]) == ("f0", "a5")
     assert summary["expected"] == "a5"
     assert summary["step"] == 0
+
+
+def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None:
+    told: list[tuple[str, int, int]] = []
+    whatif(two.runs, two.uid, Asked((two.span,), search=True), lambda *place: told.append(place))
+    first = next(place for place, (phase, *_) in enumerate(told) if phase == "search")
+    before = [phase for phase, *_ in told[:first]]
+    assert before[-2:] == ["prefill", "again"], "the prompt is read, and the run, which was not compared, repeated to see what it lost"
+    assert told[first] == ("search", 0, len(HEADS))
+    tried = [done for phase, done, _ in told[first:] if phase == "search"]
+    assert sorted(set(tried)) == [*range(tried[-1] + 1)], "every set is told of"
+    assert tried == sorted(tried)
+    phases = [phase for phase, *_ in told[first:]]
+    assert phases.index("prefill") == len(tried), "the prompt is read once for all trials; the run that is stored reads it anew"
+
+
+def test_a_search_can_be_cancelled_before_its_first_trial(two: Lost) -> None:
+    stored = len(list_runs(two.runs))
+    with pytest.raises(ValueError, match="cancelled while searching; nothing was stored"):
+        whatif(two.runs, two.uid, Asked((two.span,), search=True), quiet, lambda: True)
+    assert len(list_runs(two.runs)) == stored
 
 
 def test_two_heads_that_carry_half_each_are_found_together(two: Lost) -> None:
