@@ -4,16 +4,13 @@ its trace readable. Through the command line, in processes of their own; what wo
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warmprocess import WarmProcess
 
 from kvlens.store.reader import TraceReader, list_runs
-
-ROOT = Path(__file__).parents[2]
 
 FAKES = {
     "prefill": """
@@ -88,22 +85,20 @@ SENTENCES = {
 }
 
 
-def kvlens(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`kvlens` with something faked before it begins."""
-    program = f"import sys\nimport torch\n{code}\nfrom kvlens.cli import main\nsys.argv[0] = 'kvlens'\nmain()"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
-    command = [sys.executable, "-c", program, *arguments, "--runs", str(folder)]
-    return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False, timeout=240)
+@pytest.fixture(scope="module")
+def warm() -> Iterator[WarmProcess]:
+    with WarmProcess() as process:
+        yield process
 
 
 @pytest.mark.parametrize("what", list(FAKES))
-def test_a_shortage_is_one_sentence_and_a_failed_run(tmp_path: Path, what: str) -> None:
+def test_a_shortage_is_one_sentence_and_a_failed_run(warm: WarmProcess, tmp_path: Path, what: str) -> None:
     prompt, runs = tmp_path / "p.txt", tmp_path / "runs"
     prompt.write_text("The river was wide and the bridge was old. The key of Nora is 417. " * 12)
     arguments = ["run", str(prompt), "--method", "freekv", "--budget", "0.5", "--max-new", "60", "--ignore-eos"]
     if what == "pinned while decoding":
         arguments[3] = "sekv"
-    ended = kvlens(runs, FAKES[what], *arguments)
+    ended = warm.kvlens(tmp_path, FAKES[what], *arguments, "--runs", str(runs))
     assert ended.returncode == 1, ended.stdout
     lines = ended.stderr.strip().splitlines()
     said = [line for line in lines if line.startswith("kvlens: ")]

@@ -1,0 +1,61 @@
+"""`kvlens` in a process of its own for each command, forked from one that has imported torch and transformers already."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).parent.parent
+_SERVE = """
+import json, os, sys, traceback
+import torch
+import kvlens.cli, kvlens.storing, kvlens.lens.reference, kvlens.engine
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for number, path in enumerate(order["streams"], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        ended = 0
+        try:
+            exec(order["code"], {"torch": torch})
+            sys.argv = ["kvlens", *order["arguments"]]
+            kvlens.cli.main()
+        except SystemExit as stop:
+            ended = stop.code or 0
+        except BaseException:
+            traceback.print_exc()
+            ended = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(ended)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class WarmProcess:
+    """Commands one after the other. Used with `with`."""
+
+    def __enter__(self) -> WarmProcess:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        self._parent = subprocess.Popen(
+            [sys.executable, "-c", _SERVE], cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        assert self._parent.stdin is not None
+        self._parent.stdin.close()
+        self._parent.wait(20)
+
+    def kvlens(self, folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`kvlens *arguments` after `code`, which fakes something. folder: for what it prints."""
+        streams = [str(folder / name) for name in ("out", "err")]
+        assert self._parent.stdin is not None
+        assert self._parent.stdout is not None
+        print(json.dumps({"code": code, "arguments": arguments, "streams": streams}), file=self._parent.stdin, flush=True)
+        ended = int(self._parent.stdout.readline())
+        return subprocess.CompletedProcess(arguments, ended, *(Path(path).read_text() for path in streams))
