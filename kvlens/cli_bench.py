@@ -14,21 +14,32 @@ import typer
 
 bench_app = typer.Typer(help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True)
 
+Model = Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")]
+Methods = Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")]
+Budgets = Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")]
+Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
+
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _table(model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float) -> dict[str, Any]:
+    """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
+    asked = {"model": model, "tasks": _names(tasks), "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    return asked | ({"methods": _names(methods)} if methods else {})
+
+
 @bench_app.command("quality")
 def quality(
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
-    methods: Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")] = "",
+    model: Model = "demo",
+    methods: Methods = "",
     tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated.")] = "needle,multikey,list",
-    budgets: Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")] = "5%,10%,20%",
+    budgets: Budgets = "5%,10%,20%",
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 25,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 8_000_000,
-    minutes: Annotated[float, typer.Option(help="Stop after this long; run again to continue.")] = 60.0,
+    minutes: Minutes = 60.0,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/quality.json"),
     kept: Annotated[Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")] = Path(
         "runs/quality.jsonl"
@@ -41,11 +52,7 @@ def quality(
 
     check_file(out, "--out")
     check_file(doc, "--doc")
-    chosen: dict[str, Any] = {"methods": _names(methods)} if methods else {}
-    request = QualityRequest(
-        model=model, tasks=_names(tasks), budgets=_names(budgets), length=length, prompts=prompts, first_seed=seed, minutes=minutes,
-        **chosen,
-    )  # fmt: skip
+    request = QualityRequest(**_table(model, methods, tasks, budgets, prompts, seed, minutes), length=length)
 
     def report(done: int, total: int, row: dict[str, Any]) -> None:
         came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
@@ -61,16 +68,16 @@ def quality(
 
 @bench_app.command("sweep")
 def sweep(
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
-    methods: Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")] = "",
+    model: Model = "demo",
+    methods: Methods = "",
     tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH.")] = "needle",
-    budgets: Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")] = "10%,20%",
+    budgets: Budgets = "10%,20%",
     lengths: Annotated[str, typer.Option(help="Tokens of a generated prompt, comma-separated.")] = "512,1024,2048",
     depths: Annotated[str, typer.Option(help="0 (start) to 1 (end), comma-separated.")] = "0.1,0.3,0.5,0.7,0.9",
     prompts: Annotated[int, typer.Option(help="Prompts per task, length and depth; of a file, its first so many.")] = 5,
     cut: Annotated[int | None, typer.Option(help="Cut a file's prompts in their middle to so many tokens.")] = None,
     seed: Annotated[int, typer.Option(help="First seed of the prompts.")] = 9_000_000,
-    minutes: Annotated[float, typer.Option(help="Stop after this long; run again to continue.")] = 60.0,
+    minutes: Minutes = 60.0,
     traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Store every trial as a run.")] = True,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -91,9 +98,8 @@ def sweep(
 
     check_file(out, "--out")
     request = SweepRequest(
-        model=model, tasks=_names(tasks), budgets=_names(budgets), lengths=_numbers(lengths, int), depths=_numbers(depths, float),
-        prompts=prompts, cut=cut, first_seed=seed, minutes=minutes, traces=traces, device=device, dtype=dtype, workers=workers, ray=ray,
-        **({"methods": _names(methods)} if methods else {}),
+        **_table(model, methods, tasks, budgets, prompts, seed, minutes), lengths=_numbers(lengths, int), depths=_numbers(depths, float),
+        cut=cut, traces=traces, device=device, dtype=dtype, workers=workers, ray=ray,
     )  # fmt: skip
     folder = runs or Path(os.environ.get("KVLENS_RUNS") or "runs")
     about, rows = run(request, kept, folder, lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True), stop_signals())
@@ -132,7 +138,7 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
 @bench_app.command("claims")
 def claims(
     methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    model: Model = "demo",
     prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
     out: Annotated[Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")] = None,
 ) -> None:

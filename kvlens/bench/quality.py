@@ -8,56 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
-from kvlens import methods, tasks
+from kvlens import methods
 from kvlens.bench import kept as lines_kept
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.summary import grouped, summary
+from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
-from kvlens.budget import Budget
-
-REFERENCE = "full"
-"""run once per prompt, without a limit"""
 
 
-class QualityRequest(BaseModel):
-    """What to measure. Bad values are refused here, before a model is loaded."""
+class QualityRequest(TableRequest):
+    """What to measure."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    model: str = "demo"
-    methods: tuple[str, ...] = ("full", "streaming_llm", "sekv", "chess", "freekv", "sentkv", "compresskv")
     tasks: tuple[str, ...] = ("needle", "multikey", "list")
     budgets: tuple[str, ...] = ("5%", "10%", "20%")
     length: int = Field(2048, ge=64)
     prompts: int = Field(25, ge=1)
     first_seed: int = 8_000_000
-    minutes: float = Field(60.0, gt=0)
-    """stop after this long; what is done is kept and counts"""
-
-    @field_validator("tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for task in value:
-            tasks.get(task)
-        return value
-
-    @field_validator("budgets")
-    @classmethod
-    def _shares(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for budget in value:
-            if Budget.parse(budget).unit != "share":
-                raise ValueError(f"the table compares shares of full KV (0.1 or 10%), not '{budget}'.")
-        return value
 
     def trials(self) -> Iterator[Trial]:
         """Prompt by prompt, so that an interrupted table has whole prompts."""
         for index in range(self.prompts):
             for task in self.tasks:
-                for name in self.methods:
-                    for budget in ("",) if name == REFERENCE else self.budgets:
-                        yield Trial(task, self.length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, name, budget)
+                for arm in self.arms():
+                    yield Trial(task, self.length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, *arm)
 
 
 def key(trial: Trial) -> str:
@@ -68,10 +43,8 @@ def key(trial: Trial) -> str:
 def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total, row).
 
-    Raises ValueError for an unknown method or a file that does not hold trials.
+    Raises ValueError for a file that does not hold trials.
     """
-    for name in request.methods:
-        methods.get(name)
     import torch
 
     from kvlens.engine import Engine

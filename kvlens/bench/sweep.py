@@ -10,27 +10,21 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from kvlens import methods, tasks
+from kvlens import tasks
 from kvlens.bench import kept as lines_kept
 from kvlens.bench.sweeplanes import Lane, lanes, run_lanes
 from kvlens.bench.sweepwork import Place
+from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, Trial
-from kvlens.budget import Budget
 
-REFERENCE = "full"
-"""run once per prompt, without a limit"""
 Report = Callable[[int, int, dict[str, Any]], None]
 
 
-class SweepRequest(BaseModel):
-    """What to measure. Bad values are refused here, before a model is loaded."""
+class SweepRequest(TableRequest):
+    """What to measure."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    model: str = "demo"
-    methods: tuple[str, ...] = ("full", "streaming_llm", "sekv", "chess", "freekv", "sentkv", "compresskv")
     tasks: tuple[str, ...] = ("needle",)
     budgets: tuple[str, ...] = ("10%", "20%")
     lengths: tuple[int, ...] = (512, 1024, 2048)
@@ -40,8 +34,6 @@ class SweepRequest(BaseModel):
     cut: int | None = Field(None, ge=64)
     """tokens a file's prompts are cut to, in their middle; None: they stay whole"""
     first_seed: int = 9_000_000
-    minutes: float = Field(60.0, gt=0)
-    """stop after this long; what is done is kept and counts"""
     traces: bool = True
     """store every trial as a run"""
     device: str = "cpu"
@@ -49,28 +41,6 @@ class SweepRequest(BaseModel):
     workers: int = Field(1, ge=1, le=256)
     ray: str | None = None
     """address of a Ray cluster; None: processes of this machine"""
-
-    @field_validator("tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for task in value:
-            tasks.get(task)
-        return value
-
-    @field_validator("methods")
-    @classmethod
-    def _known_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            methods.get(name)
-        return value
-
-    @field_validator("budgets")
-    @classmethod
-    def _shares(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for budget in value:
-            if Budget.parse(budget).unit != "share":
-                raise ValueError(f"a sweep compares shares of full KV (0.1 or 10%), not '{budget}'.")
-        return value
 
     @field_validator("depths")
     @classmethod
@@ -101,12 +71,7 @@ class SweepRequest(BaseModel):
         for task in self.tasks:
             for prompt in self.prompts_of(task):
                 rounds.setdefault(prompt[-1], []).append(prompt)
-        return [self._arms(prompt) for index in sorted(rounds) for prompt in rounds[index]]
-
-    def _arms(self, prompt: tuple[str, int | None, float | None, int, int]) -> list[Trial]:
-        return [
-            Trial(*prompt, name, budget) for name in self.methods for budget in (("",) if name == REFERENCE else self.budgets)
-        ]  # fmt: skip
+        return [[Trial(*prompt, *arm) for arm in self.arms()] for index in sorted(rounds) for prompt in rounds[index]]
 
 
 def sweep(

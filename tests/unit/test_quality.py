@@ -87,6 +87,7 @@ def test_infeasible_cells_say_what_they_need() -> None:
     ("change", "sentence"),
     [
         ({"tasks": ("nonsense",)}, "unknown task"),
+        ({"methods": ("magic",)}, "unknown method 'magic'"),
         ({"budgets": ("64MB",)}, "shares of full KV"),
         ({"budgets": ("x",)}, "not understood"),
         ({"prompts": 0}, "greater than or equal"),
@@ -95,8 +96,3 @@ def test_infeasible_cells_say_what_they_need() -> None:
 def test_bad_requests_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         QualityRequest(**{**SMALL, **change})
-
-
-def test_an_unknown_method_is_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown method 'magic'"):
-        collect(tmp_path / "t.jsonl", QualityRequest(**{**SMALL, "methods": ("magic",)}))
