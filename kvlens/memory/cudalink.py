@@ -168,4 +168,4 @@ def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_T
 
 
 def cuda_link(device: torch.device, ledger: Ledger) -> CudaLink:
-    return CudaLink(ledger, cuda_streams(device), cuda_pinned())
+    return CudaLink(ledger, cuda_streams(device), cuda_pinned(device))

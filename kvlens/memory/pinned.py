@@ -4,9 +4,11 @@ that is needed, registered once and divided. torch's own pinned allocator rounds
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -28,8 +30,21 @@ class HostMemory(Protocol):
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory, for as long as this object is open. Raises Shortage when there is no more."""
 
+    def another(self) -> HostMemory:
+        """Memory of the same kind, of which nothing is taken yet."""
+
     def close(self) -> None:
-        """The run is over; nothing is copied here any more."""
+        """Nothing is copied or read here any more. Memory can be taken anew."""
+
+
+def pools(host: HostMemory, layers: int, size: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    """A pool for each layer, all in one piece of `host`."""
+    host.expect(layers * _aligned(math.prod(size) * dtype.itemsize))
+    return [host.take(size, dtype) for _ in range(layers)]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Pageable:
@@ -40,6 +55,9 @@ class Pageable:
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype)
+
+    def another(self) -> Pageable:
+        return Pageable()
 
     def close(self) -> None:
         """Goes with the tensors."""
@@ -71,14 +89,17 @@ class PinnedSlabs:
         if size > self._left():
             self._add(max(size, self.held // SLACK, LEAST))
         found = self._slabs[-1][self._used : self._used + size]
-        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        self._used += _aligned(size)
         return found.view(dtype).view(*shape)
 
+    def another(self) -> PinnedSlabs:
+        return PinnedSlabs(self._register, self._unregister)
+
     def close(self) -> None:
-        """Unlock everything. What was taken stays readable as long as somebody holds it."""
-        while self._slabs:
-            self._unregister(self._slabs.pop().data_ptr())
-        self._used = self.held = 0
+        """Unlock everything, while it is still memory. What was taken stays readable by the host as long as somebody holds it."""
+        slabs, self._slabs, self._used, self.held = self._slabs, [], 0, 0
+        for slab in slabs:
+            self._unregister(slab.data_ptr())
 
     def _left(self) -> int:
         return len(self._slabs[-1]) - self._used if self._slabs else 0
@@ -98,17 +119,27 @@ class PinnedSlabs:
         self.held += size
 
 
-def cuda_pinned() -> PinnedSlabs:
-    """Slabs that every CUDA device can copy from."""
-    return PinnedSlabs(_cuda_register, _cuda_unregister)
+def cuda_pinned(device: torch.device) -> PinnedSlabs:
+    """Slabs that CUDA devices copy from and kernels read in place: with unified addresses whatever is registered is mapped and portable.
+    device: whose work is waited for before a slab is given back."""
+    return PinnedSlabs(partial(_cuda_register, device), partial(_cuda_unregister, device))
 
 
-def _cuda_register(address: int, size: int) -> None:
+def _cuda_register(device: torch.device, address: int, size: int) -> None:
     runtime = torch.cuda.cudart()
     status = runtime.cudaHostRegister(address, size, 0)
     if int(status):
+        _forget_error(device)
         raise RuntimeError(f"cudaHostRegister: {runtime.cudaGetErrorString(status)}")
 
 
-def _cuda_unregister(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
+def _cuda_unregister(device: torch.device, address: int) -> None:
+    torch.cuda.synchronize(device)  # a kernel or a replayed graph on any stream may be reading there
+    if int(torch.cuda.cudart().cudaHostUnregister(address)):
+        _forget_error(device)
+
+
+def _forget_error(device: torch.device) -> None:
+    """CUDA keeps the error of a call that failed until it is asked for, and PyTorch asks at its next launch, which would be blamed."""
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=device)

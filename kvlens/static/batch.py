@@ -170,8 +170,9 @@ class BatchDecoder:
     @torch.inference_mode()
     def capture(self) -> None:
         """As StaticDecoder.capture: one CUDA graph for all sequences. Raises RuntimeError on a CPU."""
-        run = cuda.capture(self._plain, self.model.device)
-        assert self.steps, "make at least one step before capturing"
+        device = self.model.device
+        assert device.type != "cuda" or self.steps > 1, "make at least two steps before capturing; step 0 is another program"
+        run = cuda.capture(self._plain, device)
         self._run, self._captured = run, True
 
     def replay(self, tokens: Sequence[int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from kvlens.capture import captured
 from kvlens.kernels.lowrank_spans import Spans, reconstruct_triton
 from kvlens.kernels.page_moves import CTAS, move_triton
 
@@ -16,25 +17,13 @@ PAGE_BYTES = 1 << 14
 """of a unit for which CTAS programs are enough; smaller units need more of them, to have as many bytes under way"""
 
 
-def host_pools(layers: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """A pool in host memory for each layer: page-locked where the device is CUDA, since kernels read it in place."""
-    return [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda" and 0 not in size) for _ in range(layers)]
-
-
-def fetch(pool: torch.Tensor, row: torch.Tensor, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Rows into cells by the zero-copy kernel; as kvlens.static.recall.fetch."""
-    heads = len(row)
-    unit = torch.where(fill, row * heads + torch.arange(heads, device=row.device)[:, None], -1).int()
-    _fetch(pool, unit, keys, values)
-
-
 # Launches are custom operators: torch.compile takes each as one call, and need not understand Triton's launch options.
 
 
 @torch.library.custom_op("kvlens::fetch_rows", mutates_args=("keys", "values"),
                          schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
-def _fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """unit int32 [H_kv, M], -1: none; keys, values [H_kv, M, P, D]."""
+def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Units into cells by the zero-copy kernel; as kvlens.static.recall.fetch."""
     heads, cells = unit.shape
     slot = torch.arange(cells, dtype=torch.int32, device=unit.device).expand(heads, cells).contiguous()
     unit_bytes = 2 * pool.shape[3] * pool.shape[4] * pool.element_size()
@@ -94,16 +83,13 @@ def aside(device: torch.device) -> Aside:
 
 
 def capture(step: Callable[[], torch.Tensor], device: torch.device) -> Callable[[], torch.Tensor]:
-    """`step` as a CUDA graph: what is returned replays it, into the same output tensor. Capturing runs nothing, so no state changes.
+    """`step` as a CUDA graph: what is returned replays it, into the same output tensor.
 
-    Raises RuntimeError where there is no CUDA device.
+    Raises RuntimeError where there is no CUDA device, and what `kvlens.capture.captured` does.
     """
     if device.type != "cuda":
         raise RuntimeError("a CUDA graph needs a model on a CUDA device; on the CPU use step() as it is, or compiled().")
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize(device)
-    with torch.cuda.graph(graph):
-        out = step()
+    graph, out = captured(step, device)
 
     def replay() -> torch.Tensor:
         graph.replay()

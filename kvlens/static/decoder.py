@@ -36,6 +36,12 @@ class StaticDecoder:
         self.loaded, self.prompt = loaded, prompt
         self.context = Engine(loaded).context(prompt, budget, options)
         self._ordinary = Session(method, params, self.context)
+        self.steps = 0
+        self._plain: Callable[[], torch.Tensor] = self._step
+        self._run = self._plain
+        self._captured = False
+        self._warm = False
+        """a step like those to come has been made, so everything that compiles, loads or allocates once has done so"""
         try:
             surprisal = self._prefill(options.prefill_chunk, read)
             last = self.context.prompt_tokens + self.context.max_new
@@ -43,11 +49,7 @@ class StaticDecoder:
         except BaseException:
             self.close()
             raise
-        self.steps = 0
         self._token = torch.zeros(1, 1, dtype=torch.long, device=loaded.model.device)
-        self._plain: Callable[[], torch.Tensor] = self._step
-        self._run = self._plain
-        self._captured = False
         self._surprisal = float(surprisal[-1])
         self._text = prompt.pieces[-1]
         self._logprobs: torch.Tensor | None = None
@@ -86,6 +88,7 @@ class StaticDecoder:
     def after(self, logits: torch.Tensor) -> None:
         """The host's part after a step, of which logits [V] came."""
         self.session.stepped()
+        self._warm = self.steps > 0
         self.steps += 1
         self._logprobs = logits.float().log_softmax(-1)
 
@@ -113,20 +116,23 @@ class StaticDecoder:
         """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
         for every method (FreeKV has nothing to speculate on yet), so it runs as it is."""
         self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
+        self._warm = False
         return self
 
     def fused(self, backend: Any = "inductor") -> StaticDecoder:
         """The middle way: what every layer does to the tables is compiled, once for all layers, in seconds; the Hugging Face modules and
         the method's `select` run as they are."""
         self.session.fuse(backend)
+        self._warm = False
         return self
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. Steps must have been made before: step 0 is not like
-        the others, and what compiles or allocates once has done so. A second call captures anew. Raises RuntimeError on a CPU."""
-        run = cuda.capture(self._plain, self.loaded.model.device)
-        assert self.steps, "make at least one step before capturing"
+        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. A step after step 0, which is not like the others, must
+        have been made the same way before. A second call captures anew. Raises RuntimeError on a CPU."""
+        device = self.loaded.model.device
+        assert device.type != "cuda" or self._warm, "make a step like those to come before capturing; step 0 is another program"
+        run = cuda.capture(self._plain, device)
         self._run, self._captured = run, True
 
     def replay(self, token: int) -> torch.Tensor:
@@ -146,4 +152,6 @@ class StaticDecoder:
         return self.session.recall.moved.clone().cpu()
 
     def close(self) -> None:
+        """Give back the host memory. A captured step reads it, so there is none to be replayed any more."""
+        self._run, self._captured = self._plain, False
         self._ordinary.close()

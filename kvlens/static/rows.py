@@ -12,8 +12,8 @@ import torch
 
 from kvlens.memory import Memory
 from kvlens.memory.cold import ColdTier, Unit
+from kvlens.memory.pinned import pools
 from kvlens.methods.base import FactorForm
-from kvlens.static import cuda
 from kvlens.static.factors import FactorRows, Host
 
 COLD = ("cold", "coarse")
@@ -25,11 +25,21 @@ class HostRows(ColdTier):
     Spans that lie as factors are in `factors`."""
 
     def __init__(self, memory: Memory, last: int, form: FactorForm | None = None, host: Host | None = None) -> None:
-        """Takes over the units that lie in `memory`'s cold tier now. last: no token will ever lie at this position or after it; form: of
-        units that are not raw; host: gives host memory instead of new memory of this tier's own."""
-        super().__init__()
+        """Takes over the units that lie in `memory`'s cold tier now, and gives back the host memory that they lay in. last: no token will
+        ever lie at this position or after it; form: of units that are not raw; host: gives host memory instead of the link's.
+
+        Raises Shortage where there is not enough to pin: both memories are held until the units have been copied.
+        """
+        left, link = memory.link.host, memory.link
+        super().__init__(left.another())
+        link.host = self.host  # which the link gives back when it is closed
+        try:
+            self._take_over(memory, last, form, host or partial(pools, self.host))
+        finally:
+            left.close()
+
+    def _take_over(self, memory: Memory, last: int, form: FactorForm | None, host: Host) -> None:
         before, shape, layout = memory.cold, memory.shape, memory.layout
-        host = host or partial(cuda.host_pools, device=memory.device)
         self._starts = memory.spans.rows
         self.page = layout.cold_page_tokens if layout.cold_pages else 1
         layers = [layer for pool in memory.hot.pools if not pool.dense for layer in pool.layers]

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from kvlens.capture import captured
+
 Step = Callable[[], object]
 
 
@@ -142,10 +144,7 @@ class CudaDevice(DryDevice):
             for _ in range(3):
                 step()
         torch.cuda.current_stream().wait_stream(warm)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
+        graph, _ = captured(step, self.at)
 
         def replay(held: Step = step) -> None:
             """`held`: the graph reads and writes the step's tensors, so they have to outlive it."""
