@@ -17,6 +17,7 @@ from kvlens.kernels.page_moves import move_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
+from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
 
 Case = tuple[str, Callable[[], object]]
 """What is compiled, in words, and the launch."""
@@ -44,6 +45,8 @@ def cases() -> Iterator[Case]:
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
     for count in (32, 64, 128):
         yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
+    for group, page, reads in ((4, 32, "whole spans"), (8, 32, "parts of spans"), (8, 1, "parts of spans"), (4, 32, "no selection")):
+        yield f"G {group}, pages of {page}, {reads}", lambda g=group, p=page, r=reads: _tables(g, p, r)  # type: ignore[misc]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -92,3 +95,17 @@ def _move(dim: int, page: int, to_pool: bool) -> None:
 def _plan(count: int) -> object:
     hot = HotPages.empty(_ints(1, HEADS, count))
     return recall_plan_triton(_ints(1, HEADS, count), _ints(1, HEADS), hot)
+
+
+def _tables(group: int, page: int, reads: str) -> object:
+    """As a static step's layer: 3,000 slots."""
+    spans, (span, position) = 300, _ints(2, HEADS, 3000)
+    fine = None if reads == "no selection" else torch.zeros(HEADS, group, spans, dtype=torch.bool)
+    tokens = torch.zeros(HEADS, group, spans, dtype=torch.int64) if reads == "parts of spans" else None
+    governed, is_hot = (torch.zeros(*size, dtype=torch.bool) for size in ((spans,), (HEADS, spans)))
+    return slot_tables_triton(
+        SlotReads(
+            torch.zeros(HEADS, 3000, dtype=torch.uint8), span, position, torch.zeros(spans), _ints(spans), governed, is_hot, group,
+            Codes(4, 3, 5, 6), fine, tokens,
+        ), page,
+    )  # fmt: skip

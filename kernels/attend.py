@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from kvlens.kernels import pool_attend
 from kvlens.kernels.choice import Backend, backend
+from kvlens.kernels.pool_attend import Live
 
 
 def runs_on(q: torch.Tensor, biased: bool) -> Backend:
@@ -24,8 +25,10 @@ def planned_on(device: torch.device, head_dim: int) -> str:
     return "triton where a bias is added, torch elsewhere" if triton else "torch"
 
 
-def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
-    """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot.
+def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float,
+                     live: Live | None = None) -> torch.Tensor:  # fmt: skip
+    """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot. live:
+    the bias's pages for k1, where they are known.
 
     Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, CUDA tensors take k1,
     and others PyTorch, where the query heads of a group are packed as rows of their KV head.
@@ -35,7 +38,7 @@ def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
         gqa = q.shape[1] != kv_heads
         return F.scaled_dot_product_attention(q, keys[None], values[None], scale=scaling, enable_gqa=gqa)
     if runs_on(q, biased=True) == "triton":
-        return pool_attend.pool_attention(q, keys, values, bias, scaling)
+        return pool_attend.pool_attention(q, keys, values, bias, scaling, live)
     packed = q.view(1, kv_heads, -1, head_dim)
     out = F.scaled_dot_product_attention(packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling)
     return out.reshape(q.shape)

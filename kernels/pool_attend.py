@@ -30,18 +30,21 @@ def page_of(slots: int) -> int:
 
 @dataclass(frozen=True)
 class Live:
-    """What is read of a pool's slots: table, page_len int32 [H, N], n_page int32 [H] as kvlens.kernels.page_attend.Pages, and the bias
-    [H, G, C] or None."""
+    """What is read of a pool's slots: table, page_len int32 [H, N], n_page int32 [H] as kvlens.kernels.page_attend.Pages; the bias
+    [H, G, C], and where in it, counted in numbers, each page's slots begin for the first query head (row int32 [H, N]), or neither."""
 
     table: torch.Tensor
     page_len: torch.Tensor
     n_page: torch.Tensor
-    bias: torch.Tensor | None
+    bias: torch.Tensor | None = None
+    row: torch.Tensor | None = None
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self.table, self.page_len, self.n_page, self.bias, self.row
 
     def become(self, other: Live) -> None:
         """Take over its numbers, at the addresses of one's own."""
-        for mine, new in zip((self.table, self.page_len, self.n_page, self.bias), (other.table, other.page_len, other.n_page, other.bias),
-                             strict=True):  # fmt: skip
+        for mine, new in zip(self.tensors(), other.tensors(), strict=True):
             if mine is not None and new is not None:
                 mine.copy_(new)
 
@@ -50,57 +53,62 @@ def live_prefix(count: torch.Tensor, heads: int, slots: int, page: int) -> Live:
     """The first `count` (0-d) of the slots are read, as they are."""
     table = torch.arange(-(-slots // page), dtype=torch.int32, device=count.device).expand(heads, -1).contiguous()
     page_len = (count - table * page).clamp(0, page).int()
-    return Live(table, page_len, ((count + page - 1) // page).int().expand(heads).contiguous(), None)
+    return Live(table, page_len, ((count + page - 1) // page).int().expand(heads).contiguous())
 
 
 def live_pages(bias: torch.Tensor, page: int) -> Live:
-    """Pages with a slot that some query head of the KV head attends."""
-    heads, _, slots = bias.shape
+    """Pages with a slot that some query head of the KV head attends, in ascending order; page 0 stands in the rest of the table."""
+    heads, group, slots = bias.shape
     count = -(-slots // page)
     seen = torch.nn.functional.pad((bias > -torch.inf).any(1), (0, count * page - slots)).unflatten(1, (count, page)).any(2)
     numbers = torch.arange(count, dtype=torch.int32, device=bias.device).expand(heads, -1)
     place = torch.where(seen, seen.cumsum(1) - 1, count)
     table = torch.zeros(heads, count + 1, dtype=torch.int32, device=bias.device).scatter(1, place, numbers)[:, :count].contiguous()
-    return Live(table, (slots - table * page).clamp(max=page).int(), seen.sum(1).int(), bias)
+    row = torch.arange(heads, dtype=torch.int32, device=bias.device)[:, None] * (group * slots) + table * page
+    return Live(table, (slots - table * page).clamp(max=page).int(), seen.sum(1).int(), bias, row)
 
 
 @torch.library.custom_op("kvlens::attend_slots", mutates_args=(), schema=(
-    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor page_len, Tensor n_page, Tensor? bias, float scaling, int page, bool mass)"
-    " -> (Tensor, Tensor)"
+    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor page_len, Tensor n_page, Tensor? bias, Tensor? row, float scaling,"
+    " int page, bool mass) -> (Tensor, Tensor)"
 ))  # fmt: skip
-def attend_slots(
+def _attend_slots(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-    bias: torch.Tensor | None, scaling: float, page: int, mass: bool,
+    bias: torch.Tensor | None, row: torch.Tensor | None, scaling: float, page: int, mass: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """k1 on q [Hq, D], keys, values [H, C, D] -> output [Hq, D], mass [Hq, N] in the order of the table, or nothing.
-
-    A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last one may be cut
-    short by the end of the pool, where page_len says so. A page's row of the bias begins where its slots do.
+    """A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last one may be cut
+    short by the end of the pool, where page_len says so.
     """
-    heads, slots, _ = keys.shape
+    slots = keys.shape[1]
     whole = slots // page
     paged = [x[:, : whole * page].unflatten(1, (whole, page)).transpose(0, 1) for x in (keys, values)]
-    row = rows = None
+    rows = None
     if bias is not None:
-        group = bias.shape[1]
         assert bias.is_contiguous()
-        head = torch.arange(heads, dtype=torch.int32, device=q.device)[:, None]
-        row = (head * (group * slots) + table * page)[None].contiguous()
-        rows = bias.as_strided((1, group, page), (1, slots, 1))
-    pages = Pages(table[None], page_len[None], n_page[None], rows, row)
+        rows = bias.as_strided((1, bias.shape[1], page), (1, slots, 1))
+    pages = Pages(table[None], page_len[None], n_page[None], rows, None if row is None else row[None])
     found = page_attention_triton(q[None], *paged, pages, scaling, mass)
     return found.output[0], q.new_empty(0, dtype=torch.float32) if found.mass is None else found.mass[0]
 
 
-@attend_slots.register_fake
+@_attend_slots.register_fake
 def _(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-      bias: torch.Tensor | None, scaling: float, page: int, mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+      bias: torch.Tensor | None, row: torch.Tensor | None, scaling: float, page: int,
+      mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     return torch.empty_like(q), q.new_empty((q.shape[0], table.shape[1]) if mass else (0,), dtype=torch.float32)
 
 
-def pool_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float) -> torch.Tensor:
-    """q [1, Hq, 1, D], keys and values [H, C, D], bias [H, G, C] float32 -> [1, Hq, 1, D], by Triton."""
+def attend_slots(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, live: Live, scaling: float, page: int,
+                 mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """k1 on q [Hq, D], keys, values [H, C, D] -> output [Hq, D], mass [Hq, N] in the order of the table, or nothing."""
+    found: tuple[torch.Tensor, torch.Tensor] = _attend_slots(q, keys, values, *live.tensors(), scaling, page, mass)
+    return found
+
+
+def pool_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float,
+                   live: Live | None = None) -> torch.Tensor:  # fmt: skip
+    """q [1, Hq, 1, D], keys and values [H, C, D], bias [H, G, C] float32 -> [1, Hq, 1, D], by Triton. live: this bias and its pages of
+    `page_of(C)` slots, where they are known."""
     page = page_of(keys.shape[1])
-    live = live_pages(bias.contiguous(), page)
-    out, _ = attend_slots(q[0, :, 0], keys, values, live.table, live.page_len, live.n_page, live.bias, scaling, page, False)
+    out, _ = attend_slots(q[0, :, 0], keys, values, live or live_pages(bias.contiguous(), page), scaling, page, False)
     return out[None, :, None]

@@ -82,10 +82,10 @@ class Session:
         selection = self.method.select(layer, q[0, :, 0])
         if selection is not None:
             memory.recall(layer, selection, later=False)
-        bias = memory.bias(layer, selection)
+        bias, pages = memory.attends(layer, selection, runs_on(q, biased=True))
         live, slots = memory.attended(layer, bias), memory.hot.slots(layer)
         self.kernels.add(runs_on(q, bias is not None))
-        out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling)
+        out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling, pages)
         if self.observer is not None:
             self.observer.layer(layer, q[0, :, 0], bias, scaling, selection)
         if selection is not None and selection.now is not None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from kvlens.kernels.choice import Backend
+from kvlens.kernels.pool_attend import Live, page_of
+from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
 from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
-from kvlens.memory.bias import slot_bias
+from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, RawCodec, Unit
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
@@ -22,7 +25,7 @@ from kvlens.shape import KVShape
 
 class Memory:
     """One run's KV. Life: `prompt.append` while prefilling; `lay_out` and `place_prompt` when it ends; then per step `start_step`,
-    `leave_window` where tokens leave the window, `feed`, and per layer `write`, `land`, `recall`, `bias`.
+    `leave_window` where tokens leave the window, `feed`, and per layer `write`, `land`, `recall`, `attends`.
     """
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None) -> None:
@@ -268,14 +271,23 @@ class Memory:
         None when every slot written so far is attended as it is (then the live slots are a prefix of the pool). Without the held
         zone's slots where nothing is held at this step.
         """
-        live = self.held.live(layer)
-        if selection is None and not live and self.live_prefix(layer) is not None:
-            return None
+        return self.attends(layer, selection, "torch")[0]
+
+    def attends(self, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
+        """`bias`, and what k1 reads with it; None: PyTorch attends, or k1 has to find it in the bias. by: what makes them."""
+        held = self.held.live(layer)
+        if selection is None and not held and self.live_prefix(layer) is not None:
+            return None, None
         slots = self.hot.slots(layer)
-        if not live:
+        if not held:
             slots = slots.before(self.hot.pool(layer).start["held"])
-        bias = slot_bias(slots, self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
-        return self.held.show(layer, slots, bias) if live else bias
+        reads = slot_reads(slots, self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
+        if by == "torch":
+            bias, live = slot_bias(reads), None
+        else:
+            live = slot_tables_triton(reads, page_of(slots.role.shape[1]))
+            bias = live.bias
+        return (self.held.show(layer, slots, bias), None) if held else (bias, live)
 
     @property
     def held_bytes(self) -> int:

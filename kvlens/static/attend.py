@@ -12,8 +12,9 @@ import torch
 from kvlens.kernels.attend import attention_weights, decode_attention
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
+from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
 from kvlens.memory import Memory, Selection
-from kvlens.memory.bias import slot_bias
+from kvlens.memory.bias import slot_reads
 from kvlens.memory.hot import Pool, Slots
 
 
@@ -26,7 +27,7 @@ class SlotAttention:
         self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
         self._prefix = [not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools]
         self._shared: dict[int, Live] = {}
-        self.bias, self.pages = slot_bias, live_pages
+        self.bias = slot_bias
         heads, group = memory.shape.kv_heads, memory.shape.group
         for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
             if self._prefix[at]:
@@ -39,8 +40,7 @@ class SlotAttention:
     @property
     def bytes(self) -> int:
         """Device bytes of what is kept from layer to layer."""
-        tensors = [x for live in self._shared.values() for x in (live.table, live.page_len, live.n_page, live.bias) if x is not None]
-        return sum(x.numel() * x.element_size() for x in tensors)
+        return sum(x.numel() * x.element_size() for live in self._shared.values() for x in live.tensors() if x is not None)
 
     def check(self) -> None:
         """Between steps: what is shared by layers is alike in them."""
@@ -60,17 +60,17 @@ class SlotAttention:
             if self._prefix[at]:
                 live.become(self._first(pool, position[0]))
             else:
-                live.become(self.pages(self._bias(pool.layers.start, selection), self.page))
+                live.become(slot_tables_triton(self._reads(pool.layers.start, selection), self.page))
 
     def _first(self, pool: Pool, position: torch.Tensor) -> Live:
         zones = pool.zones
         count = zones.kept + (position - pool.window_origin + 1).clamp(max=zones.window)
         return live_prefix(count, self.memory.shape.kv_heads, zones.slots, self.page)
 
-    def _bias(self, layer: int, selection: Selection | None) -> torch.Tensor:
+    def _reads(self, layer: int, selection: Selection | None) -> SlotReads:
         memory = self.memory
         slots = memory.hot.slots(layer)
-        return self.bias(slots, memory.spans, memory.governed, memory.is_hot[layer], memory.shape.group, selection)
+        return slot_reads(slots, memory.spans, memory.governed, memory.is_hot[layer], memory.shape.group, selection)
 
     def attend(self, layer: int, q: torch.Tensor, selection: Selection | None,
                scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
@@ -81,18 +81,17 @@ class SlotAttention:
         live = self._shared.get(self._pool_of[layer])
         if live is not None and (selection is None or live.bias is not None):
             return self._by_k1(q, slots, live, scaling)
-        bias = self._bias(layer, selection)
-        if self.kernels == "torch":
-            out = decode_attention(q, slots.keys, slots.values, bias, scaling)
-            weights = attention_weights(q[0, :, 0], slots.keys, bias, scaling) if self.weights else None
-            return out, weights, (bias > -torch.inf).any(1) if self.weights else None
-        return self._by_k1(q, slots, self.pages(bias, self.page), scaling)
+        reads = self._reads(layer, selection)
+        if self.kernels == "triton":
+            return self._by_k1(q, slots, slot_tables_triton(reads, self.page), scaling)
+        bias = self.bias(reads)
+        out = decode_attention(q, slots.keys, slots.values, bias, scaling)
+        weights = attention_weights(q[0, :, 0], slots.keys, bias, scaling) if self.weights else None
+        return out, weights, (bias > -torch.inf).any(1) if self.weights else None
 
     def _by_k1(self, q: torch.Tensor, slots: Slots, live: Live,
                scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-        out, mass = attend_slots(
-            q[0, :, 0], slots.keys, slots.values, live.table, live.page_len, live.n_page, live.bias, scaling, self.page, self.weights
-        )
+        out, mass = attend_slots(q[0, :, 0], slots.keys, slots.values, live, scaling, self.page, self.weights)
         if not self.weights:
             return out[None, :, None], None, None
         heads, group = live.table.shape[0], q.shape[1] // live.table.shape[0]
