@@ -14,6 +14,7 @@ import torch
 from support import ListSink, run, task_prompt
 
 from kvlens import methods
+from kvlens.holds import Hold
 from kvlens.kernels import attend, pool_attend
 
 NAMES = list(methods.registry())
@@ -60,3 +61,21 @@ def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monke
     assert bool(calls) == (name not in PLAIN)
     assert first.kernels == "torch"
     assert second.kernels in (("triton", "torch+triton") if calls else ("torch",))
+
+
+@pytest.mark.slow
+def test_what_is_held_is_attended_through_k1(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range, which changes the bias after it has been made."""
+    prompt, _ = task_prompt(demo, "needle", 320, max_new=3)
+    settings = {"budget": "0.5", "preset": "demo", "max_new": 3, "keep_logits": True, "ignore_eos": True}
+    plain = run(demo, prompt, "freekv", **settings)
+    settings["holds"] = (Hold(1, 90, 170, ((1, 0), (1, 1)), 1),)
+    held = run(demo, prompt, "freekv", **settings)
+    monkeypatch.setattr(attend, "backend", lambda tensor: "triton")
+    with np.errstate(divide="ignore"):
+        interpreted = run(demo, prompt, "freekv", **settings)
+    assert (held.kernels, interpreted.kernels) == ("torch", "triton")
+    assert held.ids == interpreted.ids
+    for a, b in zip(held.logits, interpreted.logits, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-4)
+    assert (held.logits[1] - plain.logits[1]).abs().max() > 1e-3, "the hold shows"

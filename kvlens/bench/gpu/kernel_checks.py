@@ -11,10 +11,12 @@ import torch
 
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import CheckRow
-from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan
+from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.recall_plan import HotPages
+from kvlens.kernels.slot_tables import SlotReads
+from kvlens.memory.bias import CODES
 
 TOLERANCE = 1e-2
 MASS = 1e-3
@@ -24,7 +26,7 @@ HEADS, GROUP, DIM, PAGE = 8, 4, 128, 32
 
 def measure(bench: Bench) -> list[CheckRow]:
     torch.manual_seed(0)
-    checks = (_attend, _merge, _scores, _spans, _moves, _plan)
+    checks = (_attend, _merge, _scores, _spans, _moves, _plan, _tables)
     return [row for check in checks for row in check(bench)]
 
 
@@ -167,6 +169,26 @@ def _plan(bench: Bench) -> Iterator[CheckRow]:
             pairs += [(ours.page, reference.page), (ours.used, reference.used)]
             equal = equal and all(torch.equal(one.cpu(), two) for one, two in pairs)
         yield CheckRow(f"k5, {wishes} wishes, {held} slots, 6 steps: plan and held pages, bit for bit", float(not equal), 0.0, equal)
+
+
+def _tables(bench: Bench) -> Iterator[CheckRow]:
+    for slots, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
+        spans = slots // 16
+        role = torch.randint(0, max(CODES) + 1, (HEADS, slots), dtype=torch.uint8)
+        role[:, slots // 3 : slots // 2] = CODES.free
+        role[0] = CODES.free  # a head that attends nothing
+        span, position = (torch.randint(0, spans, (HEADS, slots), dtype=torch.int32) for _ in range(2))
+        governed, hot, fine = (torch.rand(size) < 0.7 for size in ((spans,), (HEADS, spans), (HEADS, GROUP, spans)))
+        tokens = torch.randint(0, spans, (HEADS, GROUP, spans)) if parts else None
+        tables = (role, span, position, torch.randint(1, 99, (spans,)).float().log(), torch.zeros(spans, dtype=torch.int32), governed, hot)
+        exact = slot_tables.slot_tables(SlotReads(*tables, GROUP, CODES, fine, tokens), page)
+        there = [None if x is None else x.to(bench.device.at) for x in (*tables, fine, tokens)]
+        found = slot_tables.slot_tables(SlotReads(*there[:7], GROUP, CODES, *there[7:]), page)  # type: ignore[arg-type]
+        name = f"slot tables, {slots} slots, pages of {page}{', spans read in part' if parts else ''}"
+        for what, one, two in zip(("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True):
+            assert one is not None
+            assert two is not None
+            yield _same(f"{name}: {what}", one, two)
 
 
 def measure_engine(bench: Bench) -> list[CheckRow]:
