@@ -89,7 +89,7 @@ def load(runs_dir: Path, uid: str, key: str) -> Reference | None:
 
 
 def _full(request: RunRequest) -> RunRequest:
-    """The same run under full KV."""
+    """The same run under full KV, with as much recorded of it."""
     changes: dict[str, Any] = {
         "method": "full",
         "preset": None,
@@ -98,7 +98,6 @@ def _full(request: RunRequest) -> RunRequest:
         "against": False,
         "forced_reference": False,
         "hold": (),
-        "oracle": "off",
     }
     return request.model_copy(update=changes)
 

@@ -187,4 +187,8 @@ def deltas(pair: Pair) -> None:
     )
     st.caption(plain("Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over all steps, layers and query heads; after "
                      "the runs part, they stand for different contexts."))  # fmt: skip
+    without = [name for name, reader in (("A", pair.a), ("B", pair.b)) if "regret" not in reader.metrics()]
+    if without:
+        st.caption(plain(f"No regret of {' and '.join(without)}: full attention by span was not recorded in "
+                         f"{'these runs' if len(without) == 2 else 'this run'}."))  # fmt: skip
     menu(table, f"{stem(pair)}-totals", "compare_totals", image=False)

@@ -91,6 +91,15 @@ def test_a_metric_of_one_run_alone_is_shown_beside_grey_cells(visit: Visit, tmp_
     assert difference["hovertext"][0][0].endswith("not recorded")
 
 
+def test_it_says_why_there_is_no_regret(visit: Visit, tmp_path: Path) -> None:
+    a = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000001-a")
+    b = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000002-b", lens=False)
+    c = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000003-c")
+    for other, sentences in ((b, 1), (c, 0)):
+        said = words(visit(tmp_path, "compare", run=a, cmp=other))
+        assert said.count("No regret of B: full attention by span was not recorded in this run.") == sentences
+
+
 def test_a_forced_repeat_is_offered_where_runs_part(visit: Visit, tmp_path: Path) -> None:
     runs = write_pair(tmp_path)
     set_info(runs, runs.plain, parent=runs.run, forced=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -86,6 +87,21 @@ def test_a_run_that_is_refused_leaves_no_reference_behind(
     assert list(tmp_path.iterdir()) == []
     assert "reference" not in phases, "and nobody waited for it"
     assert ("check" in phases) is (method in ("sekv", "sentkv")), "the prompt is read only where arithmetic does not know the floor"
+
+
+def test_a_reference_is_recorded_as_the_run_that_asks_for_it(source: Any, tmp_path: Path) -> None:
+    for oracle, recorded in (("every=2,layers=1-2", {"every": 2, "layers": [1, 2]}), ("off", None)):
+        request = REQUEST.model_copy(update={"oracle": oracle, "max_new": 4})
+        uid = carry_out(request, source, tmp_path / oracle, quiet, lambda: False)[0]
+        with TraceReader.open(tmp_path / oracle, uid) as reader:
+            asking, reference = reader.meta["oracle"], reader.meta["reference"]
+        with TraceReader.open(tmp_path / oracle, reference) as reader:
+            assert reader.meta["oracle"] == asking == recorded
+            assert ("regret" in reader.metrics()) is (recorded is not None)
+            if recorded is not None:
+                regret = reader.head_cube("regret")
+                assert float(np.nanmax(regret)) == 0.0, "full KV misses nothing: measured, not assumed"
+                assert not np.isnan(regret[::2, 1:3]).any()
 
 
 def test_the_options_of_kvlens_run(source: Any, tmp_path: Path) -> None:
