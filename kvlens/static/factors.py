@@ -85,9 +85,9 @@ class FactorRows:
             self._stale = False
 
     # --------------------------------------------------------------------------------------------------------------- in the step
-    def holds(self, at: int) -> torch.Tensor:
-        """bool [H, S]: spans that lie here."""
-        return self.meta[at, :, :, 1] > 0
+    def tokens_of(self, at: int) -> torch.Tensor:
+        """int64 [H, S]: tokens of the spans that lie here, 0 for others."""
+        return self.meta[at, :, :, 1]
 
     def sizes(self, at: int) -> torch.Tensor:
         """Numbers in each span's unit, int64 [H, S]."""

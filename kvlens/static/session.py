@@ -50,8 +50,8 @@ class StaticSession:
         kernels: Backend | None = None,
     ) -> None:  # fmt: skip
         """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no instruments; record:
-        what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels: what attends, None: k1 on CUDA where
-        it can (heads as wide as a power of two), PyTorch elsewhere."""
+        what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels: what attends and plans recalls, None:
+        the kernels on CUDA (k1 where heads are as wide as a power of two), PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
         assert not any(pool.zones.held for pool in session.memory.hot.pools), "holds are the ordinary session's"
@@ -61,7 +61,7 @@ class StaticSession:
         self.method.keeps_journal = False
         self.rows = rows = HostRows(memory, last, self.method.factor_form(), host)
         memory.cold = memory.recaller.cold = rows
-        self.recall = StaticRecall(memory, rows)
+        self.recall = StaticRecall(memory, rows, kernels)
         self.ring = Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
         wide = memory.shape.head_dim
         self.kernels: Backend = kernels or (backend(memory.is_hot) if wide & (wide - 1) == 0 else "torch")
@@ -87,14 +87,15 @@ class StaticSession:
         return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
     def fuse(self, backend: Any) -> None:
-        """Compile by torch.compile what a step does to its tables in every layer alike: the plan, the names of slots, the bias and its
-        pages. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
+        """Compile by torch.compile what a step does to its tables in every layer alike, as far as no kernel does it: the plan of a recall,
+        the bias and its pages. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
         recall, slots = self.recall, self.slots
 
         def made(function: Any) -> Any:
             return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
-        recall.decide, recall.rename = made(recall.decide), made(recall.rename)
+        if recall.kernels == "torch":
+            recall.plan = made(recall.plan)
         slots.bias = made(slots.bias)
 
     # ------------------------------------------------------------------------------------------------------------ between steps

@@ -20,14 +20,16 @@ def test_the_kernel_fills_the_same_cells(page: int, token_major: bool) -> None:
     g = torch.Generator().manual_seed(page)
     heads, cells, rows, dim = 2, 6, 20, 16
     pool = torch.randn(rows, heads, 2, page, dim, generator=g)
-    row, fill = torch.randint(0, rows, (heads, cells), generator=g), torch.rand(heads, cells, generator=g) < 0.5
+    unit = torch.randint(0, rows, (heads, cells), generator=g) * heads + torch.arange(heads)[:, None]
+    fill = torch.rand(heads, cells, generator=g) < 0.5
+    unit = torch.where(fill, unit, -1).int()
     slots = []
     for _ in range(2):
         stored = torch.full((2, cells * page, heads, dim), -1.0).transpose(1, 2)
         keys, values = stored if token_major else stored.contiguous()
         slots.append((keys.unflatten(1, (cells, page)), values.unflatten(1, (cells, page))))
-    fetch(pool, row, fill, *slots[0])
-    cuda.fetch(pool, row, fill, *slots[1])
+    fetch(pool, unit, *slots[0])
+    cuda.fetch(pool, unit, *slots[1])
     for plain, kernel in zip(*slots, strict=True):
         assert torch.equal(plain, kernel)
     assert (slots[0][0][~fill] == -1).all()
@@ -40,7 +42,7 @@ def test_a_pool_made_before_inference_mode_can_be_read_inside_it() -> None:
     pool = torch.randn(8, 2, 2, 16, 16)
     with torch.inference_mode():
         keys, values = torch.zeros(2, 2, 3, 16, 16)
-        cuda.fetch(pool, torch.tensor([[1, 0, 7], [2, 2, 0]]), torch.tensor([[True, False, True], [True, True, False]]), keys, values)
+        cuda.fetch(pool, torch.tensor([[2, -1, 14], [5, 5, -1]], dtype=torch.int32), keys, values)
         assert torch.equal(keys[0, 2], pool[7, 0, 0])
         assert torch.equal(values[1, 0], pool[2, 1, 1])
         assert not keys[0, 1].any()

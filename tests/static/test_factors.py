@@ -25,7 +25,7 @@ def made() -> Any:
 
 def arrived(factors: Any) -> torch.Tensor:
     """All spans that lie as factors, [H, A], with a hole in front."""
-    ids = factors.holds(1)[0].nonzero()[: factors._most - 1, 0]
+    ids = factors.tokens_of(1)[0].nonzero()[: factors._most - 1, 0]
     assert len(ids) > 2
     return torch.cat((torch.tensor([-1]), ids)).expand(factors.meta.shape[1], -1)
 
@@ -62,7 +62,7 @@ def test_only_what_is_fetched_is_renamed_and_counted(made: Any) -> None:
     slots = memory.hot.slots(1)
     rebuilt = slots.role == ROLE["reconstructed"]
     assert rebuilt.any()
-    assert rows.factors.holds(rows.at(1)).gather(1, slots.span.long())[rebuilt].all()
+    assert (rows.factors.tokens_of(rows.at(1)).gather(1, slots.span.long())[rebuilt] > 0).all()
     assert int(made.moved_bytes().sum()) > 0
 
 
