@@ -117,6 +117,8 @@ class BatchDecoder:
         self._plain: Callable[[], torch.Tensor] = self._step
         self._run = self._plain
         self._captured = False
+        self._warm = False
+        """as StaticDecoder's"""
 
     def _step(self) -> torch.Tensor:
         for row, session in enumerate(self.sessions):
@@ -142,6 +144,7 @@ class BatchDecoder:
         logits = self._run() if self.steps else self._step()
         for row, decoder in enumerate(self.decoders):
             decoder.after(logits[row])
+        self._warm = self.steps > 0
         self.steps += 1
         return logits
 
@@ -159,19 +162,21 @@ class BatchDecoder:
         the compiler's to see."""
         self.seam.lanes = OneLane()
         self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
+        self._warm = False
         return self
 
     def fused(self, backend: Any = "inductor") -> BatchDecoder:
         """As StaticDecoder.fused: tables that have the same shapes share what is compiled, whichever sequence they belong to."""
         for session in self.sessions:
             session.fuse(backend)
+        self._warm = False
         return self
 
     @torch.inference_mode()
     def capture(self) -> None:
         """As StaticDecoder.capture: one CUDA graph for all sequences. Raises RuntimeError on a CPU."""
         device = self.model.device
-        assert device.type != "cuda" or self.steps > 1, "make at least two steps before capturing; step 0 is another program"
+        assert device.type != "cuda" or self._warm, "make a step like those to come before capturing; step 0 is another program"
         run = cuda.capture(self._plain, device)
         self._run, self._captured = run, True
 
@@ -191,5 +196,7 @@ class BatchDecoder:
         return torch.stack([decoder.moved_bytes() for decoder in self.decoders])
 
     def close(self) -> None:
+        """Give back the host memory. A captured step reads it, so there is none to be replayed any more."""
+        self._run, self._captured = self._plain, False
         for decoder in self.decoders:
             decoder.close()

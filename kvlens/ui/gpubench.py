@@ -173,7 +173,7 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
 
     return pd.DataFrame([
         {
-            "method": TITLES.get(row.method, row.method), "steps": row.steps, "in a CUDA graph": row.graph,
+            "method": TITLES.get(row.method, row.method), "sequences": row.batch, "steps": row.steps, "in a CUDA graph": row.graph,
             "attended by": "k1" if row.kernels == "triton" else "PyTorch", "median (ms)": ms(row.median),
             "95th percentile (ms)": ms(row.p95), "in the decode loop (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
             "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall), "over the bus per step, by the rates (GB)": gb(row.host_bytes),

@@ -285,9 +285,9 @@ sys.exit(__main__.main())"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     entries = read(tmp_path / "gpu-dry-run.json").entries
-    parts = ("ceilings", "engine", "ledger", "decode 256")
+    parts = ("ceilings", "engine", "ledger", "decode 256 x 1")
     assert {part: entries[part].reason for part in parts} == dict.fromkeys(parts)
-    assert all(row.reason is None for row in entries["decode 256"].rows)
+    assert all(row.reason is None for row in entries["decode 256 x 1"].rows)
 
 
 def test_it_loads_no_store_and_no_pages() -> None:

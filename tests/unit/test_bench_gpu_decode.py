@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import decode, offloaded, recording
+from kvlens.bench.gpu import decode, decoding, offloaded, recording
 from kvlens.bench.gpu.device import DryDevice
 from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, step_shape, traffic
 from kvlens.bench.gpu.model import random_model, random_prompt
@@ -25,7 +25,7 @@ def bench() -> Bench:
 
 @pytest.fixture(scope="module")
 def rows(bench: Bench) -> dict[str, StepRow]:
-    return {row.method: row for row in decode.decodes(512).run(bench)}  # type: ignore[misc]
+    return {row.method: row for part in decode.decodes(512, 1) for row in part.run(bench)}  # type: ignore[misc]
 
 
 def test_every_method_makes_whole_steps(rows: dict[str, StepRow]) -> None:
@@ -126,11 +126,11 @@ def test_one_methods_failure_is_its_rows_reason(bench: Bench, monkeypatch: pytes
 
 def test_host_memory_that_does_not_suffice_is_said(bench: Bench) -> None:
     with pytest.raises(MemoryError):
-        decode.host_memory(bench, 2, (1 << 40, 2), torch.bfloat16)
+        decoding.host_memory(bench, 2, (1 << 40, 2), torch.bfloat16)
 
 
 def test_layers_share_the_pool_only_where_they_must(bench: Bench) -> None:
-    parts = decode.host_memory(bench, 2, (64, 2, 2, 32, 128), torch.bfloat16)
+    parts = decoding.host_memory(bench, 2, (64, 2, 2, 32, 128), torch.bfloat16)
     assert parts[0].data_ptr() + parts[0].nbytes <= parts[1].data_ptr()
 
 

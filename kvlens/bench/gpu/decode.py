@@ -1,6 +1,7 @@
-"""Part 4: whole decode steps. The Hugging Face modules with random weights, one sequence, through kvlens/static: the same step, method
-code and recall as in a run, captured in a CUDA graph. Decisions that depend on meaning are replayed (replayed.py).
+"""Part 4: whole decode steps. The Hugging Face modules with random weights through kvlens/static: the same step, method code and recall as
+in a run, captured in a CUDA graph. Decisions that depend on meaning are replayed (replayed.py).
 
+One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by sequence.
 Two times are taken: the graph launched again and again, and the decode loop as it is, with what the host does between two steps.
 """
 
@@ -8,171 +9,81 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE
+from kvlens.bench.gpu.decoding import LOOP, WARM, begin
 from kvlens.bench.gpu.device import p95
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import DECODE_METHODS, Rates, decode_shape, traffic
-from kvlens.bench.gpu.model import random_model, random_prompt
-from kvlens.bench.gpu.part import Bench, Part
+from kvlens.bench.gpu.model import random_model
+from kvlens.bench.gpu.part import HERE, Bench, Part
 from kvlens.bench.gpu.result import Scope, StepRow, ceiling
 
-LABEL = "whole decode steps of the Hugging Face modules, one sequence, random weights, random keys and values, replayed decisions"
+LABEL = (
+    "whole decode steps of the Hugging Face modules, random weights, random keys and values, replayed decisions; where a step has several "
+    "sequences, their attention paths are issued one by one"
+)
 SMALLER = "leave the longest context out: --contexts 8192,32768"
-WARM, LOOP, SPARE = 6, 32, 4 << 30
-"""steps before anything is timed; steps of the loop that is timed; bytes left for what a step computes"""
+FEWER = f"{SMALLER}, or --batches 1"
+SETTLE = 2
+"""ungraphed steps before a capture where there are several sequences: all launch one by one, and take seconds at an 8B shape"""
+SPARE, SPARE_EACH = 4 << 30, 1 << 29
+"""bytes left for what a step computes; and for the tables of every further sequence"""
 FILES = (
-    "calls.py", "ceilings.py", "decode.py", "failures.py", "model.py", "offloaded.py", "replay.py", "replayed.py", "settings.py",
+    "calls.py", "ceilings.py", "decode.py", "decoding.py", "failures.py", "model.py", "offloaded.py", "replay.py", "replayed.py",
+    "settings.py", *(f"../../static/{path.name}" for path in sorted((HERE.parents[1] / "static").glob("*.py"))),
 )  # fmt: skip
-
-
-@dataclass
-class Decoding:
-    """A decoder in the midst of a generation, and the replay that answers for its method."""
-
-    decoder: Any
-    replay: Any
-    bench: Bench
-    token: int = 1
-
-    def steps(self, count: int) -> list[float]:
-        """Seconds of whole steps: the token fed, what the method does between steps, the step, the likeliest token read by the host."""
-        found = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            logits = self.decoder.step(self.token)
-            self.token = int(logits.argmax())
-            found.append(time.perf_counter() - begun)
-        return found
-
-    def times(self, graph: bool, repeats: int) -> list[float]:
-        """Seconds of steps launched one after the other. They start at the same position every time, so slots suffice."""
-        if graph:
-            self.decoder.capture()
-        position = self.decoder.session.position
-        at = position.clone()
-        for _ in range(1 if self.bench.dry else WARM):
-            self.decoder.launch()
-        position.copy_(at)
-        found = self.bench.device.times(self._recorded, repeats)
-        position.copy_(at)
-        return found
-
-    def _recorded(self) -> None:
-        """A launch, and the reading of a ring that is full."""
-        self.decoder.launch()
-        self.decoder.session.stepped()
-
-    def close(self) -> None:
-        self.decoder.close()
-
-
-def begin(bench: Bench, method: str, context: int, rates: Rates, ring: int = 0, record: Any = "heads") -> Decoding:
-    """A decoder whose memory holds `context` random tokens, with step 0 made. Called in inference mode."""
-    from kvlens.bench.gpu.replayed import Replay, replayed
-    from kvlens.bench.gpu.settings import setting
-    from kvlens.engine import Options
-    from kvlens.static import StaticDecoder
-
-    loaded = bench.keep_alone("model", lambda: random_model(bench))
-    shape = decode_shape(method, context, rates)
-    # a launch that is timed reuses positions, so the slots of one round are enough
-    max_new = WARM + LOOP + bench.repeats + WARM + 2
-    chosen = setting(method, shape, bench.model.kv, context, max_new)
-    replay = Replay(shape, rates, chosen.alike, chosen.blocking)
-    prompt, read = random_prompt(bench, context)
-    decoder = StaticDecoder(
-        loaded, prompt, replayed(chosen.method, replay), chosen.params, chosen.budget, Options(max_new=max_new, ignore_eos=True), ring,
-        read=read, record=record, host=partial(host_memory, bench), kernels=chosen.kernels,
-    )  # fmt: skip
-    session = decoder.session
-    session.memory.is_hot[:, :, replay.cold] = False
-    _fill_factors(decoder)
-    del read
-    made = Decoding(decoder, replay, bench, prompt.ids[-1])
-    made.steps(1)
-    return made
-
-
-def host_memory(bench: Bench, layers: int, size: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Host memory for the cold tier: parts of the one pool that was pinned, which layers share where it is too small for all."""
-    flat = bench.pool.view(-1)
-    if len(size) == 1:
-        return [flat[: len(flat) - layer * 64] for layer in range(layers)]
-    count = torch.Size(size).numel()
-    if count > len(flat):
-        raise MemoryError
-    starts = [layer * count % (len(flat) - count + 1) // 64 * 64 for layer in range(layers)]
-    return [flat[start : start + count].view(size) for start in starts]
-
-
-def _fill_factors(decoder: Any) -> None:
-    """Name random factors of full rank for every span that would have been packed."""
-    factors, memory = decoder.session.rows.factors, decoder.session.memory
-    if factors is None:
-        return
-    named = torch.zeros_like(factors.meta[0], device="cpu")
-    end = 0
-    for row in memory.spans.rows:
-        if row.state != "coarse":
-            continue
-        for head in range(memory.shape.kv_heads):
-            tokens = row.tok_end - row.tok_start
-            rank = min(factors.rank, tokens)
-            named[head, row.span] = torch.tensor((end, tokens, rank, rank))
-            end += 2 * rank * (tokens + memory.shape.head_dim + 1)
-    if end > min(len(pool) for pool in factors.flat):
-        raise MemoryError
-    for at in range(len(factors.flat)):
-        factors.fill(at, named)
-    factors.publish()
+RECALLING = ("sekv", "freekv", "sentkv", "blocking")
+ONE_BY_ONE = "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 
 
 @torch.inference_mode()
-def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "decode") -> StepRow:
-    """One method at one context. Memory that cannot suffice is said before it is asked for."""
-    bytes_moved = traffic(decode_shape(method, context, rates), bench.model, 1)
+def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1) -> StepRow:
+    """One method at one context and batch. Memory that cannot suffice is said before it is asked for."""
+    bytes_moved = traffic(decode_shape(method, context, rates), bench.model, batch)
     copy, link = ceiling(bench.result, COPY), ceiling(bench.result, TO_DEVICE)
     floor = bytes_moved.floor(copy, link) if copy and link else None
     row = partial(
-        StepRow, method, context, 1, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
+        StepRow, method, context, batch, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
         rates=dataclasses.asdict(rates), scope=scope, transfer=None, selection=None,
     )  # fmt: skip
     unmeasured = partial(
         row, graph=False, steps=0, median=None, p95=None, over_floor=None, stall=None, peak_bytes=None, note="",
         resident_bytes=bytes_moved.resident,
     )  # fmt: skip
+    smaller = FEWER if batch > 1 else SMALLER
     try:
         bench.keep_alone("model", lambda: random_model(bench))
-        # the prompt is whole on the device until the method has placed it, whatever is kept then
-        needed, free = bench.model.kv.full_kv_bytes(context) + bytes_moved.resident + SPARE, bench.device.free_bytes()
+        # one prompt at a time is whole on the device until the method has placed it, whatever is kept then
+        needed = bench.model.kv.full_kv_bytes(context) + bytes_moved.resident + SPARE + (batch - 1) * SPARE_EACH
+        free = bench.device.free_bytes()
         if needed > free:
-            return unmeasured(reason=f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {free / 1e9:.1f} GB free; {SMALLER}")
+            return unmeasured(reason=f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {free / 1e9:.1f} GB free; {smaller}")
         if method == "hf_offloaded":
-            from kvlens.bench.gpu.offloaded import timed
+            from kvlens.bench.gpu import offloaded
 
-            found = timed(bench, context)
+            if (reason := offloaded.refused(bench, context, batch, link)) is not None:
+                return unmeasured(reason=reason)
+            found = offloaded.timed(bench, context, batch)
         else:
-            found = _timed(bench, method, context, rates, scope)
+            found = _timed(bench, method, context, rates, scope, batch)
         return row(**found, over_floor=found["median"] / floor if floor else None)
     except Exception as problem:
         if not bench.device.alive():
             raise
-        reason, suggestion = sentence(problem, SMALLER)
+        reason, suggestion = sentence(problem, smaller)
         return unmeasured(reason=reason + (f"; {suggestion}" if suggestion else ""))
     finally:
         bench.device.release()
 
 
-def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope) -> dict[str, Any]:
+def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
     device, graph = bench.device, not bench.dry
-    made = begin(bench, method, context, rates)
+    made = begin(bench, method, context, rates, batch=batch)
     try:
         device.release()
         device.reset_peak()
@@ -181,33 +92,39 @@ def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope) 
             made.decoder.compiled(backend)
         elif scope == "fused":
             made.decoder.fused(backend)
-        made.steps(1 if bench.dry else WARM)
+        made.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
         times = made.times(graph, bench.repeats)
         before, loops = made.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
         loop = made.steps(loops)
         counted = int(made.decoder.moved_bytes().sum() - before) // loops
         peak, stall, median = device.peak_bytes(), None, statistics.median(times)
-        if made.replay.cold and scope != "compiled":
-            made.replay.moves = False
-            stall = median - statistics.median(made.times(graph, bench.repeats))
-        session = made.decoder.session
-        note = "no graph: a dry run" if not graph else ""
+        if made.recalls and scope != "compiled":
+            made.rest()
+            stall = median - statistics.median(made.times(graph, bench.repeats if batch == 1 else max(1, bench.repeats // 4)))
+        notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
         return {
-            "graph": graph, "steps": len(times), "median": median, "p95": p95(times), "stall": stall, "peak_bytes": peak, "note": note,
-            "resident_bytes": session.memory.account.resident + session.bytes, "loop": statistics.median(loop), "counted_bytes": counted,
-            "kernels": session.kernels,
+            "graph": graph, "steps": len(times), "median": median, "p95": p95(times), "stall": stall, "peak_bytes": peak,
+            "note": "; ".join(notes), "resident_bytes": made.resident, "loop": statistics.median(loop), "counted_bytes": counted,
+            "kernels": made.sessions[0].kernels,
         }  # fmt: skip
     finally:
         made.close()
 
 
-def decodes(context: int) -> Part:
-    """All methods at one context."""
+def decodes(context: int, batch: int) -> list[Part]:
+    """All methods at one context and batch. Several sequences take long, and are two parts: what recalls is the second."""
+    name = f"decode {context} x {batch}"
+    if batch == 1:
+        return [_methods(name, context, batch, tuple(DECODE_METHODS), SMALLER)]
+    others = tuple(method for method in DECODE_METHODS if method not in RECALLING)
+    return [_methods(name, context, batch, others, FEWER), _methods(f"{name}, recalled", context, batch, RECALLING, FEWER)]
 
+
+def _methods(name: str, context: int, batch: int, methods: tuple[str, ...], smaller: str) -> Part:
     def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates) for method in DECODE_METHODS]
+        return [cell(bench, method, context, bench.rates, batch=batch) for method in methods]
 
-    return Part(f"decode {context}", measure, FILES, SMALLER)
+    return Part(name, measure, FILES, smaller)
 
 
 def sweep(context: int) -> Part:
@@ -227,7 +144,7 @@ def fused(context: int) -> Part:
     """The methods that recall, with their plan and tables compiled by inductor, once for all layers, before the step is captured."""
 
     def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates, "fused") for method in ("freekv", "blocking", "sekv", "sentkv")]
+        return [cell(bench, method, context, bench.rates, "fused") for method in RECALLING]
 
     return Part(f"fused {context}", measure, FILES, SMALLER)
 

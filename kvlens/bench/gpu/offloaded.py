@@ -1,13 +1,14 @@
 """transformers' own offloaded cache: every layer's keys and values go to host memory after their use and come back a layer ahead.
 
 It is transformers' code as it is, on the same model, with transformers' SDPA attention: pageable host memory, whole tensors both ways, a
-concatenation per layer and step, no graph.
+concatenation per layer and step, no graph. Several sequences are one batch of it.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +20,41 @@ from kvlens.bench.gpu.part import Bench
 SECONDS = 20.0
 """a step takes up to seconds: fewer than 200 are timed where they would take longer than this"""
 FEWEST = 5
+ROOM = 1.25
+"""host memory asked for beside the cache, as a share of it: layers come and go"""
+
+
+def refused(bench: Bench, context: int, batch: int, link: float | None) -> str | None:
+    """Why it is not tried: host memory that does not suffice, or a bus that would be held too long. link: bytes per second, if known."""
+    whole = batch * bench.model.kv.full_kv_bytes(context)
+    free = host_bytes()
+    if free is not None and ROOM * whole > free and not bench.dry:
+        return f"does not fit: needs {ROOM * whole / 1e9:.1f} GB of host memory, {free / 1e9:.1f} GB free; --batches 1 needs less"
+    wait = FEWEST * 2 * whole / link if link else 0.0
+    if wait > SECONDS and not bench.dry:
+        return f"left out: {FEWEST} steps would hold the bus for {wait:.0f} s at the least"
+    return None
+
+
+def host_bytes(system: Path = Path("/")) -> int | None:
+    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not known."""
+    found = []
+    try:
+        meminfo = (system / "proc/meminfo").read_text(encoding="ascii")
+        found.append(1024 * next(int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration, ValueError, IndexError):
+        pass
+    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        try:
+            most, now = ((system / "sys/fs/cgroup" / name).read_text(encoding="ascii").strip() for name in (limit, used))
+            found.append(int(most) - int(now))
+        except (OSError, ValueError):  # 'max' is no limit
+            continue
+    return max(0, min(found)) if found else None
 
 
 @torch.inference_mode()
-def timed(bench: Bench, context: int) -> dict[str, Any]:
+def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
     """Columns of a step row. On the CPU there is nothing to offload to: the same cache without it."""
     from kvlens.attention import ATTENTION
 
@@ -30,16 +62,16 @@ def timed(bench: Bench, context: int) -> dict[str, Any]:
     loaded.model.set_attn_implementation("sdpa")
     try:
         bench.device.reset_peak()
-        cache = _filled(bench, loaded.model.config, context)
-        token = torch.ones(1, 1, dtype=torch.long, device=bench.device.at)
+        cache = _filled(bench, loaded.model.config, context, batch)
+        tokens = torch.ones(batch, 1, dtype=torch.long, device=bench.device.at)
 
         def step() -> None:
-            logits = loaded.model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-            token.copy_(logits[0, -1].argmax().view(1, 1))
+            logits = loaded.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            tokens.copy_(logits[:, -1].argmax(-1, keepdim=True))
 
         begun = time.monotonic()
-        bench.device.times(step, 2)
-        each = (time.monotonic() - begun) / 3
+        bench.device.times(step, 1)
+        each = (time.monotonic() - begun) / 2  # a step comes before the one that is timed
         count = bench.repeats if bench.dry else max(FEWEST, min(bench.repeats, int(SECONDS / each)))
         times = bench.device.times(step, count)
     finally:
@@ -52,15 +84,15 @@ def timed(bench: Bench, context: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _filled(bench: Bench, config: Any, context: int) -> Any:
-    """A cache that holds `context` random tokens in every layer, all but the first layer's in host memory."""
+def _filled(bench: Bench, config: Any, context: int, batch: int) -> Any:
+    """A cache that holds `context` random tokens of every sequence in every layer, all but the first layer's in host memory."""
     from transformers import DynamicCache
 
     kv, normal = bench.model.kv, bench.device.normal
     cache = DynamicCache(config=config, offloading=not bench.dry)
     layers: Any = cache.layers
     for at, layer in enumerate(layers):
-        layer.update(*(normal(1, kv.kv_heads, context, kv.head_dim) for _ in range(2)))
+        layer.update(*(normal(batch, kv.kv_heads, context, kv.head_dim) for _ in range(2)))
         if at and not bench.dry:
             layer.offload()
             bench.device.wait()

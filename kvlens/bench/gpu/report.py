@@ -100,8 +100,8 @@ def _kernel(row: KernelRow) -> list[str]:
 
 
 STEP_HEAD = (
-    "method", "attended by", "steps", "median, ms", "p95, ms", "in the loop, ms", "floor, ms", "achieved / floor", "stall, ms",
-    "host GB per step (counted)", "peak GB", "rates, notes",
+    "method", "tokens x sequences", "attended by", "steps", "median, ms", "p95, ms", "in the loop, ms", "floor, ms", "achieved / floor",
+    "stall, ms", "host GB per step (counted)", "peak GB", "rates, notes",
 )  # fmt: skip
 
 
@@ -118,8 +118,8 @@ def _step(row: StepRow) -> list[str]:
     said = "; ".join(part for part in (how, rates, row.note, row.reason or "") if part)
     host = f"{row.host_bytes / 1e9:.3f}" + ("" if row.counted_bytes is None else f" ({row.counted_bytes / 1e9:.3f})")
     return [
-        TITLES[row.method], "k1" if row.kernels == "triton" else "SDPA", str(row.steps or ""), _ms(row.median), _ms(row.p95), _ms(row.loop),
-        _ms(row.floor), over, _ms(row.stall), host, peak, said,
+        TITLES[row.method], f"{row.context} x {row.batch}", "k1" if row.kernels == "triton" else "SDPA", str(row.steps or ""),
+        _ms(row.median), _ms(row.p95), _ms(row.loop), _ms(row.floor), over, _ms(row.stall), host, peak, said,
     ]  # fmt: skip
 
 
@@ -142,9 +142,8 @@ def _floors() -> list[str]:
     head = ["ms (GB)", *(f"{context // 1024}K x {batch}" for context in CONTEXTS for batch in BATCHES)]
     lines += table(head, [_floor_row(title, [step_shape(method, context, Rates()) for context in CONTEXTS], BATCHES)
                           for method, title in METHODS.items()])  # fmt: skip
-    lines += ["", "Whole decode steps, one sequence (SeKV's spans are reconstructed into slots there, and read once more):", ""]
-    head = ["ms (GB)", *(f"{context // 1024}K" for context in CONTEXTS)]
-    return lines + table(head, [_floor_row(title, [decode_shape(method, context, Rates()) for context in CONTEXTS], (1,))
+    lines += ["", "Whole decode steps (SeKV's spans are reconstructed into slots there, and read once more):", ""]
+    return lines + table(head, [_floor_row(title, [decode_shape(method, context, Rates()) for context in CONTEXTS], BATCHES)
                                 for method, title in DECODE_METHODS.items()])  # fmt: skip
 
 

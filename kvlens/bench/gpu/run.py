@@ -56,13 +56,20 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest."""
+    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest. Whole steps of
+    several sequences are dear to capture, so they come after those of one, recording and ledger; first at the context of the headlines."""
+    one, *more = sorted(set(batches))
     middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
+    others = [context for context in contexts if context != middle]
+
+    def whole(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
+        return [part for context in contexts for batch in batches for part in decode.decodes(context, batch)]
+
     return [
-        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *(decode.decodes(context) for context in contexts),
-        *(decode.fused(context) for context in contexts), recording.PART, ledger.PART,
+        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *whole(contexts, [one]), recording.PART, ledger.PART,
+        *whole([middle], more), *(decode.fused(context) for context in contexts),
         *(attention_step.steps(context, batch) for batch in sorted(batches, reverse=True) for context in contexts),
-        attention_step.sweep(middle, large), decode.sweep(middle), decode.compiled(middle), headlines.PART,
+        *whole(others, more), attention_step.sweep(middle, large), decode.sweep(middle), decode.compiled(middle), headlines.PART,
     ]  # fmt: skip
 
 

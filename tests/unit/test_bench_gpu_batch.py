@@ -1,0 +1,196 @@
+"""Whole decode steps of several sequences in `kvlens bench gpu`, on the CPU with tiny shapes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlens.bench.gpu import decode, decoding, offloaded
+from kvlens.bench.gpu.device import DryDevice
+from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, traffic
+from kvlens.bench.gpu.headlines import HEADLINES, compare
+from kvlens.bench.gpu.part import Bench
+from kvlens.bench.gpu.report import page
+from kvlens.bench.gpu.result import Entry, Result, StepRow
+from kvlens.bench.gpu.run import BATCHES, CONTEXTS, all_parts
+from kvlens.memory.prompt import PromptStore
+
+CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(DryDevice(), (512,), (1, 2), {"entries": {"ceilings": {"rows": CEILINGS}}})
+
+
+@pytest.fixture(scope="module")
+def rows(bench: Bench) -> dict[str, StepRow]:
+    return {row.method: row for part in decode.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
+
+
+def test_every_method_makes_steps_of_two_sequences(rows: dict[str, StepRow]) -> None:
+    assert sorted(rows) == sorted(DECODE_METHODS)
+    for row in rows.values():
+        assert (row.reason, row.batch, row.scope) == (None, 2, "decode")
+        assert row.median is not None
+        assert (row.loop is None) == (row.method == "hf_offloaded")
+        assert (row.stall is not None) == (row.method in decode.RECALLING)
+        assert (decode.ONE_BY_ONE in row.note) == (row.method != "hf_offloaded"), "which is a batch of transformers' own"
+
+
+def test_both_sequences_bytes_are_counted(bench: Bench, rows: dict[str, StepRow]) -> None:
+    for name in decode.RECALLING:
+        alone = traffic(decode_shape(name, 512, Rates()), bench.model, 1)
+        assert rows[name].counted_bytes == rows[name].host_bytes == 2 * alone.host_bytes > 0, name
+    one = decode.cell(bench, "streaming_llm", 512, Rates())
+    assert rows["streaming_llm"].resident_bytes == 2 * one.resident_bytes
+
+
+def test_weights_are_in_a_floor_once() -> None:
+    one, eight = (traffic(decode_shape("full", 8192, Rates()), LLAMA_8B, batch) for batch in (1, 8))
+    assert eight.device_bytes - eight.weights == 8 * (one.device_bytes - one.weights)
+    assert eight.weights == one.weights
+
+
+def test_one_whole_prompt_at_a_time_lies_on_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: set[int] = set()
+    most = 0
+    real = PromptStore.__init__
+
+    class Gone:
+        """Goes when the store that holds it goes."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+            alive.add(number)
+
+        def __del__(self) -> None:
+            alive.discard(self.number)
+
+    def init(self: Any, *given: Any, **more: Any) -> None:
+        nonlocal most
+        real(self, *given, **more)
+        self.gone = Gone(id(self))
+        most = max(most, len(alive))
+
+    monkeypatch.setattr(PromptStore, "__init__", init)
+    with torch.inference_mode():
+        made = decoding.begin(bench, "freekv", 256, Rates(), batch=3)
+    assert len(made.sessions) == 3
+    assert (most, alive) == (1, set())
+    made.close()
+
+
+def test_sequences_share_host_memory_and_nothing_on_the_device(bench: Bench) -> None:
+    with torch.inference_mode():
+        made = decoding.begin(bench, "freekv", 256, Rates(), batch=2)
+    first, second = made.sessions
+    assert [x.data_ptr() for x in first.rows.pools] == [x.data_ptr() for x in second.rows.pools]
+    assert not {x.data_ptr() for x in (p.keys for p in first.memory.hot.pools)} & {
+        x.data_ptr() for x in (p.keys for p in second.memory.hot.pools)
+    }
+    assert made.replays[0] is not made.replays[1]
+    made.close()
+
+
+def test_timed_launches_leave_all_sequences_where_they_were(bench: Bench) -> None:
+    with torch.inference_mode():
+        made = decoding.begin(bench, "blocking", 256, Rates(), batch=2)
+        before = [int(session.position) for session in made.sessions]
+        assert len(made.times(False, 4)) == 4
+        assert [int(session.position) for session in made.sessions] == before
+        made.rest()
+        moved = made.decoder.moved_bytes()
+        made.steps(2)
+        assert torch.equal(made.decoder.moved_bytes(), moved), "nobody wishes"
+        made.close()
+
+
+def test_what_does_not_fit_is_counted_for_all_sequences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(batch: int) -> float:
+        reason = decode.cell(bench, "full", 256, Rates(), batch=batch).reason
+        assert reason is not None
+        found = re.fullmatch(r"does not fit: needs ([\d.]+) GB beside the weights, 0.0 GB free; (.*)", reason)
+        assert found is not None
+        assert ("--batches 1" in found[2]) == (batch > 1)
+        return float(found[1])
+
+    monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 0)
+    one, eight = needed(1), needed(8)
+    assert eight - one == pytest.approx(7 * decode.SPARE_EACH / 1e9, abs=0.1)
+    monkeypatch.setattr(Bench, "model", LLAMA_8B)
+    monkeypatch.setattr(Bench, "keep_alone", lambda *given: None)
+    reason = decode.cell(bench, "full", 131072, Rates(), batch=8).reason
+    assert reason is not None
+    assert reason.startswith("does not fit: needs 162.7 GB beside the weights"), "one prompt and eight caches"
+
+
+@pytest.mark.parametrize(("free", "link", "said"), [
+    (40e9, 52e9, "does not fit: needs 42.9 GB of host memory, 40.0 GB free"),
+    (400e9, 1e9, "left out: 5 steps would hold the bus for 344 s"),
+    (400e9, 52e9, None),
+    (None, None, None),
+])  # fmt: skip
+def test_the_offloaded_cache_is_refused_before_the_host_dies(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, free: float | None, link: float | None, said: str | None
+) -> None:
+    monkeypatch.setattr(offloaded, "host_bytes", lambda: free)
+    monkeypatch.setattr(Bench, "model", LLAMA_8B)
+    monkeypatch.setattr(DryDevice, "dry", False)
+    found = offloaded.refused(bench, 32768, 8, link)
+    assert (found is None) if said is None else (found is not None and found.startswith(said))
+
+
+def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path) -> None:
+    assert offloaded.host_bytes(tmp_path) is None
+    for name, text in {
+        "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:       50 kB\n",
+        "sys/fs/cgroup/memory.max": "max\n",
+        "sys/fs/cgroup/memory.current": "1000\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert offloaded.host_bytes(tmp_path) == 51200
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("31000\n")
+    assert offloaded.host_bytes(tmp_path) == 30000
+
+
+# order, headlines, tables
+
+
+def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() -> None:
+    names = [part.name for part in all_parts(CONTEXTS, BATCHES)]
+    at = names.index
+    assert all(at(f"decode {context} x 1") < at("recording") < at("decode 32768 x 8") for context in CONTEXTS)
+    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, recalled") < at("fused 8192")
+    assert at("steps 32768 x 8") < at("decode 8192 x 8") < at("decode 131072 x 8") < at("sweep 32768 x 8")
+    assert names[-1] == "headlines"
+    assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
+        "decode 256 x 4", "decode 256 x 4, recalled",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [h.name for h in HEADLINES if h.scope == "decode" and h.over[2] == 8])
+def test_headlines_of_eight_sequences_take_whole_steps(name: str) -> None:
+    headline = next(h for h in HEADLINES if h.name == name)
+    over, under = (
+        {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "scope": "decode"}
+        for (m, c, b), t in ((headline.over, 0.04), (headline.under, 0.01))
+    )
+    assert compare(headline, LLAMA_8B, [over, under], 3e12, 52e9).ours == pytest.approx(4.0)
+    assert compare(headline, LLAMA_8B, [{**over, "scope": "path"}, under], 3e12, 52e9).ours is None
+    assert compare(headline, LLAMA_8B, [{**over, "batch": 1}, under], 3e12, 52e9).ours is None
+
+
+def test_tables_say_how_many_sequences_and_how_they_attend(rows: dict[str, StepRow]) -> None:
+    entry = Entry("decode 512 x 2", "done", "s", "c", "2026-01-02", 1.0, list(rows.values()))
+    device = {"name": "Made Up 9000", "driver": "1", "clocks": "none"}
+    shown = page([Result(1, False, device, {}, decode.LABEL, "2026-01-02", [], {entry.part: entry})])
+    lines = [line for line in shown.splitlines() if line.startswith("| FreeKV | 512 x 2 |")]
+    assert len(lines) == 1
+    assert decode.ONE_BY_ONE in lines[0]
+    assert "their attention paths are issued one by one" in shown
