@@ -10,10 +10,10 @@ DEV_STAMP := $(VENV)/.installed-dev
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
-# The browser has the machine to itself: what a person sees is tested, not how a crowded machine orders events.
+# The browsers have the machine to themselves: what a person sees is tested, not how a crowded machine orders events.
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/browser
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -85,6 +85,8 @@ def run(
     preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
     budget: Annotated[str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
+    answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,
+    needle: Annotated[str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -104,7 +106,7 @@ def run(
 ) -> None:  # fmt: skip
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.progress import Bar, JsonLines, stop_signals
-    from kvlens.prompts import checked, decode
+    from kvlens.prompts import checked, decode, expecting
     from kvlens.runs import RunRequest, carry_out, parse_set
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
@@ -117,7 +119,7 @@ def run(
             if not path.is_file():
                 raise ValueError(f"there is no prompt file '{prompt_file}'.")
             source = decode(path.read_bytes(), path.name)
-        source = checked(source, prompt_file)
+        source = expecting(checked(source, prompt_file), answer, needle)
         request = RunRequest(
             model=model, method=method, preset=preset, budget=budget, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p,
             stop=tuple(stop or ()), overrides=parse_set(set_ or []), device=device, dtype=dtype, trace_level=trace_level,

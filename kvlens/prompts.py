@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,23 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     for start, end in prompt.needle:
         if not 0 <= start < end <= len(prompt.text):
             raise BadPrompt(f"{name}: the needle {start}-{end} lies outside the text of {len(prompt.text)} characters.")
+    return prompt
+
+
+def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> PromptText:
+    """The prompt with what its owner expects. answer: what a right output says; passage: words of the text that hold it, every place
+    where they stand is marked. None or blank: as the prompt has it.
+
+    Raises BadPrompt when the passage is not in the text.
+    """
+    if answer and answer.strip():
+        prompt = replace(prompt, answer=answer.strip())
+    if passage and passage.strip():
+        words = passage.strip()
+        places = [found.span() for found in re.finditer(re.escape(words), prompt.text)]
+        if not places:
+            raise BadPrompt(f"the passage '{words[:60]}' is not in the prompt: give it exactly as it stands there.")
+        prompt = replace(prompt, needle=tuple(places))
     return prompt
 
 

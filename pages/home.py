@@ -17,7 +17,10 @@ if table.empty:
     )
     sample_button()
     st.caption("A small model that comes with kvlens answers a question about a generated text; it takes well under a minute on a CPU.")
-    st.page_link("pages/run.py", label="Or set up your own run", icon=":material/tune:")
+    st.page_link("pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:")
+    st.page_link(
+        "pages/benchmarks.py", label="Or start from a lost answer: what each method finds, by depth and length", icon=":material/grid_on:"
+    )
 else:
     uid = run_table(table)
     if uid is None:

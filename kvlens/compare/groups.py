@@ -29,7 +29,7 @@ class Trial:
     prompt: str
     """names the prompt"""
     exact: bool
-    """the output's first line is the answer"""
+    """the output is the answer (tasks.is_right)"""
     peak_bytes: float
     """largest device-resident KV bytes inside a step"""
     full_kv_bytes: float
@@ -49,7 +49,7 @@ def trial(reader: TraceReader) -> Trial | None:
     return Trial(
         reader.uid, str(meta.get("model")), task, str(meta.get("method")), str(meta.get("preset") or ""),
         "" if budget is None or meta.get("budget_bytes") is None else str(budget), str(meta.get("prompt_sha256") or prompt_name(reader)),
-        is_exact(task, str(meta["answer"]), output), float(steps["peak_bytes"].max()), float(meta.get("full_kv_bytes") or np.nan),
+        tasks.is_right(task, str(meta["answer"]), output), float(steps["peak_bytes"].max()), float(meta.get("full_kv_bytes") or np.nan),
         float(steps["h2d_bytes"].mean()), attended(reader),
     )  # fmt: skip
 
@@ -64,13 +64,6 @@ def prompt_name(reader: TraceReader) -> str:
     """Names a prompt by its tokens."""
     tokens = reader.tokens()
     return hashlib.sha256(tokens.loc[tokens["step"].isna(), "token_id"].to_numpy(np.int64).tobytes()).hexdigest()
-
-
-def is_exact(task: str, answer: str, output: str) -> bool:
-    """The task's own score is full; of a task that is not known here, the first line of the output is the answer."""
-    if task in tasks.registry():
-        return tasks.score(task, answer, output) == 1.0
-    return output.strip().partition("\n")[0].strip() == answer.strip()
 
 
 def points(trials: Sequence[Trial]) -> pd.DataFrame:

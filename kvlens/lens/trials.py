@@ -38,23 +38,12 @@ def restores(
     assert options.forced is None, "whether an answer is back is asked of a free run"
     read = None if watches(method) else read
     result = engine.run(prompt, method, params, budget, options, read=read, holds=holds)
-    return Outcome(result.text, answers(task or prompt.source.task, answer, result.text), result)
+    return Outcome(result.text, tasks.is_right(task or prompt.source.task, answer, result.text), result)
 
 
 def watches(method: type[Method]) -> bool:
     """The method has to see the prompt go by, so that no prompt that was read before can be given to it."""
     return method.prefill_layer is not Method.prefill_layer
-
-
-def answers(task: str | None, answer: str, text: str) -> bool:
-    """Whether an output is the expected answer: by the task's own metric, else by its first line."""
-    if task:
-        try:
-            return tasks.get(task).score(answer, text) == 1.0
-        except ValueError:
-            pass  # a task of a plugin or file that is not here any more: the first line decides
-    lines = text.strip().splitlines()
-    return bool(lines) and lines[0].strip() == answer.strip()
 
 
 class Trials:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvlens import tasks
 from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.lens.repeat import Past, read_run, reload
 from kvlens.lens.search import Found, Head, Measured, Search
-from kvlens.lens.trials import Trials, answers
+from kvlens.lens.trials import Trials
 from kvlens.rows import Loss
 from kvlens.runs import Report
 
@@ -139,7 +140,7 @@ class Question:
         source, reference = past.source, trials.reference
         decode = trials.engine.loaded.tokenizer.decode
         full_text = decode(list(reference.ids), skip_special_tokens=True)
-        by_answer = source.answer is not None and answers(source.task, source.answer, full_text)
+        by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
         before = past.text if past.whole and not past.forced else again(trials.free).text
         lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
         if not lost and len(past.losses) < len(reference.ids):
@@ -147,7 +148,7 @@ class Question:
             lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
         step, kl = lost[0] if lost else (None, None)
         expected = source.answer if by_answer and source.answer is not None else full_text
-        right = answers(source.task, expected, before) if by_answer else step is None
+        right = tasks.is_right(source.task, expected, before) if by_answer else step is None
         return cls(trials, step, kl, before, expected, by_answer, right)
 
     # ------------------------------------------------------------------------------------------------------------------- with holds
@@ -167,7 +168,7 @@ class Question:
         """The answer is back."""
         if not self.by_answer:
             return self.agrees(holds)
-        return answers(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
+        return tasks.is_right(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
 
     @property
     def answer_end(self) -> int:
@@ -211,7 +212,7 @@ class Question:
             loss = result.losses[self.step] if self.step < len(result.losses) else None
             loss = loss or self.losses(holds)[self.step]
         text = self.trials.free(holds).text if forced else result.text
-        back = answers(self.trials.prompt.source.task, self.expected, text) if self.by_answer else loss is not None and loss.agrees
+        back = tasks.is_right(self.trials.prompt.source.task, self.expected, text) if self.by_answer else loss is not None and loss.agrees
         return {
             "step": self.step, "kl_before": self.kl_before, "kl_after": None if loss is None else loss.kl,
             "answer_before": self.answer_before, "answer_after": text, "expected": self.expected,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlens import methods
-from kvlens.compare.groups import generated, is_exact
+from kvlens import methods, sampling, tasks
+from kvlens.compare.groups import generated
 from kvlens.figures.metrics import si_bytes
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
@@ -50,12 +50,10 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if found is None:
         loss = reader.loss()
         if len(loss):
-            return paragraph(
-                f"Nothing was lost: at all {len(loss)} steps that were compared, the most probable token is full KV's.", "verdict"
-            )
+            return paragraph(f"Nothing was lost: at all {len(loss)} steps that were compared, the most probable token is full KV's.", "calm")
         if reader.meta.get("method") == "full":
-            return paragraph("This run is full KV itself, so there is nothing to compare it with.", "verdict")
-        return paragraph("The loss against full KV was not recorded in this run.", "verdict")
+            return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
+        return paragraph("The loss against full KV was not recorded in this run.", "calm")
     text = (
         f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}; logit difference {found.logit_diff:+.3g}, "
         f"KL {found.kl:.3g} nats. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
@@ -82,7 +80,7 @@ def answer(reader: TraceReader) -> str:
     meta, output = reader.meta, generated(reader)
     rows = [("generated", output)]
     if meta.get("answer"):
-        exact = is_exact(str(meta.get("task") or ""), str(meta["answer"]), str(meta.get("output_text") or output))
+        exact = tasks.is_right(meta.get("task"), str(meta["answer"]), str(meta.get("output_text") or output))
         rows = [("expected", str(meta["answer"]).strip()), *rows, ("right", "yes" if exact else "no")]
     else:
         rows.append(("expected", "no answer is known for this prompt"))
@@ -126,7 +124,7 @@ def parameters(reader: TraceReader) -> str:
     for name, value in config.items():
         item = described.get(name) or {}
         by = "not described here" if not item else "our decision" if item.get("ours") else "the paper"
-        rows.append((name, value, item.get("symbol") or "", by, item.get("doc") or ""))
+        rows.append((name, _switch(value), item.get("symbol") or "", by, item.get("doc") or ""))
     intro = paragraph(f"{entry['title']} {entry['summary']}. Paper: {entry['paper']}") if entry else ""
     return intro + table(("parameter", "value", "symbol", "decided by", "meaning"), rows)
 
@@ -134,8 +132,9 @@ def parameters(reader: TraceReader) -> str:
 def conditions(reader: TraceReader) -> str:
     """Versions, machine, self-checks."""
     meta = reader.meta
-    names = ("kvlens", "torch", "transformers", "kernels", "device", "dtype", "link", "trace_level", "coverage", "oracle", "schema_version")
-    rows = [(name.replace("_", " "), meta.get(name)) for name in names]
+    names = ("kvlens", "torch", "transformers", "kernels", "device", "dtype", "link", "trace_level", "coverage", "schema_version")
+    rows = [(name.replace("_", " "), _switch(meta.get(name))) for name in names]
+    rows.append(("full attention by span", sampling.words(meta.get("oracle"), reader.n_layers)))
     machine = meta.get("machine")
     rows += list(machine.items()) if isinstance(machine, dict) else [("machine", machine)]
     checks = reader.self_checks()
@@ -146,19 +145,23 @@ def conditions(reader: TraceReader) -> str:
     return table(("condition", "value"), rows) + said
 
 
+def _switch(value: Any) -> Any:
+    """A switch as methods' parameters speak of it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
-    at = (0, 0) if found is None or found.missed is None else (found.missed.layer, found.missed.q_head)
     counterfactual = [("What if it had been there", held(reader))] if reader.meta.get("hold") else []
     return [
         ("Verdict", verdict_text(reader, found)),
         ("What the run is", facts(reader)),
         ("The answer", answer(reader)),
         *counterfactual,
-        ("What was lost, step by step", loss_over_steps(reader, figures, 0 if found is None else found.step)),
+        ("What was lost, step by step", loss_over_steps(reader, figures, found)),
         ("Which spans were missed", spans_at(reader, figures, found)),
-        ("Which heads", head_maps(reader, figures, at)),
+        ("Which heads", head_maps(reader, figures, found)),
         ("Memory and copies", bytes_moved(reader, figures)),
         ("The method's parameters", parameters(reader)),
         ("Versions, machine, self-checks", conditions(reader)),

@@ -7,6 +7,7 @@ where KIND is one of FILES. Nothing here imports torch.
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
@@ -100,10 +101,22 @@ def score(task: str, answer: str, output: str) -> float:
     return get(task).score(answer, output)
 
 
+def is_right(task: str | None, answer: str, output: str) -> bool:
+    """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one that is not known
+    here, the output's first line has to contain the answer: whole words, letters of either case."""
+    if task:
+        try:
+            return score(task, answer, output) == 1.0
+        except ValueError:
+            pass  # a task of a plugin or of a file that is not here any more
+    line = output.strip().partition("\n")[0]
+    return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", line, re.IGNORECASE) is not None
+
+
 def remake(trial: Mapping[str, Any], encode: Encode, special: int = 1) -> Asked:
     """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one sentence."""
     task = get(str(trial["task"]))
     return task.make(trial["length"], trial["depth"], int(trial["seed"]), encode, special, int(trial.get("index") or 0))
 
 
-__all__ = ["BUILT_IN", "FILES", "Asked", "Encode", "Task", "UnknownTask", "catalogue", "get", "registry", "remake", "score"]
+__all__ = ["BUILT_IN", "FILES", "Asked", "Encode", "Task", "UnknownTask", "catalogue", "get", "is_right", "registry", "remake", "score"]

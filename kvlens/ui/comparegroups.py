@@ -45,9 +45,9 @@ def quality() -> None:
     most = int(shown["n"].max())
     each = "one prompt" if most == 1 else f"at most {most} prompts"
     st.caption(plain(
-        f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} each. Exact match: the first line "
-        "of the free output is the answer. Bars: 95 % Wilson intervals. Hollow: one prompt only, which says little. Of several runs of "
-        "one prompt the newest counts; forced runs and runs with held ranges are left out."
+        f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} each. Exact match: the task's score "
+        "of the free output is full; without a task its first line contains the answer. Bars: 95 % Wilson intervals. Hollow: one prompt "
+        "only, which says little. Of several runs of one prompt the newest counts; forced runs and runs with held ranges are left out."
         + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
     ))  # fmt: skip
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import streamlit as st
 
 from kvlens.demo.tasks import TASKS, make_prompt
-from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode
+from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
 from kvlens.ui.request import PromptChoice
 from kvlens.ui.widgets import error
 
@@ -75,7 +75,8 @@ def _upload() -> PromptChoice | None:
         st.caption("Choose a file; it stays on this machine.")
         return None
     try:
-        choice = PromptChoice(decode(file.getvalue(), file.name), file.name)
+        given = decode(file.getvalue(), file.name)
+        choice = PromptChoice(given if given.answer else _expected(given), file.name)
     except BadPrompt as problem:
         error(str(problem))
         return None
@@ -89,10 +90,24 @@ def _paste() -> PromptChoice | None:
         st.caption("Paste a text; the model continues it.")
         return None
     try:
-        return PromptChoice(checked(PromptText(text), "the pasted text"), "pasted text")
+        return PromptChoice(_expected(checked(PromptText(text), "the pasted text")), "pasted text")
     except BadPrompt as problem:
         error(str(problem))
         return None
+
+
+def _expected(prompt: PromptText) -> PromptText:
+    """Asks what a right output says and where the text holds it; neither has to be given. Raises BadPrompt."""
+    left, right = st.columns([2, 3])
+    answer = left.text_input(
+        "Expected answer (optional)", key="form_answer", persist_state="session",
+        help="A run counts as right when the first line it generates contains this.",
+    )  # fmt: skip
+    passage = right.text_input(
+        "Passage that holds it (optional)", key="form_passage", persist_state="session",
+        help="Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans named in the verdict.",
+    )  # fmt: skip
+    return expecting(prompt, answer, passage)
 
 
 def _show(choice: PromptChoice) -> None:

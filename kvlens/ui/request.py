@@ -22,9 +22,8 @@ class PromptChoice:
         """Content of the prompt file (JSON), with the answer, the needle and the task where they are known."""
         prompt = self.prompt
         content: dict[str, Any] = {"text": prompt.text}
-        if prompt.task is not None:
-            content |= {"task": prompt.task, "answer": prompt.answer, "needle": [list(pair) for pair in prompt.needle], "seed": prompt.seed}
-        return json.dumps(content, ensure_ascii=False)
+        known = {"task": prompt.task, "answer": prompt.answer, "needle": [list(pair) for pair in prompt.needle], "seed": prompt.seed}
+        return json.dumps(content | {name: value for name, value in known.items() if value not in (None, [])}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

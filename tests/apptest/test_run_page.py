@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -13,11 +15,12 @@ from uiruns import ROOT, Visit
 from kvlens import methods
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
+from kvlens.prompts import decode
 from kvlens.store.reader import TraceReader
 from kvlens.ui import submit
 from kvlens.ui.jobs import Job, JobManager
 from kvlens.ui.jobview import manager, progress_text
-from kvlens.ui.request import MethodChoice, changed_parameters, command
+from kvlens.ui.request import MethodChoice, PromptChoice, changed_parameters, command
 
 
 def wait(jobs: JobManager, uid: str, seconds: int = 30) -> Job:
@@ -79,6 +82,35 @@ def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
     app.segmented_control(key="form_source").set_value("Paste").run()
     app.text_area(key="form_text").set_value("   ").run()
     assert "is empty" in app.error[0].value
+
+
+def test_what_is_expected_of_a_pasted_text_goes_with_it(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def note(file: Path, *rest: object) -> list[str]:
+        asked.append(json.loads(Path(file).read_text(encoding="utf-8")))
+        return script("pass")
+
+    monkeypatch.setattr(submit, "command", note)
+    app = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    text = "Bread is 3 euro. The code of Ann is 4821. " * 20 + "The code of Ann is"
+    app.text_area(key="form_text").set_value(text).run()
+    app.text_input(key="form_passage").set_value("code of Bob").run()
+    assert "is not in the prompt" in app.error[0].value
+    app.text_input(key="form_passage").set_value(" Ann is 4821").run()
+    app.text_input(key="form_answer").set_value(" 4821 ").run()
+    assert not app.error
+    next(button for button in app.button if button.label == "Run").click().run()
+    (sent,) = asked
+    assert sent["answer"] == "4821"
+    assert len(sent["needle"]) == 20
+    assert {text[start:end] for start, end in sent["needle"]} == {"Ann is 4821"}
+
+
+def test_an_uploaded_answer_without_a_task_is_kept() -> None:
+    source = decode(json.dumps({"text": "Ann is 4821.", "answer": "4821", "needle": [[0, 3]]}).encode(), "p.json")
+    assert decode(PromptChoice(source, "p.json").file_text().encode(), "prompt.json") == source
 
 
 def test_an_unknown_job_is_one_sentence(visit: Visit, tmp_path: Path) -> None:

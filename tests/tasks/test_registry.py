@@ -47,6 +47,21 @@ def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.Monk
         tasks.get("mine")
 
 
+@pytest.mark.parametrize(("output", "right"), [
+    (" 4821.", True), ("The code is 4821, I think.\nOr 17.", True), ("14821", False), ("48211", False),
+    ("I think:\n4821", False), ("", False),
+])  # fmt: skip
+def test_without_a_task_the_first_line_contains_the_answer(output: str, right: bool) -> None:
+    assert tasks.is_right(None, "4821", output) is right
+    assert tasks.is_right("ruler:gone.jsonl", "4821", output) is right, "the file is not here any more"
+
+
+def test_a_task_decides_by_its_own_metric_and_letters_by_either_case() -> None:
+    assert tasks.is_right("needle", "4821.", " 4821.")
+    assert not tasks.is_right("needle", "4821.", "It is 4821.")
+    assert tasks.is_right("", "New York (USA)", "in new york (usa), of course")
+
+
 def test_an_unknown_task_names_those_there_are() -> None:
     with pytest.raises(tasks.UnknownTask, match=r"unknown task 'x'; known: needle, .* files as longbench:PATH"):
         tasks.get("x")

@@ -51,6 +51,7 @@ CASES = {
     "json without text": (["run", "{}/bad.json"], 'a string "text"'),
     "broken json": (["run", "{}/broken.json"], "not valid JSON"),
     "needle outside": (["run", "{}/needle.json"], "lies outside the text"),
+    "needle not there": (["run", "{}/ok.txt", "--needle", "The code of Bob"], "the passage 'The code of Bob' is not in the prompt"),
     "unknown method": (["run", "{}/ok.txt", "--method", "magic"], "unknown method 'magic'; known: full"),
     "unknown parameter": (["run", "{}/ok.txt", "--method", "full", "--set", "pages=3"], "has no parameter 'pages'; it has: page"),
     "wrong type": (["run", "{}/ok.txt", "--method", "full", "--set", "page=big"], "takes int, not 'big'"),
