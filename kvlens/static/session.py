@@ -88,7 +88,7 @@ class StaticSession:
 
     def fuse(self, backend: Any) -> None:
         """Compile by torch.compile what a step does to its tables in every layer alike, as far as no kernel does it: the plan of a recall,
-        the bias and its pages. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
+        the bias. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
         recall, slots = self.recall, self.slots
 
         def made(function: Any) -> Any:
