@@ -11,6 +11,8 @@ import torch
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.kernels.choice import Backend
+from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory import ROLE, Memory, Selection
@@ -49,17 +51,17 @@ Table = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     """What the runs of a test attend."""
     seen: Table = {}
-    plain = Memory.bias
+    plain = Memory.attends
 
-    def bias(memory: Memory, layer: int, selection: Selection | None) -> torch.Tensor | None:
-        made = plain(memory, layer, selection)
+    def attends(memory: Memory, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
+        made, pages = plain(memory, layer, selection, by)
         live, here = memory.attended(layer, made), memory.hot.slots(layer)
         role, span = here.role[:, :live].clone(), here.span[:, :live].clone()
         open_ = torch.ones(len(role), memory.shape.group, role.shape[1], dtype=torch.bool) if made is None else made > -torch.inf
         seen[memory.step, layer] = role, span, open_
-        return made
+        return made, pages
 
-    monkeypatch.setattr(Memory, "bias", bias)
+    monkeypatch.setattr(Memory, "attends", attends)
     return seen
 
 
