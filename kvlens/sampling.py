@@ -54,6 +54,15 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
     return OracleSampling(every, tuple(known))
 
 
+def words(sampled: dict[str, Any] | None, layers: int) -> str:
+    """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'not recorded'."""
+    if not sampled:
+        return "not recorded"
+    every, chosen = int(sampled.get("every", 1)), sampled.get("layers") or []
+    some = "all layers" if len(chosen) in (0, layers) else f"layers {', '.join(map(str, chosen))}"
+    return f"{'every step' if every == 1 else f'one step in {every}'} and {some}"
+
+
 def _parse(text: str) -> tuple[int, list[int] | None]:
     """(every, layers), layers None for all."""
     if text in ("auto", "off", "all"):

@@ -56,7 +56,8 @@ def ab_maps(
 
 
 def _template(metric: Metric) -> str:
-    return "%{z:.2s}" if metric.unit == "bytes" else "%{z:.2~g}"
+    """Three maps stand side by side, so a share has two decimals there; the hover has more."""
+    return {"bytes": "%{z:.2s}", "share": "%{z:.2~f}"}.get(metric.unit, "%{z:.2~g}")
 
 
 def _hover(values: np.ndarray, name: str, metric: Metric, group: int, signed: bool) -> list[list[str]]:

@@ -28,12 +28,12 @@ def map_height(layers: int) -> int:
 
 
 def head_map(
-    values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[int, int], how: str, fit: bool = False
+    values: np.ndarray, kv_heads: int, metric: Metric, selected: tuple[int, int] | None, how: str, fit: bool = False
 ) -> go.Figure:  # fmt: skip
     """Map of `values` [L, Hq] (NaN = not recorded) with the mean per query head above and per layer to the right.
 
-    `fit`: colours span the recorded values instead of the metric's natural range. `selected`: (layer, query head), outlined.
-    `how`: how the values were aggregated, for the title. Points of the overlay carry customdata [layer, query head], so that a
+    `fit`: colours span the recorded values instead of the metric's natural range. `selected`: (layer, query head), outlined, or
+    None. `how`: how the values were aggregated, for the title. Points of the overlay carry customdata [layer, query head], so that a
     click can be read back."""
     layers, heads = values.shape
     group = heads // kv_heads
@@ -66,9 +66,10 @@ def head_map(
     figure.add_bar(y=list(range(layers)), x=per_layer, orientation="h", hoverinfo="text",
                    hovertext=[f"layer {i}: {value_text(v, metric)}" for i, v in enumerate(per_layer)], row=2, col=2, **means)  # fmt: skip
     _axes(figure, layers, heads, group, metric)
-    layer, head = selected
-    figure.add_shape(type="rect", x0=head - 0.5, x1=head + 0.5, y0=layer - 0.5, y1=layer + 0.5,
-                     line={"color": SELECTED, "width": 3}, row=2, col=1)  # fmt: skip
+    if selected is not None:
+        layer, head = selected
+        figure.add_shape(type="rect", x0=head - 0.5, x1=head + 0.5, y0=layer - 0.5, y1=layer + 0.5,
+                         line={"color": SELECTED, "width": 3}, row=2, col=1)  # fmt: skip
     finish(figure, map_height(layers), uirevision=f"map-{layers}x{heads}")
     figure.update_layout(
         title_text=f"{metric.title}, {how}", clickmode="event+select", dragmode=False, hovermode="closest", hoverdistance=-1, bargap=0.25

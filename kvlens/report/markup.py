@@ -22,7 +22,7 @@ def safe(value: object) -> str:
 
 
 def paragraph(text: object, kind: str = "") -> str:
-    """One paragraph; `kind` is a class of the page's style: 'note', 'verdict', 'warning'."""
+    """One paragraph; `kind` is a class of the page's style: 'note', 'verdict', 'calm' (nothing lost), 'warning'."""
     return f'<p class="{kind}">{safe(text)}</p>' if kind else f"<p>{safe(text)}</p>"
 
 

@@ -50,7 +50,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if found is None:
         loss = reader.loss()
         if len(loss):
-            return paragraph(f"Nothing was lost: at all {len(loss)} steps that were compared, the most probable token is full KV's.", "calm")
+            return paragraph(f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.", "calm")
         if reader.meta.get("method") == "full":
             return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
         return paragraph("The loss against full KV was not recorded in this run.", "calm")

@@ -20,17 +20,21 @@ from kvlens.store.reader import TraceReader
 MOST_TRIPLES = 8
 
 
-def loss_over_steps(reader: TraceReader, figures: Figures, step: int) -> str:
-    """KL and log p over the steps."""
+def loss_over_steps(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """KL and log p over the steps, with a line at the step of loss, or where KL is largest."""
     loss = reader.loss()
     if loss.empty:
         return missing("Loss over the steps: not recorded.")
-    note = f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line marks step {step}."
+    step, why = (int(loss.loc[loss["kl"].idxmax(), "step"]), "where KL is largest") if found is None else (found.step, "the step of loss")
+    note = f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line marks step {step}, {why}."
     return figures.place(loss_track(loss, reader.n_steps, step), "KL and log probability over decode steps", note)
 
 
-def head_maps(reader: TraceReader, figures: Figures, selected: tuple[int, int]) -> str:
-    """Coverage and regret by layer and query head, mean over all steps."""
+def head_maps(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
+    """Coverage and regret by layer and query head, mean over all steps; the head that missed most is outlined."""
+    missed = None if found is None else found.missed
+    selected = None if missed is None else (missed.layer, missed.q_head)
+    outlined = "" if found is None or missed is None else f" Outlined: the head that missed most at step {found.step}."
     parts = []
     for name in ("coverage", "regret"):
         if name not in reader.metrics():
@@ -38,7 +42,7 @@ def head_maps(reader: TraceReader, figures: Figures, selected: tuple[int, int]) 
             continue
         metric = metric_of(name)
         figure = head_map(reader.head_summary(name), reader.kv_heads, metric, selected, "mean over all steps")
-        parts.append(figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}."))
+        parts.append(figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}.{outlined}"))
     return "".join(parts)
 
 

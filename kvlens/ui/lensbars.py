@@ -8,6 +8,7 @@ import streamlit as st
 
 from kvlens.figures.loss import span_bars
 from kvlens.figures.metrics import head_label
+from kvlens.sampling import words
 from kvlens.ui import session
 from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
@@ -71,10 +72,7 @@ def sampling(reader: TraceReader) -> str:
     sampled = reader.meta.get("oracle")
     if not sampled:
         return ": this run did not record them"
-    every, layers = int(sampled.get("every", 1)), sampled.get("layers") or []
-    steps = "every step" if every == 1 else f"every {every}th step"
-    some = "all layers" if len(layers) in (0, reader.n_layers) else f"layers {', '.join(map(str, layers))}"
-    return f"; recorded were {steps} and {some}"
+    return f"; recorded were {words(sampled, reader.n_layers)}"
 
 
 def _picked(key: str) -> None:

@@ -186,6 +186,30 @@ def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
     assert "no answer is known for this prompt" in said
 
 
+def test_a_run_that_lost_nothing_has_no_head_outlined_and_its_line_where_kl_is_largest(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 6, 8, loss_step=6, oracle={"every": 2, "layers": [1]})
+    with TraceReader.open(tmp_path, uid) as reader:
+        loss = reader.loss()
+        text = report_bytes(reader).decode()
+    said, drawn = html.unescape(body(text)), specs(text)
+    assert loss["agrees"].all()
+    assert '<p class="calm">Nothing was lost: at all 6 steps' in said
+    assert f"The line marks step {loss.loc[loss['kl'].idxmax(), 'step']}, where KL is largest." in said
+    maps = [spec for spec in drawn if any(trace["type"] == "heatmap" for trace in spec["data"])]  # type: ignore[union-attr]
+    assert maps
+    assert not any(shape["type"] == "rect" for spec in maps for shape in spec["layout"].get("shapes", []))  # type: ignore[attr-defined]
+    assert "Outlined" not in said
+    assert "one step in 2 and layers 1" in said
+    assert "{'every'" not in said
+    assert "<td>True</td>" not in said
+
+
+def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:
+    said = html.unescape(body(alone))
+    assert said.count(f"Outlined: the head that missed most at step {PARTED}.") == 2
+    assert f"The line marks step {PARTED}, the step of loss." in said
+
+
 def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     done = CliRunner().invoke(app, ["report", runs.run, "--against", runs.reference, "--out", str(out), "--runs", str(runs.folder)])
