@@ -47,14 +47,16 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
 def run_label(row: object) -> str:
     """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not whole."""
     get = row.get  # type: ignore[attr-defined]
-    parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method"))]
+    preset = _text(get("preset"))
+    parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method")) + (f" ({preset})" if preset else "")]
     if _true(get("hold")):
         parts.append("what-if")
     elif _true(get("forced")):
         parts.append("forced")
-    parts += [text for name in ("preset", "model") if (text := _text(get(name)))]
+    if text := _text(get("model")):
+        parts.append(f"model {text}")
     if text := _text(get("budget")):
-        parts.append(f"budget {text}")
+        parts.append(f"budget {text}" if _text(get("budget_bytes")) else "no budget limit")
     for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
         if (value := get(name)) == value and value is not None:
             parts.append(f"{int(value):,} {unit}")

@@ -118,5 +118,7 @@ def _show(choice: PromptChoice) -> None:
         st.text(f"Asked for: {' | '.join(prompt.text[start:end] for start, end in prompt.needle)}  ({where})")
     if prompt.answer:
         st.text(f"Expected answer: {prompt.answer.strip()}")
+    if prompt.text != prompt.text.rstrip():
+        st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
         st.code(prompt.text, language=None, wrap_lines=True, height=240)

@@ -6,7 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.ui import lensdata, widgets
+from kvlens.ui import lensdata, places, widgets
 
 
 def run_table(table: pd.DataFrame) -> str | None:
@@ -19,7 +19,7 @@ def run_table(table: pd.DataFrame) -> str | None:
             "model": table["model"].fillna(""),
             "method": table["method"].fillna(""),
             "preset": table["preset"].fillna(""),
-            "budget": table["budget"].map(lambda value: "" if pd.isna(value) else str(value)),
+            "budget": table["budget"].fillna("").astype(str).mask(table["budget"].notna() & table["budget_bytes"].isna(), "no limit"),
             "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
             "steps": table["steps"].astype("Int64"),
@@ -51,7 +51,7 @@ def run_details(table: pd.DataFrame, uid: str) -> None:
     if related := lensdata.related(table, uid):
         with st.container(horizontal=True):
             for label, other in related:
-                st.page_link("pages/replay.py", label=label, icon=":material/link:", query_params={"run": other})
+                st.page_link("pages/replay.py", label=label, icon=":material/link:", query_params=places.in_run(other))
 
 
 def _bytes(values: pd.Series) -> list[str]:
