@@ -18,6 +18,7 @@ from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
+from kvlens.kernels.zone_plan import zone_plan
 
 Case = tuple[str, Callable[[], object]]
 """What is compiled, in words, and the launch."""
@@ -45,6 +46,10 @@ def cases() -> Iterator[Case]:
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
     for count in (32, 64, 128):
         yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
+    for name, page, wishes, cells, what in (("pages of 32", 32, 32, 32, ""), ("pages of 32, nothing reused", 32, 32, 32, "anew"),
+                                            ("tokens, factors", 1, 2000, 6553, "factors"), ("tokens, parts", 1, 818, 13107, "parts"),
+                                            ("tokens, parts, equal reuse", 1, 818, 13107, "equal")):  # fmt: skip
+        yield f"zone of {name}", lambda p=page, w=wishes, m=cells, x=what: _zone(p, w, m, x)  # type: ignore[misc]
     for group, page, reads in ((4, 32, "whole spans"), (8, 32, "parts of spans"), (8, 1, "parts of spans"), (4, 32, "no selection")):
         yield f"G {group}, pages of {page}, {reads}", lambda g=group, p=page, r=reads: _tables(g, p, r)  # type: ignore[misc]
 
@@ -108,4 +113,20 @@ def _tables(group: int, page: int, reads: str) -> object:
             torch.zeros(HEADS, 3000, dtype=torch.uint8), span, position, torch.zeros(spans), _ints(spans), governed, is_hot, group,
             Codes(4, 3, 5, 6), fine, tokens,
         ), page,
+    )  # fmt: skip
+
+
+def _zone(page: int, wishes: int, cells: int, what: str) -> object:
+    """A zone in the midst of a layer's slots."""
+    spans, slots = 4112 if page > 1 else 8197, cells * page + 1000
+
+    def made(*size: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.zeros(HEADS, *size, dtype=dtype)
+
+    position, name, role = (made(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
+    fire, live, is_hot = (made(*size, dtype=torch.bool) for size in ((), (cells,), (spans,)))
+    return zone_plan(
+        made(wishes), made(GROUP, spans) if what in ("parts", "equal") else None, torch.zeros(spans), _ints(spans),
+        made(spans, 4)[..., 1] if what == "factors" else None, fire, torch.zeros((), dtype=torch.int64), made(spans), made(spans),
+        made(cells), made(cells), live, position, name, role, is_hot, page, 512, 1 << 14, what != "anew", what == "equal", [0, 1, 2],
     )  # fmt: skip

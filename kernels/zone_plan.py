@@ -13,11 +13,12 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.compat import jit, next_power_of_two, tl
+from kvlens.kernels.zone_parts import accepted, oldest, reusable
 
 BLOCK = 1024
 """wishes, spans or slots taken at a time"""
 WARPS = 8
-PROBES = 16
+PROBES = 8
 """times that one pass over the spans decides between"""
 _Moves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -62,7 +63,7 @@ def zone_plan(
     sizes = {"W": wishes, "S": spans, "M": cells, "G": 1 if read is None else read.shape[1], "R": 0 if read is None else read.shape[2]}
     fixed = {"P": page, "READ": read is not None, "B": BLOCK, "num_warps": WARPS, "enable_fp_fusion": True}
     if reuse and equal_reuse:
-        _reusable[(heads,)](*asked, there, **sizes, **fixed)
+        reusable[(heads,)](*asked, there, **sizes, **fixed)
     names = next_power_of_two(page)
     strides = (0, 0) if packed is None else packed.stride()
     _plan[(heads,)](
@@ -84,85 +85,6 @@ def _(
     heads, (_, spans), (_, cells) = len(want), held.shape, span.shape
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     return span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads), rebuilt, came
-
-
-@jit
-def _accepted(  # type: ignore[no-untyped-def]
-    want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P: tl.constexpr, READ: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Of B wishes: their spans, the cells of those that are accepted (0: no wish, or refused), and the room that is left. Greedy in order
-    of priority, skipping what does not fit: what is larger than the room is refused for good, since room only shrinks; of the others a
-    round takes all that fit one after the other, and refuses the first that does not."""
-    w = start + tl.arange(0, B)
-    span = tl.load(want_ptr + h * W + w, mask=w < W, other=-1)
-    wish = span >= 0
-    if READ:
-        tokens = tl.zeros((B,), tl.int32)
-        for g in range(0, G):
-            tokens = tl.maximum(tokens, tl.load(read_ptr + (h * G + g) * R + span, mask=wish, other=0).to(tl.int32))
-    else:
-        tokens = tl.load(lengths_ptr + span, mask=wish, other=0.0).to(tl.int32)
-    count = tokens // P * fires
-    accepted = tl.zeros((B,), tl.int32)
-    open_ = tl.where(count <= left, count, 0)
-    while tl.sum(open_, 0) > 0:
-        over = (open_ > 0) & (tl.cumsum(open_, 0) > left)
-        failing = tl.min(tl.where(over, w, start + B), 0)
-        taken = tl.where(w < failing, open_, 0)
-        accepted += taken
-        left -= tl.sum(taken, 0)
-        open_ = tl.where((w > failing) & (open_ <= left), open_, 0)
-    return span, accepted, left
-
-
-@jit
-def _reusable(  # type: ignore[no-untyped-def]
-    want_ptr, read_ptr, lengths_ptr, fire_ptr, held_ptr, there_ptr, W, S, M, G, R, P: tl.constexpr, READ: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Cells of a KV head's accepted wishes that are there already; without end for one that does not fire."""
-    h = tl.program_id(0)
-    fires = (tl.load(fire_ptr + h) != 0).to(tl.int32)
-    left = M
-    there = tl.full((), 0, tl.int64)
-    for start in range(0, W, B):
-        span, count, left = _accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
-        held = tl.load(held_ptr + h * S + span, mask=count > 0, other=0)
-        there += tl.sum(tl.minimum(count, held), 0)
-    tl.store(there_ptr + h, tl.where(fires != 0, there, 0x7FFFFFFFFFFFFFFF))
-
-
-@jit
-def _oldest(held_ptr, stamp_ptr, total, h, S, M, B: tl.constexpr, T: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The time up to which held spans that nobody wishes for give way, so that `total` cells are free: a span goes as long as those
-    before it do not suffice. Every pass leaves a T-th of the times that are in question."""
-    s = tl.arange(0, B)
-    first = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
-    last = tl.full((), -1, tl.int64)
-    shortage = total - M
-    for start in range(0, S, B):
-        held = tl.load(held_ptr + h * S + start + s, mask=start + s < S, other=0)
-        stamp = tl.load(stamp_ptr + h * S + start + s, mask=held > 0, other=0)
-        shortage += tl.sum(tl.where(held < 0, -1 - held, held).to(tl.int32), 0)
-        first = tl.minimum(first, tl.min(tl.where(held > 0, stamp, first), 0))
-        last = tl.maximum(last, tl.max(tl.where(held > 0, stamp, last), 0))
-    # what is older than `first` does not suffice, what is older than `end` does, or is all
-    end = last + 1
-    if shortage <= 0:
-        first = tl.full((), -1, tl.int64)
-        end = first
-    while end - first > 1:
-        step = (end - first + T - 1) // T
-        probe = first + step * tl.arange(0, T)
-        freed = tl.zeros((T,), tl.int32)
-        for start in range(0, S, B):
-            held = tl.load(held_ptr + h * S + start + s, mask=start + s < S, other=0)
-            stamp = tl.load(stamp_ptr + h * S + start + s, mask=held > 0, other=0)
-            older = (held > 0)[:, None] & (stamp[:, None] < probe[None, :])
-            freed += tl.sum(tl.where(older, held.to(tl.int32)[:, None], 0), 0)
-        short = tl.sum(((freed < shortage) & (probe < end)).to(tl.int64), 0)
-        end = tl.minimum(end, first + step * short)
-        first += step * (short - 1)
-    return first
 
 
 @jit
@@ -188,10 +110,10 @@ def _plan(  # type: ignore[no-untyped-def]
     left = M
     total = tl.full((), 0, tl.int32)
     for start in range(0, W, B):
-        span, count, left = _accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
+        span, count, left = accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
         stay = tl.minimum(count, tl.load(held_ptr + h * S + span, mask=count > 0, other=0).to(tl.int32))
         if REUSE == 0:
-            stay = tl.zeros_like(stay)
+            stay = tl.full((B,), 0, tl.int32)
         if REUSE == 2:
             before = tl.cumsum(stay, 0) - stay
             reused = tl.sum(stay, 0)
@@ -206,23 +128,23 @@ def _plan(  # type: ignore[no-untyped-def]
         tl.store(held_ptr + h * S + span, (-1 - stay).to(tl.int64), mask=count > 0)
     tl.debug_barrier()
 
-    oldest = tl.full((), -1, tl.int64)
+    until = tl.full((), -1, tl.int64)
     if total > 0:
-        oldest = _oldest(held_ptr, stamp_ptr, total, h, S, M, B, T)
+        until = oldest(held_ptr, stamp_ptr, total, h, S, M, B, T)
     tl.debug_barrier()
     for start in range(0, S, B):
         at = h * S + start + block
         inside = start + block < S
         held = tl.load(held_ptr + at, mask=inside, other=0)
-        stamp = tl.load(stamp_ptr + at, mask=held > 0, other=0)
+        stamp = tl.load(stamp_ptr + at, mask=inside, other=0)
         hot = tl.load(hot_ptr + at, mask=inside, other=0)
-        gone = (held > 0) & (stamp <= oldest)
+        gone = (held > 0) & (stamp <= until)
         hot = tl.where(gone, 0, tl.where(held != 0, 1, hot))
         tl.debug_barrier()
-        tl.store(held_ptr + at, tl.zeros_like(held), mask=gone)
+        tl.store(held_ptr + at, 0, mask=gone)
         tl.store(hot_ptr + at, hot, mask=inside)
         if FACTORS:
-            tl.store(came_ptr + at, tl.zeros_like(hot), mask=inside)
+            tl.store(came_ptr + at, 0, mask=inside)
     tl.debug_barrier()
 
     free_before = tl.full((), 0, tl.int32)
@@ -233,17 +155,17 @@ def _plan(  # type: ignore[no-untyped-def]
         inside = start + cell < M
         at = h * M + start + cell
         live = tl.load(live_ptr + at, mask=inside, other=0)
-        span = tl.load(span_ptr + at, mask=live != 0, other=0)
-        offset = tl.load(offset_ptr + at, mask=live != 0, other=0)
+        span = tl.load(span_ptr + at, mask=inside, other=0)
+        offset = tl.load(offset_ptr + at, mask=inside, other=0)
         kept = tl.load(held_ptr + h * S + span, mask=live != 0, other=0)
         kept = tl.where(kept < 0, -1 - kept, kept)
         stays = (live != 0) & (offset < kept)
-        free = (inside & (offset >= kept)).to(tl.int32)
+        free = (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
         rank = free_before + tl.cumsum(free, 0) - 1
         fill = (free != 0) & (rank < total)
         if free_before < total:
             # the first wish whose last missing cell comes after this one
-            low = tl.zeros((BC,), tl.int32)
+            low = tl.full((BC,), 0, tl.int32)
             high = low + W
             for _ in range(STEPS):
                 middle = (low + high) // 2
@@ -256,7 +178,7 @@ def _plan(  # type: ignore[no-untyped-def]
             offset = tl.where(fill, into.to(tl.int64), offset)
         free_before += tl.sum(free, 0)
         lives = stays | fill
-        packed = tl.zeros((BC,), tl.int64)
+        packed = tl.full((BC,), 0, tl.int64)
         if FACTORS:
             packed = tl.load(packed_ptr + h * packed_h + span * packed_s, mask=lives, other=0)
         first = tl.load(starts_ptr + span, mask=fill, other=0).to(tl.int64)
@@ -276,8 +198,8 @@ def _plan(  # type: ignore[no-untyped-def]
             tl.store(rebuilt_ptr + at, (fill & (packed > 0)).to(tl.uint8), mask=inside)
             tl.store(came_ptr + h * S + span, (fill & (packed > 0)).to(tl.uint8), mask=fill & (packed > 0))
         tl.store(position_ptr + slot, ((first + offset * P)[:, None] + page[None, :]).to(tl.int32), mask=new)
-        tl.store(name_ptr + slot, (span[:, None] + tl.zeros((1, PP), tl.int64)).to(tl.int32), mask=new)
-        tl.store(role_ptr + slot, (role[:, None] + tl.zeros((1, PP), tl.int32)).to(tl.uint8), mask=named)
+        tl.store(name_ptr + slot, tl.broadcast_to(span.to(tl.int32)[:, None], (BC, PP)), mask=new)
+        tl.store(role_ptr + slot, tl.broadcast_to(role.to(tl.uint8)[:, None], (BC, PP)), mask=named)
     tl.store(moved_ptr + h, raw_cells * unit_bytes)
     tl.debug_barrier()
 

@@ -6,7 +6,7 @@ import time
 
 import streamlit as st
 
-from kvlens.ui import widgets
+from kvlens.ui import places, widgets
 from kvlens.ui.jobs import Job, JobManager
 
 SETTLE_S = 0.4
@@ -56,7 +56,7 @@ def leave(job: Job) -> None:
     """Goes to the job's own page if `leave_later` said so; polls that were under way have arrived by then."""
     if job.then and st.session_state.pop(f"leave_{job.id}", False):
         time.sleep(SETTLE_S)
-        st.switch_page(job.then, query_params={"run": str(job.uid)})
+        st.switch_page(job.then, query_params=places.in_run(str(job.uid)))
 
 
 def watched(job: Job, ended: bool = False) -> bool:
@@ -123,10 +123,11 @@ def outcome(job: Job) -> None:
 
 def links(uid: str) -> None:
     """Ways to look at a run."""
+    place = places.in_run(uid)
     with st.container(horizontal=True):
-        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/play_circle:", query_params={"run": uid})
-        st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params={"run": uid})
-        st.page_link("pages/method.py", label="Open in Method", icon=":material/schema:", query_params={"run": uid})
+        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/play_circle:", query_params=place)
+        st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params=place)
+        st.page_link("pages/method.py", label="Open in Method", icon=":material/schema:", query_params=place)
         st.page_link("pages/compare.py", label="Compare", icon=":material/compare:", query_params={"run": uid})
 
 
@@ -142,6 +143,6 @@ def job_list(shown: str | None) -> None:
         middle.text(job.state if job.state != "running" else progress_text(job, 0))
         with right:
             if job.uid and not job.active:
-                st.page_link("pages/replay.py", label="Replay", icon=":material/play_circle:", query_params={"run": job.uid})
+                st.page_link("pages/replay.py", label="Replay", icon=":material/play_circle:", query_params=places.in_run(job.uid))
             else:
                 st.page_link("pages/run.py", label="Show", icon=":material/visibility:", query_params={"job": job.id})

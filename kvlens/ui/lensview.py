@@ -7,7 +7,7 @@ import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.lens.verdict import Missed, Verdict
-from kvlens.ui import data, lensdata, lensjobs, lenswhatif
+from kvlens.ui import data, lensdata, lensjobs, lenswhatif, places
 from kvlens.ui.data import TraceReader
 from kvlens.ui.details import span_text
 from kvlens.ui.lensbars import sampling, token_range
@@ -26,7 +26,8 @@ def banner(reader: TraceReader) -> None:
         st.markdown(f"**What if it had been there:** {plain(lenswhatif.held_words(tried))}; everything else as in the run it repeats.")
         lenswhatif.outcome(tried)
         if parent := reader.meta.get("parent"):
-            st.page_link("pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params={"run": str(parent)})
+            place = places.in_run(str(parent))
+            st.page_link("pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place)
 
 
 def panel(reader: TraceReader, chosen: Selection) -> None:
@@ -137,9 +138,8 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
 def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:
     """The way to the forced comparison: to the one there is, else to a job that makes it."""
     if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
-        st.page_link(
-            "pages/replay.py", label="Replay the comparison at all steps", icon=":material/compare_arrows:", query_params={"run": other}
-        )
+        place = places.in_run(other)
+        st.page_link("pages/replay.py", label="Replay the comparison at all steps", icon=":material/compare_arrows:", query_params=place)
     elif st.button(
         label, icon=":material/compare_arrows:", disabled=busy, help="Repeats the run, fed with full KV's tokens, as a run of its own."
     ):

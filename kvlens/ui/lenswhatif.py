@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.lens.verdict import Verdict
-from kvlens.ui import lensdata, lensjobs
+from kvlens.ui import lensdata, lensjobs, places
 from kvlens.ui.data import TraceReader
 from kvlens.ui.lensdata import WhatIf
 from kvlens.ui.player.payload import needle_tokens
@@ -75,7 +75,7 @@ def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
     st.markdown(f"**Tried:** {plain(held_words(shown))}.")
     outcome(shown)
     left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
-    place = chosen.merged({"run": shown.uid}).query()
+    place = places.in_run(shown.uid, chosen)
     left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place)
     both = chosen.query() | {"cmp": shown.uid}
     middle.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=both)

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.grid import Cell
-from kvlens.ui import benchview, data
+from kvlens.ui import benchview, data, places
 from kvlens.ui.griddata import Suite, trials_of
 from kvlens.ui.submit import submit_trial
 from kvlens.ui.widgets import error, plain
@@ -63,7 +63,7 @@ def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
         return
     st.text(said)
     if row["uid"] is not None and data.stamp(row["uid"]):
-        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params={"run": row["uid"]})
+        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params=places.in_run(row["uid"]))
         return
     model = str(about.get("request", {}).get("model", "demo"))
     left, right = st.columns([1, 2], vertical_alignment="center")

@@ -151,12 +151,13 @@ def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path)
         "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:       50 kB\n",
         "sys/fs/cgroup/memory.max": "max\n",
         "sys/fs/cgroup/memory.current": "1000\n",
+        "sys/fs/cgroup/memory.stat": "anon 600\ninactive_file 400\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert offloaded.host_bytes(tmp_path) == 51200
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("31000\n")
-    assert offloaded.host_bytes(tmp_path) == 30000
+    assert offloaded.host_bytes(tmp_path) == 30400
 
 
 # order, headlines, tables

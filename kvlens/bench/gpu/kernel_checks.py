@@ -9,14 +9,13 @@ from collections.abc import Iterator
 
 import torch
 
+from kvlens.bench.gpu import slots
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import CheckRow
 from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.recall_plan import HotPages
-from kvlens.kernels.slot_tables import SlotReads
-from kvlens.memory.bias import CODES
 
 TOLERANCE = 1e-2
 MASS = 1e-3
@@ -172,19 +171,11 @@ def _plan(bench: Bench) -> Iterator[CheckRow]:
 
 
 def _tables(bench: Bench) -> Iterator[CheckRow]:
-    for slots, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
-        spans = slots // 16
-        role = torch.randint(0, max(CODES) + 1, (HEADS, slots), dtype=torch.uint8)
-        role[:, slots // 3 : slots // 2] = CODES.free
-        role[0] = CODES.free  # a head that attends nothing
-        span, position = (torch.randint(0, spans, (HEADS, slots), dtype=torch.int32) for _ in range(2))
-        governed, hot, fine = (torch.rand(size) < 0.7 for size in ((spans,), (HEADS, spans), (HEADS, GROUP, spans)))
-        tokens = torch.randint(0, spans, (HEADS, GROUP, spans)) if parts else None
-        tables = (role, span, position, torch.randint(1, 99, (spans,)).float().log(), torch.zeros(spans, dtype=torch.int32), governed, hot)
-        exact = slot_tables.slot_tables(SlotReads(*tables, GROUP, CODES, fine, tokens), page)
-        there = [None if x is None else x.to(bench.device.at) for x in (*tables, fine, tokens)]
-        found = slot_tables.slot_tables(SlotReads(*there[:7], GROUP, CODES, *there[7:]), page)  # type: ignore[arg-type]
-        name = f"slot tables, {slots} slots, pages of {page}{', spans read in part' if parts else ''}"
+    for count, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
+        reads = slots.drawn(HEADS, GROUP, count, count // 16, parts)
+        exact = slot_tables.slot_tables(reads, page)
+        found = slot_tables.slot_tables(slots.there(reads, bench.device.at), page)
+        name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
         for what, one, two in zip(("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True):
             assert one is not None
             assert two is not None
@@ -202,5 +193,5 @@ def measure_engine(bench: Bench) -> list[CheckRow]:
 
 
 TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
-PART = Part("checks", measure, ("kernel_checks.py",), "free the device's memory; this part takes about 1 GB")
+PART = Part("checks", measure, ("kernel_checks.py", "slots.py"), "free the device's memory; this part takes about 1 GB")
 ENGINE = Part("engine", measure_engine, ("kernel_checks.py", "tier.py", *TIER), "free the device's memory; this part takes a few MB")

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from kvlens.bench.gpu import calls
+from kvlens.bench.gpu import calls, slots
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.bench.gpu.device import Step
 from kvlens.bench.gpu.failures import sentence
@@ -19,7 +19,9 @@ from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.kernels.lowrank_spans import Spans, attend
 from kvlens.kernels.page_moves import gather, move_triton, offload
 from kvlens.kernels.page_scores import page_scores
+from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.recall_plan import HotPages, recall_plan
+from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
 
 AIM = 0.8
 SPREAD = 512 << 20
@@ -30,7 +32,7 @@ Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def measure(bench: Bench) -> list[KernelRow]:
-    return [*_attend(bench), *_scores(bench), *_spans(bench), *_moves(bench), *_plan(bench)]
+    return [*_attend(bench), *_scores(bench), *_spans(bench), *_moves(bench), *_plan(bench), *_tables(bench)]
 
 
 def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size: int, limit: str, aim: float | None = None) -> KernelRow:
@@ -159,4 +161,22 @@ def _plan(bench: Bench) -> Iterator[KernelRow]:
         yield _row(bench, "k5", f"{count} wishes and slots", partial(_plan_step, bench, count), size, COPY)
 
 
-PART = Part("kernels", measure, ("kernel_times.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)
+def _table_step(bench: Bench, count: int, page: int, make: Callable[[SlotReads, int], Live]) -> Step:
+    kv = bench.model.kv
+    reads = slots.there(slots.drawn(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at)
+    return lambda: make(reads, page)
+
+
+def _tables(bench: Bench) -> Iterator[KernelRow]:
+    """Pages of one slot are what instruments ask for."""
+    kv = bench.model.kv
+    for count in (300,) if bench.dry else (2048, 13_107, 131_072):
+        size = kv.kv_heads * count * (5 + 5 * kv.group)
+        for page in (PAGE, 1):
+            name = f"{count} slots, pages of {page}"
+            yield _row(bench, "slot tables", name, partial(_table_step, bench, count, page, slot_tables), size, COPY)
+        name = f"{count} slots, pages of {PAGE}"
+        yield _row(bench, "slot tables by PyTorch", name, partial(_table_step, bench, count, PAGE, slot_tables_torch), size, COPY)
+
+
+PART = Part("kernels", measure, ("kernel_times.py", "slots.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)

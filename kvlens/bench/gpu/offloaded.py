@@ -6,6 +6,7 @@ concatenation per layer and step, no graph. Several sequences are one batch of i
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from pathlib import Path
@@ -36,20 +37,25 @@ def refused(bench: Bench, context: int, batch: int, link: float | None) -> str |
     return None
 
 
+GROUPS = (("memory.max", "memory.current", "memory.stat", "inactive_file"),
+          ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"))  # fmt: skip
+"""where a control group of either version says its limit, what is used of it, and how much of that are files it can forget"""
+
+
 def host_bytes(system: Path = Path("/")) -> int | None:
     """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not known."""
+
+    def number(path: str, name: str) -> int:
+        lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
+        return next(int(words[1]) for words in lines if words[0] == name)
+
     found = []
-    try:
-        meminfo = (system / "proc/meminfo").read_text(encoding="ascii")
-        found.append(1024 * next(int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration, ValueError, IndexError):
-        pass
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        try:
-            most, now = ((system / "sys/fs/cgroup" / name).read_text(encoding="ascii").strip() for name in (limit, used))
-            found.append(int(most) - int(now))
-        except (OSError, ValueError):  # 'max' is no limit
-            continue
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        found.append(1024 * number("proc/meminfo", "MemAvailable:"))
+    for limit, used, stat, files in GROUPS:
+        with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):  # 'max' is no limit, and no number
+            most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
+            found.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
     return max(0, min(found)) if found else None
 
 
