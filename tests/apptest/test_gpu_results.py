@@ -46,8 +46,9 @@ WHOLE = (
 
 
 DECODE = (
-    entry("decode 8192", replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
+    entry("decode 8192 x 1", replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
           replace(step("hf_offloaded", 8192, 0.7), scope="decode")),
+    entry("decode 8192 x 8, recalled", replace(step("freekv", 8192, 0.02), batch=8, scope="decode", note="issued one by one")),
     entry("decode sweep 8192", replace(step("blocking", 8192, 0.011), scope="decode")),
     entry("recording", RecordingRow("off", True, 32768, 1, 0.006, 0.006, 0.0, "freekv"),
           RecordingRow("spans", True, 32768, 1, 0.0063, 0.0064, 0.05, "freekv")),
@@ -95,6 +96,9 @@ def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Vi
     said = " ".join(box.value for box in app.caption).replace("\\", "")
     assert "Whole decode steps." in said
     assert "a whole step of FreeKV at 32K" in said
+    app.button_group(key="gpu_cell_decode").set_value("8K x 8").run()
+    eight = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
+    assert eight[["method", "sequences", "notes"]].to_numpy().tolist() == [["FreeKV", 8, "issued one by one"]]
     app.button_group(key="gpu_scope").set_value("path").run()
     assert not app.exception
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]

@@ -30,7 +30,7 @@ LABEL = (
 SMALLER = "leave the longest context out: --contexts 8192,32768"
 FEWER = f"{SMALLER}, or --batches 1"
 SETTLE = 2
-"""ungraphed steps before a capture where there are several sequences: all launch one by one, and take seconds at an 8B shape"""
+"""ungraphed steps before a capture where there are several sequences, whose launches take as many times longer"""
 SPARE, SPARE_EACH = 4 << 30, 1 << 29
 """bytes left for what a step computes; and for the tables of every further sequence"""
 FILES = (
