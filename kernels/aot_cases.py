@@ -18,7 +18,8 @@ from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
 from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
-from kvlens.kernels.zone_plan import zone_plan
+from kvlens.kernels.zone_plan import zone_plan_triton
+from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables
 
 Case = tuple[str, Callable[[], object]]
 """What is compiled, in words, and the launch."""
@@ -125,8 +126,10 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
 
     position, name, role = (made(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
     fire, live, is_hot = (made(*size, dtype=torch.bool) for size in ((), (cells,), (spans,)))
-    return zone_plan(
-        made(wishes), made(GROUP, spans) if what in ("parts", "equal") else None, torch.zeros(spans), _ints(spans),
-        made(spans, 4)[..., 1] if what == "factors" else None, fire, torch.zeros((), dtype=torch.int64), made(spans), made(spans),
-        made(cells), made(cells), live, position, name, role, is_hot, page, 512, 1 << 14, what != "anew", what == "equal", [0, 1, 2],
+    read = made(GROUP, spans) if what in ("parts", "equal") else None
+    packed = made(spans, 4)[..., 1] if what == "factors" else None
+    return zone_plan_triton(
+        ZoneTables(made(spans), made(spans), made(cells), made(cells), live), Names(position, name, role, is_hot, (0, 1, 2)),
+        Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, what != "anew", what == "equal"),
+        Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),
     )  # fmt: skip

@@ -1,6 +1,5 @@
 """The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans give way, what each
-cell holds from now on and what its slots are called. The reference is kvlens/static/zone.py, in torch operations; tables are equal to it
-bit for bit.
+cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and what lies where is equal bit for bit.
 
 Unlike k5's pages (kernels/recall_plan.py) spans have any length and of a span the leading cells are held. A program plans for one KV
 head. It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded, and nothing is sorted: held spans
@@ -14,6 +13,7 @@ import torch
 
 from kvlens.kernels.compat import jit, next_power_of_two, tl
 from kvlens.kernels.zone_parts import accepted, oldest, reusable
+from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables
 
 BLOCK = 1024
 """wishes, spans or slots taken at a time"""
@@ -21,6 +21,17 @@ WARPS = 8
 PROBES = 8
 """times that one pass over the spans decides between"""
 _Moves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
+    """As `zone_plan_torch`, in one launch, or two where KV heads reuse alike. It needs no number of rounds, and tables but `names` and
+    `packed` that are contiguous."""
+    unit, moved, rebuilt, came = _plan_zone(
+        wishes.want, wishes.read, source.lengths, source.starts, source.packed, wishes.fire, wishes.clock, tables.held, tables.stamp,
+        tables.span, tables.offset, tables.live, names.position, names.span, names.role, names.is_hot, source.page, source.origin,
+        source.unit_bytes, wishes.reuse, wishes.equal_reuse, list(names.roles),
+    )  # fmt: skip
+    return Moves(unit, moved, None, None) if source.packed is None else Moves(unit, moved, rebuilt, came)
 
 
 # A custom operator, so that torch.compile takes it as one call.
@@ -32,27 +43,17 @@ _Moves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     " Tensor(i!) is_hot, int page, int origin, int unit_bytes, bool reuse, bool equal_reuse, int[] roles)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 ))  # fmt: skip
-def zone_plan(
+def _plan_zone(
     want: torch.Tensor, read: torch.Tensor | None, lengths: torch.Tensor, starts: torch.Tensor, packed: torch.Tensor | None,
     fire: torch.Tensor, clock: torch.Tensor, held: torch.Tensor, stamp: torch.Tensor, span: torch.Tensor, offset: torch.Tensor,
     live: torch.Tensor, position: torch.Tensor, slot_span: torch.Tensor, role: torch.Tensor, is_hot: torch.Tensor, page: int, origin: int,
     unit_bytes: int, reuse: bool, equal_reuse: bool, roles: list[int],
 ) -> _Moves:  # fmt: skip
-    """Written in place, as `kvlens.static.zone` does: held, stamp int64 [H, S]; span, offset int64, live bool [H, M], contiguous all;
-    position, slot_span int32, role uint8 [H, M P], rows of equal stride; is_hot bool [H, S].
-
-    want int64 [H, W], highest priority first, no span twice, below 0: none; read integer [H, G, R] leading tokens that are read, None:
-    all; lengths float32, starts int32 [S]; packed int64 [H, S]: above 0 for spans that lie as factors, None: all lie raw; fire bool [H];
-    clock int64 0-d, larger at every plan of a KV head. page: P; origin: the position that row 0 of the pool begins with; roles: codes of
-    a slot that holds a raw span, a reconstructed one, nothing.
-
-    Returns unit int32 [H, M]: what k4 moves into each cell, row H + head, -1: nothing; bytes of them, int64 [H]; rebuilt bool [H, M]:
-    cells that factors fill; came bool [H, S]: spans that do so (both empty without `packed`).
-    """
+    """What `zone_plan_triton` is given, one by one -> what `Moves` has, empty for None."""
     heads, wishes = want.shape
     spans, cells = held.shape[1], span.shape[1]
-    want, read = want.contiguous(), None if read is None else read.contiguous()
-    assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot, fire))
+    want, fire, read = want.contiguous(), fire.contiguous(), None if read is None else read.contiguous()
+    assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot))
     assert position.stride() == slot_span.stride() == role.stride()
     ends, count = want.new_empty(2, heads, wishes, dtype=torch.int32)
     unit, moved = span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads)
@@ -75,7 +76,7 @@ def zone_plan(
     return unit, moved, rebuilt, came
 
 
-@zone_plan.register_fake
+@_plan_zone.register_fake
 def _(
     want: torch.Tensor, read: torch.Tensor | None, lengths: torch.Tensor, starts: torch.Tensor, packed: torch.Tensor | None,
     fire: torch.Tensor, clock: torch.Tensor, held: torch.Tensor, stamp: torch.Tensor, span: torch.Tensor, offset: torch.Tensor,

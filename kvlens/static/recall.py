@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.choice import Backend, backend
-from kvlens.memory import Memory, Selection
+from kvlens.kernels.zone_plan import zone_plan_triton
+from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
+from kvlens.memory import FREE, ROLE, Memory, Selection
 from kvlens.rows import SpanRow
 from kvlens.static import cuda
-from kvlens.static.plan import ZoneTables, rounds_for
 from kvlens.static.rows import HostRows
-from kvlens.static.zone import Names, Source, Wishes, planned_torch, planned_triton
+
+ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)
 
 
 class StaticRecall:
@@ -32,7 +34,7 @@ class StaticRecall:
                 held, stamp, span, offset = (torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes)
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
-        self.plan = planned_triton if self.kernels == "triton" else planned_torch
+        self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
 
     def _rounds(self, cells: int) -> int:
         """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
@@ -102,7 +104,7 @@ class StaticRecall:
 
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
-        return Names(slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer])
+        return Names(slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer], ROLES)
 
 
 def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvlens.kernels import zone_plan as kernel
-from kvlens.static.plan import ZoneTables, rounds_for
-from kvlens.static.zone import FREE, Moves, Names, Source, Wishes, planned_torch, planned_triton
+from kvlens.kernels.zone_plan import zone_plan_triton
+from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
 
 ABSURD = 1 << 30
+RESIDENT, FACTORED, FREE = 2, 5, 9
 MODES = ("all", "part", "equal", "never")
 """whole spans; their leading cells; leading cells and equal reuse; whole spans moved whether they are there or not"""
 
@@ -32,7 +33,7 @@ class Layer:
         pool = torch.full((2, heads, slots + 7), ABSURD, dtype=torch.int32)
         role = torch.full((heads, slots + 7), 77, dtype=torch.uint8)
         hot = torch.rand(heads, spans, generator=g) < 0.3
-        self.names = Names(pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], hot)
+        self.names = Names(pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], hot, (RESIDENT, FACTORED, FREE))
         self.names.role.fill_(FREE)
         self.pool = (pool, role)
         lies = torch.tensor([0, *lengths])
@@ -53,7 +54,7 @@ class Layer:
         other = object.__new__(Layer)
         other.tables = ZoneTables(*(getattr(self.tables, field.name).clone() for field in fields(ZoneTables)))
         pool, role = other.pool = tuple(x.clone() for x in self.pool)  # type: ignore[assignment]
-        other.names = Names(pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], self.names.is_hot.clone())
+        other.names = Names(pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], self.names.is_hot.clone(), self.names.roles)
         other.source = self.source
         return other
 
@@ -85,10 +86,10 @@ class Layer:
 
 def check(layer: Layer, other: Layer, wishes: Wishes) -> Moves:
     """Plan `layer` by torch and its copy `other` by the kernel."""
-    expected = planned_torch(layer.tables, layer.names, wishes, layer.source)
+    expected = zone_plan_torch(layer.tables, layer.names, wishes, layer.source)
     before = [x.clone() for x in (wishes.want, wishes.fire, other.source.starts)]
     other.poison()
-    found = planned_triton(other.tables, other.names, wishes, other.source)
+    found = zone_plan_triton(other.tables, other.names, wishes, other.source)
     for field in fields(Moves):
         mine, theirs = getattr(found, field.name), getattr(expected, field.name)
         assert (mine is None) == (theirs is None)
@@ -164,9 +165,9 @@ def test_torch_compile_takes_it_as_one_operation() -> None:
     plain, compiled = layer.copy(), layer.copy()
     wishes = layer.wishes("all", 1, 0.0, 0.0)
     torch._dynamo.reset()
-    found = torch.compile(planned_triton, backend="aot_eager", fullgraph=True)(compiled.tables, compiled.names, wishes, compiled.source)
+    found = torch.compile(zone_plan_triton, backend="aot_eager", fullgraph=True)(compiled.tables, compiled.names, wishes, compiled.source)
     torch._dynamo.reset()
-    expected = planned_triton(plain.tables, plain.names, wishes, plain.source)
+    expected = zone_plan_triton(plain.tables, plain.names, wishes, plain.source)
     for field in fields(Moves):
         assert torch.equal(getattr(found, field.name), getattr(expected, field.name))
     for field in fields(ZoneTables):

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlens.kernels.zone_torch import ZoneTables, fit, plan, rounds_for
 from kvlens.memory.recall import RecallZone
-from kvlens.static.plan import ZoneTables, fit, plan, rounds_for
 
 MODES = ("all", "part", "cap")
 """whole spans; their leading cells; whole spans with equal reuse"""
