@@ -1,10 +1,12 @@
 """Tensors that say they lie on a CUDA device, and lie on the CPU: what PyTorch would refuse on a GPU, because tensors of two devices
-meet or because one is taken for host memory, is refused here too.
+meet or because one is taken for host memory, is refused here too. Kernels of kvlens may read host memory where it is registered.
+Inside `capturing`, so is what a stream refuses while it is captured: waiting for it, and copies from memory that may be paged out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +18,33 @@ COPIES = {torch.Tensor.copy_}
 INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 TO_HOST = {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
            torch.Tensor.__index__}  # fmt: skip
+WAITS = {"cpu", "numpy", "__array__", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "equal", "allclose"}
+"""functions whose result the host has to see"""
+DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal_", "uniform_", "exponential_"}
+FROM_HOST = {"tensor", "as_tensor", "from_numpy", "to", "cuda", "copy_", "new_tensor"}
+_registered: list[Mapping[int, int]] = [{}]
+"""host memory that kernels may read: size of each range by its address"""
+_captured: list[list[tuple[Any, ...]]] = []
+
+
+@contextmanager
+def registered(ranges: Mapping[int, int]) -> Iterator[None]:
+    """Inside, kernels may read this host memory."""
+    _registered.append(ranges)
+    try:
+        yield
+    finally:
+        _registered.pop()
+
+
+@contextmanager
+def capturing() -> Iterator[list[tuple[Any, ...]]]:
+    """Inside, the device's work is captured: the calls, with the shapes they are given."""
+    _captured.append([])
+    try:
+        yield _captured[-1]
+    finally:
+        _captured.pop()
 
 
 class OnCuda(torch.Tensor):
@@ -61,8 +90,14 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     target = _device(func, args, kwargs)
     with torch._C.DisableTorchFunction():
         here = [t for t in tensors((args, kwargs)) if not isinstance(t, OnCuda) and t.dim() > 0]
-    if there and here and func not in COPIES:
+    if getattr(func, "namespace", None) == "kvlens":
+        _refuse_pageable(here)
+    elif there and here and func not in COPIES:
         _refuse_mixture(func, name, args)
+    if _captured and name != "__get__" and (there or (target is not None and target.type == "cuda")):
+        _refuse_in_capture(func, name, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            _captured[-1].append((name, *(tuple(t.shape) for t in tensors((args, kwargs)))))
     if there and name in ("numpy", "__array__") and not kwargs.get("force"):
         raise TypeError("can't convert cuda device type tensor to numpy.")
     moved_args, moved = tree_map(_plain, (args, kwargs))
@@ -100,3 +135,22 @@ def _refuse_mixture(func: Callable[..., Any], name: str, args: Any) -> None:
         if name == "__getitem__" or not by_tensor or isinstance(args[2], OnCuda) or not isinstance(args[2], torch.Tensor):
             return  # indices may lie on the host, and slices may be set from there
     raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found at least two devices, cuda and cpu!")
+
+
+def _refuse_pageable(given: list[torch.Tensor]) -> None:
+    """What Triton refuses of its launchers' arguments."""
+    for tensor in given:
+        first, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        if not any(start <= first and end <= start + size for start, size in _registered[-1].items()):
+            raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+
+
+def _refuse_in_capture(func: Callable[..., Any], name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    given = list(tensors((args, kwargs)))
+    index = () if func not in INDEXED else args[1] if isinstance(args[1], tuple) else (args[1],)
+    waits = func in TO_HOST or name in WAITS or (name == "where" and len(args) + len(kwargs) == 1)
+    waits |= any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in index)
+    copies = name in FROM_HOST and not (given and all(isinstance(t, OnCuda) for t in given))
+    copies |= any(isinstance(i, list) or (isinstance(i, torch.Tensor) and not isinstance(i, OnCuda)) for i in index)
+    if waits or copies or name in DRAWS:
+        raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
