@@ -265,16 +265,13 @@ class Memory:
         if not later:
             self.land(layer)
 
-    def bias(self, layer: int, selection: Selection | None) -> torch.Tensor | None:
-        """Additive bias [H_kv, G, C] over the layer's slots: log|S| on coarse entries, -inf on what a query head does not attend.
-
-        None when every slot written so far is attended as it is (then the live slots are a prefix of the pool). Without the held
-        zone's slots where nothing is held at this step.
-        """
-        return self.attends(layer, selection, "torch")[0]
-
     def attends(self, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
-        """`bias`, and what k1 reads with it; None: PyTorch attends, or k1 has to find it in the bias. by: what makes them."""
+        """Additive bias [H_kv, G, C] over the layer's slots (log|S| on coarse entries, -inf on what a query head does not attend), and
+        what k1 reads with it. by: what makes them.
+
+        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool). Without the held
+        zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find them in the bias.
+        """
         held = self.held.live(layer)
         if selection is None and not held and self.live_prefix(layer) is not None:
             return None, None

@@ -69,7 +69,7 @@ class Trial:
         pool, hot = memory.hot.pool(layer), memory.hot.slots(layer)
         q = tensor(self.q[layer])
         selection = self.session.method.select(layer, q)
-        weights = attention_weights(q, hot.keys, memory.bias(layer, selection), self.shape.head_dim**-0.5)
+        weights = attention_weights(q, hot.keys, memory.attends(layer, selection, "torch")[0], self.shape.head_dim**-0.5)
         coarse, fine = np.zeros((2, self.shape.q_heads, memory.spans.capacity))
         group = self.shape.group
         first = pool.start["recall"]
