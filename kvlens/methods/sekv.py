@@ -202,11 +202,12 @@ class SeKV(Method):
 
         if not len(ends):
             return
-        routed = sekv_router.route(self._heads(self._weight), queries.float())
-        score = sekv_router.scores(routed, self._summary.float(), self._length, self._span > 0)[..., : len(ends)]
         n, w = self.context.prompt_tokens, queries.shape[2]
-        unseen = ends > torch.arange(n - w, n)[:, None]
-        self._threshold.copy_(sekv_router.fit_threshold(score.masked_fill(unseen.to(score.device), float("-inf")), self.params.zoom_rate))
+        unseen = (ends > torch.arange(n - w, n)[:, None]).to(queries.device)
+        for layer, weight in enumerate(self._weight):  # of all layers at once a long prompt's scores would be gigabytes
+            routed = sekv_router.route(self._heads(weight), queries[layer].float())
+            score = sekv_router.scores(routed, self._summary[layer].float(), self._length, self._span > 0)[..., : len(ends)]
+            self._threshold[layer] = sekv_router.fit_threshold(score.masked_fill(unseen, float("-inf")), self.params.zoom_rate)
 
     def _heads(self, weight: torch.Tensor) -> torch.Tensor:
         """W [..., H or H_kv, d', D] -> one per query head."""

@@ -105,8 +105,11 @@ def expand(score: Tensor, threshold: Tensor) -> Tensor:
 def fit_pca(keys: Tensor, group: int, dim: int) -> Tensor:
     """Routing projection without training (our stand-in): keys [..., H_kv, N, D] -> W [..., H, d', D].
 
-    Rows are the leading d' principal directions of that KV head's keys on the prompt, orthonormal, equal for a group.
+    Rows are the leading d' principal directions of that KV head's keys on the prompt, orthonormal, equal for a group. Layers are taken one
+    by one: in float32, and centred, a long prompt's keys are four times what they are in bfloat16.
     """
+    if keys.dim() > 3:
+        return torch.stack([fit_pca(layer, group, dim) for layer in keys])
     wide = keys.float()
     centred = wide - wide.mean(-2, keepdim=True)
     _, directions = torch.linalg.eigh(centred.transpose(-1, -2) @ centred)
