@@ -21,8 +21,7 @@ from kvlens.ui.widgets import error, plain
 
 Kind = TypeVar("Kind")
 SCOPES = {
-    "decode": "Whole decode steps", "fused": "Whole steps, tables compiled", "compiled": "Whole steps, compiled",
-    "path": "Attention path and matmuls",
+    "decode": "Whole decode steps", "compiled": "Whole steps, compiled", "path": "Attention path and matmuls",
 }  # fmt: skip
 """what was timed -> title; a result has those that were measured"""
 

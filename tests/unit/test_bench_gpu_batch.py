@@ -167,8 +167,8 @@ def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() 
     names = [part.name for part in all_parts(CONTEXTS, BATCHES)]
     at = names.index
     assert all(at(f"decode {context} x 1") < at("recording") < at("decode 32768 x 8") for context in CONTEXTS)
-    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, recalled") < at("fused 8192")
-    assert at("steps 32768 x 8") < at("decode 8192 x 8") < at("decode 131072 x 8") < at("sweep 32768 x 8")
+    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, recalled") < at("steps 32768 x 8") < at("steps 32768 x 1")
+    assert at("steps 32768 x 1") < at("decode 8192 x 8") < at("decode 131072 x 8") < at("steps 8192 x 8") < at("sweep 32768 x 8")
     assert names[-1] == "headlines"
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4", "decode 256 x 4, recalled",

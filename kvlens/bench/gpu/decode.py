@@ -87,11 +87,8 @@ def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope, 
     try:
         device.release()
         device.reset_peak()
-        backend = "eager" if bench.dry else "inductor"
         if scope == "compiled":
-            made.decoder.compiled(backend)
-        elif scope == "fused":
-            made.decoder.fused(backend)
+            made.decoder.compiled("eager" if bench.dry else "inductor")
         made.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
         times = made.times(graph, bench.repeats)
         before, loops = made.decoder.moved_bytes().sum(), 2 if bench.dry else LOOP
@@ -138,15 +135,6 @@ def sweep(context: int) -> Part:
         return found
 
     return Part(f"decode sweep {context}", measure, FILES, SMALLER)
-
-
-def fused(context: int) -> Part:
-    """The methods that recall, with their plan and tables compiled by inductor, once for all layers, before the step is captured."""
-
-    def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates, "fused") for method in RECALLING]
-
-    return Part(f"fused {context}", measure, FILES, SMALLER)
 
 
 def compiled(context: int) -> Part:

@@ -19,7 +19,7 @@ from kvlens.bench.gpu.result import HeadlineRow, Scope, ceiling, rows
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
 
-WHOLE: tuple[Scope, ...] = ("decode", "fused", "compiled")
+WHOLE: tuple[Scope, ...] = ("decode", "compiled")
 """ways to make a whole step; the fastest that was measured stands for its method"""
 
 

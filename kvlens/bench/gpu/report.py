@@ -113,7 +113,7 @@ def _step(row: StepRow) -> list[str]:
     )
     over = "" if row.over_floor is None else f"{row.over_floor:.2f}"
     peak = "" if row.peak_bytes is None else f"{row.peak_bytes / 1e9:.1f}"
-    way = {"fused": ", plan and tables compiled", "compiled": ", compiled whole"}.get(row.scope, "")
+    way = ", compiled whole" if row.scope == "compiled" else ""
     how = "" if row.median is None else ("a CUDA graph" if row.graph else "no graph") + way
     said = "; ".join(part for part in (how, rates, row.note, row.reason or "") if part)
     host = f"{row.host_bytes / 1e9:.3f}" + ("" if row.counted_bytes is None else f" ({row.counted_bytes / 1e9:.3f})")

@@ -56,9 +56,9 @@ class KernelRow:
     kind: Literal["kernel"] = "kernel"
 
 
-Scope = Literal["path", "decode", "fused", "compiled"]
-"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; fused: the same with its plan
-and tables compiled; compiled: the same compiled whole"""
+Scope = Literal["path", "decode", "compiled"]
+"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; compiled: the same, compiled
+whole"""
 
 
 @dataclass(frozen=True)

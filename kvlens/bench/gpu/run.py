@@ -19,7 +19,7 @@ from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "fused", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
+NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
 
 Say = Callable[[str], None]
 
@@ -57,7 +57,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest. Whole steps of
-    several sequences are dear to capture, so they come after those of one, recording and ledger; first at the context of the headlines."""
+    several sequences take long, so they come after those of one, recording and ledger; first at the context of the headlines."""
     one, *more = sorted(set(batches))
     middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
     others = [context for context in contexts if context != middle]
@@ -65,11 +65,13 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     def whole(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         return [part for context in contexts for batch in batches for part in decode.decodes(context, batch)]
 
+    def paths(contexts: Sequence[int]) -> list[Part]:
+        return [attention_step.steps(context, batch) for context in contexts for batch in sorted(set(batches), reverse=True)]
+
     return [
         ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *whole(contexts, [one]), recording.PART, ledger.PART,
-        *whole([middle], more), *(decode.fused(context) for context in contexts),
-        *(attention_step.steps(context, batch) for batch in sorted(batches, reverse=True) for context in contexts),
-        *whole(others, more), attention_step.sweep(middle, large), decode.sweep(middle), decode.compiled(middle), headlines.PART,
+        *whole([middle], more), *paths([middle]), *whole(others, more), *paths(others), attention_step.sweep(middle, large),
+        decode.sweep(middle), decode.compiled(middle), headlines.PART,
     ]  # fmt: skip
 
 
