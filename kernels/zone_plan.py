@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import torch
 
+from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import jit, next_power_of_two, tl
 from kvlens.kernels.zone_parts import accepted, oldest, reusable
-from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
 
 BLOCK = 1024
 """wishes, spans or slots taken at a time"""
@@ -21,6 +22,11 @@ WARPS = 8
 PROBES = 8
 """times that one pass over the spans decides between"""
 _Moves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def zone_plan(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
+    """Plan one layer's recall; `tables` and `names` are written. CUDA tensors take Triton, others PyTorch."""
+    return (zone_plan_triton if backend(wishes.want) == "triton" else zone_plan_torch)(tables, names, wishes, source)
 
 
 def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:

@@ -141,8 +141,8 @@ def test_pages_and_spans_under_pressure(page: int, mode: str) -> None:
 
 def test_more_than_a_block_of_everything() -> None:
     g = torch.Generator().manual_seed(4)
-    lengths = torch.randint(1, 9, (1100,), generator=g).tolist()
-    layer = Layer(g, 1, 2100, lengths, 1, False)
+    lengths = torch.randint(1, 9, (1400,), generator=g).tolist()
+    layer = Layer(g, 2, 2100, lengths, 1, False)
     assert go(layer, "equal", 3, 0.4, 0.0) > 1000
 
 

@@ -5,14 +5,15 @@ What Triton's interpreter cannot show is shown here: bf16 and tf32 arithmetic, r
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 
-from kvlens.bench.gpu import slots
+from kvlens.bench.gpu import slots, zones
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import CheckRow
-from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables
+from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables, zone_plan, zone_torch
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.recall_plan import HotPages
@@ -25,7 +26,7 @@ HEADS, GROUP, DIM, PAGE = 8, 4, 128, 32
 
 def measure(bench: Bench) -> list[CheckRow]:
     torch.manual_seed(0)
-    checks = (_attend, _merge, _scores, _spans, _moves, _plan, _tables)
+    checks = (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _tables)
     return [row for check in checks for row in check(bench)]
 
 
@@ -170,6 +171,24 @@ def _plan(bench: Bench) -> Iterator[CheckRow]:
         yield CheckRow(f"k5, {wishes} wishes, {held} slots, 6 steps: plan and held pages, bit for bit", float(not equal), 0.0, equal)
 
 
+def _zones(bench: Bench) -> Iterator[CheckRow]:
+    for shape in zones.SMALL if bench.dry else zones.SHAPES:
+        reference = zones.drawn(shape, HEADS)
+        ours = [zones.there(value, bench.device.at) for value in reference]
+        equal = True
+        for step in range(1, 9):
+            wishes = zones.wishes(shape, HEADS, GROUP, step, 0.8)
+            found = zone_plan.zone_plan(ours[0], ours[1], zones.there(wishes, bench.device.at), ours[2])
+            exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
+            for tables in (ours[0], reference[0]):
+                tables.stamp[:, 0] = 0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
+            both = zip((found, *ours[:2]), (exact, *reference[:2]), strict=True)
+            pairs = [pair for one, two in both for pair in zip(dataclasses.astuple(one), dataclasses.astuple(two), strict=True)]
+            equal = equal and all(torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs)
+        name = f"zone plan, {shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, 8 steps, bit for bit"
+        yield CheckRow(name, float(not equal), 0.0, equal)
+
+
 def _tables(bench: Bench) -> Iterator[CheckRow]:
     for count, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
         reads = slots.drawn(HEADS, GROUP, count, count // 16, parts)
@@ -193,5 +212,5 @@ def measure_engine(bench: Bench) -> list[CheckRow]:
 
 
 TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
-PART = Part("checks", measure, ("kernel_checks.py", "slots.py"), "free the device's memory; this part takes about 1 GB")
+PART = Part("checks", measure, ("kernel_checks.py", "slots.py", "zones.py"), "free the device's memory; this part takes about 1 GB")
 ENGINE = Part("engine", measure_engine, ("kernel_checks.py", "tier.py", *TIER), "free the device's memory; this part takes a few MB")

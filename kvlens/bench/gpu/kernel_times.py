@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from kvlens.bench.gpu import calls, slots
+from kvlens.bench.gpu import calls, slots, zones
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.bench.gpu.device import Step
 from kvlens.bench.gpu.failures import sentence
@@ -22,17 +22,20 @@ from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.recall_plan import HotPages, recall_plan
 from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
+from kvlens.kernels.zone_plan import zone_plan
+from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
 
 AIM = 0.8
 SPREAD = 512 << 20
 """bytes that the copies of a kernel's input come to, far above an H100's 50 MB of L2"""
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
 
+Planner = Callable[[ZoneTables, Names, Wishes, Source], Moves]
 Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def measure(bench: Bench) -> list[KernelRow]:
-    return [*_attend(bench), *_scores(bench), *_spans(bench), *_moves(bench), *_plan(bench), *_tables(bench)]
+    return [*_attend(bench), *_scores(bench), *_spans(bench), *_moves(bench), *_plan(bench), *_zones(bench), *_tables(bench)]
 
 
 def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size: int, limit: str, aim: float | None = None) -> KernelRow:
@@ -161,6 +164,23 @@ def _plan(bench: Bench) -> Iterator[KernelRow]:
         yield _row(bench, "k5", f"{count} wishes and slots", partial(_plan_step, bench, count), size, COPY)
 
 
+def _zone_step(bench: Bench, shape: zones.Shape, plan: Planner) -> Step:
+    """Two plans, with other wishes each, so that something is missing every time."""
+    kv, at = bench.model.kv, bench.device.at
+    tables, names, source = (zones.there(value, at) for value in zones.drawn(shape, kv.kv_heads))
+    turns = [zones.there(zones.wishes(shape, kv.kv_heads, kv.group, step), at) for step in (1, 2)]
+    return lambda: [plan(tables, names, wishes, source) for wishes in turns]
+
+
+def _zones(bench: Bench) -> Iterator[KernelRow]:
+    """Bytes of the tables that a plan goes through at least once."""
+    for shape in zones.SMALL if bench.dry else zones.SHAPES:
+        size = 2 * bench.model.kv.kv_heads * (18 * shape.spans + 21 * shape.cells + shape.page * shape.cells)
+        setting = f"{shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, two plans"
+        for name, plan in (("zone plan", zone_plan), ("zone plan by PyTorch", zone_plan_torch)):
+            yield _row(bench, name, setting, partial(_zone_step, bench, shape, plan), size, COPY)
+
+
 def _table_step(bench: Bench, count: int, page: int, make: Callable[[SlotReads, int], Live]) -> Step:
     kv = bench.model.kv
     reads = slots.there(slots.drawn(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at)
@@ -179,4 +199,4 @@ def _tables(bench: Bench) -> Iterator[KernelRow]:
         yield _row(bench, "slot tables by PyTorch", name, partial(_table_step, bench, count, PAGE, slot_tables_torch), size, COPY)
 
 
-PART = Part("kernels", measure, ("kernel_times.py", "slots.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)
+PART = Part("kernels", measure, ("kernel_times.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)
