@@ -1,0 +1,75 @@
+"""A link to a run is one step of the browser's history, and Back takes it back at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+from lensruns import LensRuns, write_lens_runs
+from playwright.sync_api import Page, expect
+from test_benchmarks import ABOUT, trials
+from uiserver import Open, Server, player
+
+from kvlens.bench import sweepfile
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    return write_lens_runs(tmp_path_factory.mktemp("back"))
+
+
+def address(page: Page) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlparse(page.url).query).items()}
+
+
+def settled(page: Page, uid: str) -> None:
+    """The player of the run is there, and the page has written its address."""
+    page.wait_for_url(re.compile(rf"run={uid}.*metric="))
+    expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
+    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0)
+
+
+@pytest.fixture
+def shown(tmp_path: Path, lens: LensRuns, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """With a sweep whose lost trial was stored as `lens.lost`."""
+    sweepfile.write(tmp_path / "grid.json", ABOUT, trials(lens.lost))
+    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
+    return start_server(lens.folder)
+
+
+def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, open_page: Open) -> None:
+    page = open_page(f"{shown.url}/benchmarks?suite=grid&task=needle&method=freekv&budget=20%25&length=1024&depth=0.9")
+    link = page.get_by_role("link", name="Open in Replay")
+    expect(link).to_be_visible()
+    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0)
+    before, entries = address(page), page.evaluate("history.length")
+    link.click()
+    settled(page, lens.lost)
+    assert page.evaluate("history.length") == entries + 1
+    there = address(page)
+    assert {"step", "layer", "head", "span", "metric"} <= there.keys()
+    page.go_back()
+    expect(link).to_be_visible()
+    expect(page).to_have_url(re.compile("/benchmarks"))
+    assert before.items() <= address(page).items(), "the page is where it was; it also names the run that was looked at meanwhile"
+    page.go_forward()
+    settled(page, lens.lost)
+    assert address(page) == there
+
+
+def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, start_server: Callable[[Path], Server], open_page: Open) -> None:
+    page = open_page(f"{start_server(lens.folder).url}/replay?run={lens.repeated}")
+    settled(page, lens.repeated)
+    by_itself = address(page)
+    page.get_by_role("link", name="Replay the comparison at all steps").click()
+    settled(page, lens.forced)
+    page.goto(page.url.split("?")[0] + f"?run={lens.held}")
+    settled(page, lens.held)
+    page.get_by_role("link", name="Back to the run it repeats").click()
+    settled(page, lens.repeated)
+    assert address(page) == by_itself
