@@ -14,6 +14,7 @@ from support import random_llama, random_prompt, task_prompt
 from torch._dynamo.utils import counters
 
 from kvlens.engine import Engine
+from kvlens.kernels.compat import INTERPRET
 from kvlens.methods import get
 from kvlens.static import BatchDecoder, StaticDecoder
 from kvlens.static.batch import OneLane, StreamLanes, lanes
@@ -94,6 +95,22 @@ def fresh() -> Iterator[None]:
     counters.clear()
     yield
     torch._dynamo.reset()
+
+
+@pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
+def test_through_the_kernels_rows_are_what_they_are_alone(small: Any) -> None:
+    """k1, the slot tables and the plan in Triton's interpreter, on rows of a batch."""
+    case = Case("freekv", "0.7", overrides=get("freekv").untrained)
+    alone, batch = ([decoder(small, random_prompt(140, seed), case, 3, kernels="triton") for seed in (0, 1)] for _ in range(2))
+    joined = BatchDecoder(batch)
+    try:
+        assert joined.decode(3) == [one.decode(3) for one in alone]
+        assert torch.equal(joined.moved_bytes(), torch.stack([one.moved_bytes() for one in alone]))
+        assert joined.moved_bytes().sum() > 0
+    finally:
+        joined.close()
+        for one in alone:
+            one.close()
 
 
 def test_all_sequences_are_one_compiled_graph(small: Any, fresh: None) -> None:
