@@ -109,6 +109,7 @@ def test_one_graph_with_k1_in_it(small: Any) -> None:
     called = " ".join(str(node.target) for node in backend.graphs[0].graph.nodes)
     assert "attend_slots" in called
     assert "slot_tables" in called
+    assert "zone_plan" in called
 
 
 def test_a_width_that_is_no_power_of_two_takes_pytorch() -> None:
