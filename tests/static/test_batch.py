@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from kvlens.engine import Engine
 from kvlens.kernels.compat import INTERPRET
 from kvlens.methods import get
 from kvlens.static import BatchDecoder, StaticDecoder
-from kvlens.static.batch import OneLane, StreamLanes, lanes
 
 STEPS = 8
 LENGTHS = (640, 640, 560)
@@ -182,77 +180,3 @@ def test_what_does_not_belong_together_is_refused(small: Any, wrong: str) -> Non
     finally:
         for one in made:
             one.close()
-
-
-# streams: what is ordered before what, without a device
-
-
-class Streams:
-    """Notes forks, joins and what stream work was issued on, in the place of torch.cuda's functions."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current, self.waits, self.made = "main", [], 0
-        notes = self
-
-        class Stream:
-            def __init__(self, device: torch.device) -> None:
-                self.name = f"lane {notes.made}"
-                notes.made += 1
-
-            def wait_stream(self, other: Any) -> None:
-                notes.waits.append((self.name, other.name))
-
-        class Main:
-            name = "main"
-            wait_stream = Stream.wait_stream
-
-        @contextmanager
-        def on(stream: Any) -> Iterator[None]:
-            before, self.current = self.current, stream.name
-            yield
-            self.current = before
-
-        monkeypatch.setattr(torch.cuda, "Stream", Stream)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Main())
-        monkeypatch.setattr(torch.cuda, "stream", on)
-
-
-def test_every_row_forks_for_itself_and_all_join_before_the_outputs_meet(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = BatchDecoder(pair(small, Case("full", None), 4))
-    streams = Streams(monkeypatch)
-    batch.seam.lanes = StreamLanes(torch.device("cuda"), 2)
-    issued, met = [], []
-    for row, session in enumerate(batch.sessions):
-        for name in ("write", "attend"):
-            monkeypatch.setattr(session, name, noted(session, name, row, issued, streams))
-    real = torch.cat
-
-    def cat(parts: Any, dim: int = 0) -> torch.Tensor:
-        met.append((streams.current, list(streams.waits)))
-        return real(parts, dim=dim)
-
-    monkeypatch.setattr(torch, "cat", cat)
-    forks, joins = [("lane 0", "main"), ("lane 1", "main")], [("main", "lane 0"), ("main", "lane 1")]
-    try:
-        batch.step([one.prompt.ids[-1] for one in batch.decoders])
-        assert issued == [(name, row, f"lane {row}") for name in ("write", "attend") for row in (0, 1)]
-        assert streams.waits == forks + joins + forks + forks + joins, "slots are named, then tokens written, then attended"
-        assert met[-1] == ("main", streams.waits), "outputs meet when all have come"
-    finally:
-        batch.close()
-
-
-def noted(session: Any, name: str, row: int, issued: list[Any], streams: Streams) -> Any:
-    """The session's function, which notes on what stream it is called."""
-    real = getattr(session, name)
-
-    def call(*given: Any) -> Any:
-        issued.append((name, row, streams.current))
-        return real(*given)
-
-    return call
-
-
-def test_lanes_are_for_several_sequences_on_cuda() -> None:
-    assert isinstance(lanes(torch.device("cpu"), 8), OneLane)
-    assert isinstance(lanes(torch.device("cuda"), 1), OneLane)
