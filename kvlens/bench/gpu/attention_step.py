@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -112,8 +112,9 @@ def _ready(bench: Bench, path: Path, step: Step) -> Step:
 def steps(context: int, batch: int) -> Part:
     """All methods at one context and batch."""
 
-    def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, batch, bench.rates) for method in METHODS]
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for method in METHODS:
+            yield cell(bench, method, context, batch, bench.rates)
 
     return Part(f"steps {context} x {batch}", measure, FILES, SMALLER)
 

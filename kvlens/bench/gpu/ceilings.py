@@ -16,8 +16,9 @@ COPY, MATMUL, TO_DEVICE, TO_HOST, ZERO_COPY = "device copy", "bf16 matmul", "pin
 CTAS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 
 
-def measure(bench: Bench) -> list[CeilingRow]:
-    return [*_device(bench), *_host_copies(bench), *_zero_copy(bench)]
+def measure(bench: Bench) -> Iterator[CeilingRow]:
+    for ceilings in (_device, _host_copies, _zero_copy):
+        yield from ceilings(bench)
 
 
 def _row(bench: Bench, name: str, setting: str, step: Step, amount: float, flops: bool = False) -> CeilingRow:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -118,8 +119,9 @@ def decodes(context: int, batch: int) -> list[Part]:
 
 
 def _methods(name: str, context: int, batch: int, methods: tuple[str, ...], smaller: str) -> Part:
-    def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates, batch=batch) for method in methods]
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for method in methods:
+            yield cell(bench, method, context, bench.rates, batch=batch)
 
     return Part(name, measure, FILES, smaller)
 

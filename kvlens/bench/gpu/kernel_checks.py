@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from kvlens.bench.gpu import slots, zones
+from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import CheckRow
 from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables, zone_plan, zone_torch
@@ -24,10 +25,17 @@ MASS = 1e-3
 HEADS, GROUP, DIM, PAGE = 8, 4, 128, 32
 
 
-def measure(bench: Bench) -> list[CheckRow]:
+def measure(bench: Bench) -> Iterator[CheckRow]:
+    """A kernel that cannot be run is a failed check, and the others go on."""
     torch.manual_seed(0)
-    checks = (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _tables)
-    return [row for check in checks for row in check(bench)]
+    for check in (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _tables):
+        try:
+            yield from check(bench)
+        except Exception as problem:
+            if not bench.device.alive():
+                raise
+            name = check.__name__.strip("_")
+            yield CheckRow(f"{name}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False)
 
 
 def _near(name: str, found: torch.Tensor, exact: torch.Tensor, tolerance: float = TOLERANCE) -> CheckRow:

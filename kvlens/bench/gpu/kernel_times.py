@@ -34,8 +34,9 @@ Planner = Callable[[ZoneTables, Names, Wishes, Source], Moves]
 Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def measure(bench: Bench) -> list[KernelRow]:
-    return [*_attend(bench), *_scores(bench), *_spans(bench), *_moves(bench), *_plan(bench), *_zones(bench), *_tables(bench)]
+def measure(bench: Bench) -> Iterator[KernelRow]:
+    for kernel in (_attend, _scores, _spans, _moves, _plan, _zones, _tables):
+        yield from kernel(bench)
 
 
 def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size: int, limit: str, aim: float | None = None) -> KernelRow:

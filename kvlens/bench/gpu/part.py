@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -73,10 +73,11 @@ class Bench:
 
 @dataclass(frozen=True)
 class Part:
-    """`files`: sources whose change makes an old entry stale, beside the kernels and what all parts share."""
+    """`run` may give its rows one by one: those before a failure are kept. `files`: sources whose change makes an old entry stale, beside
+    the kernels and what all parts share."""
 
     name: str
-    run: Callable[[Bench], Sequence[Row]]
+    run: Callable[[Bench], Iterable[Row]]
     files: tuple[str, ...]
     smaller: str
     """what to try when memory runs out"""

@@ -14,7 +14,7 @@ from kvlens.bench.gpu import attention_step, ceilings, decode, headlines, kernel
 from kvlens.bench.gpu.device import DryDevice, pick, slug
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import HERE, Bench, Part
-from kvlens.bench.gpu.result import Entry, Row, begin, put, save, today
+from kvlens.bench.gpu.result import CheckRow, Entry, KernelRow, LedgerRow, Row, StepRow, begin, put, save, today
 
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
@@ -96,12 +96,17 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
             say(f"{request.minutes:g} minutes are over; run again for: {', '.join(missing)}.")
             break
         say(f"{part.name} ...")
+        # should the process end in the midst, what is there says so, and the part comes last the next time
+        put(result, Entry(part.name, "failed", part.sources, commit(), today(), 0.0, _held(result, part), "it was begun and did not end"))
+        save(path, result)
         entry, broken = _measure_part(bench, part)
         put(result, entry)
         missing.remove(part.name)
         result["missing"] = missing
         save(path, result)
         say(f"{part.name}: {entry.status} in {entry.seconds:.0f} s" + (f". {entry.reason}" if entry.reason else ""))
+        for line in _lacks(entry.rows):
+            say(f"  {line}")
         if broken:
             say("The device is in an error state; run again for the other parts.")
             break
@@ -114,13 +119,22 @@ def _done(result: dict[str, Any], part: Part) -> bool:
     return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources and part is not headlines.PART)
 
 
+def _held(result: dict[str, Any], part: Part) -> Sequence[Any]:
+    """Rows of the part that an earlier call has left."""
+    rows: Sequence[Any] = result["entries"].get(part.name, {"rows": ()})["rows"]
+    return rows
+
+
 def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
     """The part's entry, and whether the device can be used no more."""
     begun, broken = time.monotonic(), False
-    rows: Sequence[Row] = ()
+    rows: list[Row] = []
     reason = suggestion = None
     try:
-        rows = part.run(bench)
+        for row in part.run(bench):  # what came before a failure is kept
+            rows.append(row)
+        if rows and all(_missing(row) for row in rows):
+            reason = _missing(rows[0])
     except Exception as problem:  # one part's failure is its own
         reason, suggestion = sentence(problem, part.smaller)
         broken = not bench.device.alive()
@@ -128,6 +142,23 @@ def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
         bench.device.release()
     status: Literal["done", "failed"] = "done" if reason is None else "failed"
     return Entry(part.name, status, part.sources, commit(), today(), time.monotonic() - begun, rows, reason, suggestion), broken
+
+
+def _missing(row: Row) -> str | None:
+    """Why a row has no figure; None: it has one."""
+    return row.reason if isinstance(row, StepRow | KernelRow) else None
+
+
+def _lacks(rows: Sequence[Row]) -> list[str]:
+    """Figures that could not be had, each reason once, and checks that failed."""
+    whose: dict[str, list[str]] = {}
+    for row in rows:
+        if isinstance(row, StepRow | KernelRow):
+            if row.reason is not None:
+                whose.setdefault(row.reason, []).append(row.method if isinstance(row, StepRow) else f"{row.kernel}, {row.setting}")
+        elif isinstance(row, CheckRow | LedgerRow) and not row.passed:
+            whose.setdefault("FAILED", []).append(row.name)
+    return [f"{'; '.join(names)}: {reason}" for reason, names in whose.items()]
 
 
 def commit() -> str:

@@ -1,0 +1,79 @@
+"""What is left of parts that were not measured whole: rows before a failure, a process that ended in the midst, missing figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kvlens.bench.gpu import ceilings, kernel_checks
+from kvlens.bench.gpu.part import Bench
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, KernelRow, Row
+from kvlens.bench.gpu.run import Request, measure
+from kvlens.bench.gpu.schema import read
+
+COPY = CeilingRow("device copy", "1 MiB", 1.0, 2.0, "B/s", 2.0)
+
+
+@pytest.fixture
+def sitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Any]], tuple[list[str], Any]]:
+    """A dry run of one part that does what it is told: what was said, and the part's entry."""
+
+    def run(work: Callable[[Bench], Any]) -> tuple[list[str], Any]:
+        said: list[str] = []
+        monkeypatch.setattr(ceilings, "PART", replace(ceilings.PART, run=work))
+        path = measure(Request(tmp_path, 10, ("ceilings",), True, (256,), (1,)), said.append)
+        return said, read(path).entries["ceilings"]
+
+    return run
+
+
+def test_rows_before_a_failure_are_kept(sitting: Any) -> None:
+    def fails(bench: Bench) -> Iterator[Row]:
+        yield COPY
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    _, entry = sitting(fails)
+    assert (entry.status, entry.rows) == ("failed", [COPY])
+
+
+def test_a_process_that_ends_in_the_midst_leaves_word_of_it(sitting: Any, tmp_path: Path) -> None:
+    def killed(bench: Bench) -> Iterator[Row]:
+        yield COPY
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sitting(killed)
+    entry = read(tmp_path / "gpu-dry-run.json").entries["ceilings"]
+    assert (entry.status, entry.reason) == ("failed", "it was begun and did not end")
+    said, entry = sitting(lambda bench: [COPY])
+    assert said[0] == "ceilings ..."
+    assert entry.status == "done"
+
+
+def test_a_part_without_a_figure_is_not_done(sitting: Any) -> None:
+    lacks = [KernelRow(name, "one", None, 1.0, None, "device copy", None, None, "no compiler") for name in ("k1", "k2")]
+    said, entry = sitting(lambda bench: lacks)
+    assert (entry.status, entry.reason, entry.rows) == ("failed", "no compiler", lacks)
+    assert said[-1] == "  k1, one; k2, one: no compiler"
+    said, entry = sitting(lambda bench: [*lacks, COPY, CheckRow("k4", 1.0, 0.0, False)])
+    assert entry.status == "done"
+    assert said[-2:] == ["  k1, one; k2, one: no compiler", "  k4: FAILED"]
+
+
+def test_a_kernel_that_cannot_be_run_is_a_failed_check_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    from kvlens.bench.gpu.device import DryDevice
+
+    monkeypatch.setattr(kernel_checks.merge, "merge", broken)
+    rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))
+    failed = [row for row in rows if not row.passed]
+    assert [row.name for row in failed if not row.name.startswith("merge: RuntimeError: out of resource: shared memory")] == []
+    assert len(failed) == 1
+    assert len(rows) > 30
