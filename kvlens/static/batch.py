@@ -41,12 +41,13 @@ class OneLane:
 
 class StreamLanes:
     """A CUDA stream for each sequence. It forks where keys and values come and joins before the output projection, in every layer, so a
-    captured graph has as many branches. Tensors need no marks for the allocator: whatever passes between lanes and the main stream is
-    held until the next fork or join."""
+    captured graph has as many branches. What the step waits for goes before what was put aside, so lanes have high priority. Tensors need
+    no marks for the allocator: whatever passes between lanes and the main stream is held until the next fork or join."""
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self._device = device
-        self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
+        # torch hands out 32 streams of each priority in turn: of this one nobody else takes any, so no lane is somebody's side stream
+        self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(rows)]
 
     def of(self, row: int) -> AbstractContextManager[object]:
         stream = self._streams[row]

@@ -28,7 +28,8 @@ class Streams:
         notes, made = self, {"lane": 0, "side": 0}
 
         class Stream:
-            def __init__(self, device: torch.device) -> None:
+            def __init__(self, device: torch.device, priority: int = 0) -> None:
+                assert (priority < 0) == (notes.kind == "lane"), "what is waited for goes first"
                 self.device, self.name = device, f"{notes.kind} {made[notes.kind]}"
                 made[notes.kind] += 1
 
