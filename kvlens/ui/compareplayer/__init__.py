@@ -24,7 +24,8 @@ def _join(*parts: str) -> str:
 _store = st.components.v2.component("kvlens_pair_store", js=_join("codec.js", "store.js"))
 _pair = st.components.v2.component(
     "kvlens_pair", html=_join("pair.html"), css=_join("player.css", "pair.css"),
-    js=_join("codec.js", "color.js", "spans.js", "strip.js", "heatmap.js", "tracks.js", "pairparts.js", "pair.js", "pairdraw.js"),
+    js=_join("codec.js", "color.js", "spans.js", "strip.js", "heatmap.js", "tracks.js", "stepper.js", "pairparts.js", "pair.js",
+             "pairdraw.js"),
 )  # fmt: skip
 
 KEY = "pair_player"

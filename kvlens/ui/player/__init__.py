@@ -20,6 +20,7 @@ _PLAYER_PARTS = (
     "heatmap.js",
     "tracks.js",
     "jumps.js",
+    "stepper.js",
     "player.js",
     "render.js",
 )
