@@ -43,12 +43,12 @@ def reusable(  # type: ignore[no-untyped-def]
     h = tl.program_id(0)
     fires = (tl.load(fire_ptr + h) != 0).to(tl.int32)
     left = M
-    there = tl.full((), 0, tl.int64)
+    there = tl.full((B,), 0, tl.int64)
     for start in range(0, W, B):
         span, count, left = accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
         held = tl.load(held_ptr + h * S + span, mask=count > 0, other=0)
-        there += tl.sum(tl.minimum(count, held), 0)
-    tl.store(there_ptr + h, tl.where(fires != 0, there, 0x7FFFFFFFFFFFFFFF))
+        there += tl.minimum(count, held)
+    tl.store(there_ptr + h, tl.where(fires != 0, tl.sum(there, 0), 0x7FFFFFFFFFFFFFFF))
 
 
 @jit
