@@ -41,7 +41,7 @@ def cases() -> Iterator[Case]:
         yield f"D {dim}, {_name(dtype)}, {pooling}", lambda d=dim, t=dtype, p=pooling: _score(d, t, cast(Pooling, p))  # type: ignore[misc]
     for dim, rank, dtype in ((128, 32, BF16), (256, 64, BF16), (128, 32, FP32)):
         yield f"D {dim}, rank to {rank}, page 32, {_name(dtype)}", lambda d=dim, r=rank, t=dtype: _lowrank(d, r, t)  # type: ignore[misc]
-    for dim, page in ((128, 32), (256, 64)):
+    for dim, page in ((128, 1), (128, 32), (256, 64)):
         for to_pool in (False, True):
             way = "offload" if to_pool else "gather"
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]

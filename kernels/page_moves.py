@@ -16,6 +16,8 @@ import torch
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import jit, power_of_two, tl
 
+THREAD_BYTES = 16
+"""a thread reads at once at most"""
 CTAS = 12
 """Programs that copy, so SMs that the forward pass goes without at most: where vLLM's copy kernel starts (vllm #42212), not tuned."""
 
@@ -70,8 +72,13 @@ def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys
     assert keys.stride(3) == values.stride(3) == 1
     _move[(min(ctas, unit.numel()),)](
         pool, unit, slot, keys, values, unit.numel(), *keys.stride()[:3], *values.stride()[:3],
-        HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=4, enable_fp_fusion=True,
+        HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=_warps(page * dim * pool.element_size()), enable_fp_fusion=True,
     )  # fmt: skip
+
+
+def _warps(size: int) -> int:
+    """Warps for keys or values of `size` bytes: with more of them than a small unit fills, each thread would read a number or two."""
+    return max(1, min(4, size // (32 * THREAD_BYTES)))
 
 
 @jit
