@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from kvlens.ui.widgets import FAILED
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return write_runs(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def closed() -> Iterator[None]:
+    """Readers that the app's cache holds are let go before the interpreter ends: DuckDB reports what is alive then."""
+    yield
+    st.cache_resource.clear()
 
 
 @pytest.fixture
