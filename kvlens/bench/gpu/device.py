@@ -168,7 +168,8 @@ class CudaDevice(DryDevice):
         return torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)
 
     def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info()[0]
+        # after a capture that failed PyTorch gives nothing back to the driver any more, but takes from what it has
+        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
     def reset_peak(self) -> None:
         torch.cuda.synchronize()
