@@ -23,7 +23,7 @@ from kvlens.kernels import lowrank_spans, page_moves, pool_attend
 from kvlens.kernels.attend import attention_weights
 from kvlens.kernels.slot_tables import slot_tables_torch
 from kvlens.kernels.zone_torch import zone_plan_torch
-from kvlens.static import StaticDecoder, cuda
+from kvlens.static import BatchDecoder, StaticDecoder, batch, cuda
 
 STEPS = 6
 
@@ -138,4 +138,31 @@ def test_a_step_on_the_device_can_be_captured(small: Any, there: Any, case: Case
         np.testing.assert_allclose(told.mass, expected.mass, atol=1e-4)
         np.testing.assert_array_equal(told.attended, expected.attended)
         np.testing.assert_array_equal(told.moved, expected.moved)
+    plain.close()
+
+
+@pytest.mark.parametrize("case", [CASES[2], CASES[5]], ids=lambda case: case.id)
+def test_a_step_of_several_sequences_can_be_captured(
+    small: Any, there: Any, case: Case, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "lanes", lambda device, rows: batch.OneLane())
+    prompts, case = [random_prompt(400), random_prompt(300, seed=1)], on_random(case)
+    calls: list[list[tuple[Any, ...]]] = []
+    with on_device(device):
+        made = BatchDecoder([decoder(there, prompt, case, STEPS) for prompt in prompts])
+        step = made._step
+
+        def captured() -> torch.Tensor:
+            with capturing() as issued:
+                logits = step()
+            calls.append(issued)
+            return logits
+
+        made._step = made._run = captured  # type: ignore[method-assign]
+        found = made.decode(STEPS)
+        made.close()
+    assert not device.pinned
+    assert all(issued == calls[1] for issued in calls[2:])
+    plain = BatchDecoder([decoder(small, prompt, case, STEPS) for prompt in prompts])
+    assert found == plain.decode(STEPS)
     plain.close()
