@@ -27,7 +27,6 @@ class SlotAttention:
         self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
         self._prefix = [not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools]
         self._shared: dict[int, Live] = {}
-        self.bias = slot_bias
         heads, group = memory.shape.kv_heads, memory.shape.group
         for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
             if self._prefix[at]:
@@ -84,7 +83,7 @@ class SlotAttention:
         reads = self._reads(layer, selection)
         if self.kernels == "triton":
             return self._by_k1(q, slots, slot_tables_triton(reads, self.page), scaling)
-        bias = self.bias(reads)
+        bias = slot_bias(reads)
         out = decode_attention(q, slots.keys, slots.values, bias, scaling)
         weights = attention_weights(q[0, :, 0], slots.keys, bias, scaling) if self.weights else None
         return out, weights, (bias > -torch.inf).any(1) if self.weights else None

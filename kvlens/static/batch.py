@@ -162,14 +162,9 @@ class BatchDecoder:
         """As StaticDecoder.compiled, all sequences in one graph. Sequences run one after the other there: what runs beside what is not
         the compiler's to see."""
         self.seam.lanes = OneLane()
-        self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
-        self._warm = False
-        return self
-
-    def fused(self, backend: Any = "inductor") -> BatchDecoder:
-        """As StaticDecoder.fused: tables that have the same shapes share what is compiled, whichever sequence they belong to."""
         for session in self.sessions:
-            session.fuse(backend)
+            session.aside = cuda.InOrder()
+        self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
         self._warm = False
         return self
 

@@ -114,15 +114,10 @@ class StaticDecoder:
     # -------------------------------------------------------------------------------------------------------------- other drivers
     def compiled(self, backend: Any = "inductor") -> StaticDecoder:
         """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
-        for every method (FreeKV has nothing to speculate on yet), so it runs as it is."""
+        for every method (FreeKV has nothing to speculate on yet), so it runs as it is. There is no second stream in it: who holds the
+        memory that the other one still reads is not the compiler's to see."""
+        self.session.aside = cuda.InOrder()
         self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
-        self._warm = False
-        return self
-
-    def fused(self, backend: Any = "inductor") -> StaticDecoder:
-        """The middle way: what every layer does to the tables is compiled, once for all layers, in seconds; the Hugging Face modules and
-        the method's `select` run as they are."""
-        self.session.fuse(backend)
         self._warm = False
         return self
 

@@ -86,18 +86,6 @@ class StaticSession:
         rings = self.ring.bytes if self.ring is not None else 0
         return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
-    def fuse(self, backend: Any) -> None:
-        """Compile by torch.compile what a step does to its tables in every layer alike, as far as no kernel does it: the plan of a recall,
-        the bias. Everything else stays as it is. These are made once for all layers, where a whole step is unrolled."""
-        recall, slots = self.recall, self.slots
-
-        def made(function: Any) -> Any:
-            return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
-
-        if recall.kernels == "torch":
-            recall.plan = made(recall.plan)
-        slots.bias = made(slots.bias)
-
     # ------------------------------------------------------------------------------------------------------------ between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """On the host: what the method does because a step has ended, tokens that leave the window, a selection made anew."""

@@ -127,22 +127,6 @@ def test_all_sequences_are_one_compiled_graph(small: Any, fresh: None) -> None:
     assert not counters["graph_break"]
 
 
-def test_sequences_share_what_is_compiled_for_tables(small: Any, fresh: None) -> None:
-    case, backend = Case("freekv", "0.6", overrides=get("freekv").untrained), Counting()
-    plain, fused = (BatchDecoder(pair(small, case, 8)) for _ in range(2))
-    (one,) = pair(small, case, 8, (0,))
-    try:
-        one.fused(backend).decode(8)
-        alone = len(backend.graphs)
-        assert alone > 0
-        assert fused.fused(backend).decode(8) == plain.decode(8)
-        assert torch.equal(fused.moved_bytes(), plain.moved_bytes())
-        assert len(backend.graphs) == alone, "not one more for two sequences"
-    finally:
-        for each in (plain, fused, one):
-            each.close()
-
-
 def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
     batch = BatchDecoder(pair(small, Case("full", None), 4))
     try:

@@ -71,22 +71,6 @@ def test_without_mutation_it_is_the_same_step(small: Any, fresh: None, case: Cas
         compiled.close()
 
 
-@pytest.mark.parametrize("case", [CASES[i] for i in (2, 5, 8, 9, 11, 14)], ids=lambda case: case.id)
-def test_plan_and_tables_are_compiled_once_for_all_layers(small: Any, fresh: None, case: Case) -> None:
-    prompt, case, backend = random_prompt(400), on_random(case), Counting()
-    plain, fused = decoder(small, prompt, case, 24), decoder(small, prompt, case, 24, ring=5).fused(backend)
-    try:
-        assert fused.decode(24) == plain.decode(24)
-        assert torch.equal(fused.moved_bytes(), plain.moved_bytes())
-    finally:
-        plain.close()
-        fused.close()
-    names = {"chess": 1}
-    assert len(backend.graphs) == names.get(case.method, 2), "plan, bias"
-    assert backend.calls > 24 * len(backend.graphs) / 3
-    assert not counters["graph_break"]
-
-
 def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
     made: StaticDecoder = decoder(small, random_prompt(40), Case("full", None), 4)
     try:
