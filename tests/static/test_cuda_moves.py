@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from static_support import CASES, decoder
+from support import random_llama, random_prompt
 
 from kvlens.kernels.compat import INTERPRET
 from kvlens.static import cuda
@@ -71,3 +73,10 @@ def test_only_a_stream_that_was_forked_is_joined(monkeypatch: pytest.MonkeyPatch
     aside.join()
     aside.join()
     assert said == ["side waits for main", "moves", "main waits for side"]
+
+
+def test_a_compiled_step_has_no_second_stream() -> None:
+    made = decoder(random_llama(num_hidden_layers=1), random_prompt(40), CASES[0], 2)
+    made.session.aside = cuda.SideStream.__new__(cuda.SideStream)
+    assert isinstance(made.compiled("eager").session.aside, cuda.InOrder)
+    made.close()
