@@ -12,6 +12,10 @@ COLUMNS = (
     "passed", "infeasible", "refused", "uid",
 )  # fmt: skip
 """None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace"""
+FIGURES = (
+    "exact", "score", "coverage", "attended_tokens", "prompt_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step",
+)  # fmt: skip
+"""of a trial that was run"""
 NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact")
 
 
@@ -42,5 +46,9 @@ def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                 raise ValueError(f"trial {line} of the sweep '{name}' does not have its {len(columns)} columns; measure it again.")
     except (KeyError, TypeError):
         raise ValueError(f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep.") from None
-    empty = dict.fromkeys(COLUMNS)
-    return about, [empty | dict(zip(columns, row, strict=True)) for row in trials]
+    rows = [dict.fromkeys(COLUMNS) | dict(zip(columns, row, strict=True)) for row in trials]
+    for line, row in enumerate(rows, 1):
+        lacks = [column for column in FIGURES if row["exact"] is not None and not isinstance(row[column], (int, float))]
+        if lacks:
+            raise ValueError(f"trial {line} of the sweep '{name}' was run and has no number for '{lacks[0]}'; measure it again.")
+    return about, rows

@@ -87,6 +87,7 @@ def test_a_click_on_a_cell_selects_the_head_everywhere(replay: Page) -> None:
 
 
 def test_a_click_on_a_token_selects_its_span_and_escape_clears_it(replay: Page) -> None:
+    replay.locator("#follow").uncheck()  # else the text may move back to the current token before the mouse is there
     replay.locator("#strip span[data-pos='40']").click()
     expect(replay.locator("#strip .picked").first).to_be_attached()
     expect(replay).to_have_url(re.compile(r"span=\d+"))

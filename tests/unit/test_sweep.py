@@ -186,6 +186,10 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
         ([1], "does not hold a sweep"),
         ({"about": {}, "columns": ["task"], "trials": []}, "lacks the column 'length'"),
         ({"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [["needle"]]}, r"trial 1 .* does not have its \d+ columns"),
+        (
+            {"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [[None if c == "coverage" else 1 for c in sweepfile.COLUMNS]]},
+            "trial 1 .* was run and has no number for 'coverage'",
+        ),
     ],
 )
 def test_a_damaged_result_is_a_sentence(content: Any, sentence: str) -> None:
