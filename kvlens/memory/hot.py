@@ -7,6 +7,7 @@ Shapes: l layers of a pool, H_kv KV heads, C slots, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -71,17 +72,20 @@ class Pool:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.keys, self.values, self.position, self.span, self.role
 
-    def append(self, zone: str, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor, span: torch.Tensor,
-               role: torch.Tensor) -> None:  # fmt: skip
-        """Write m entries into the next free slots of 'kept' or 'coarse', for all the pool's layers and KV heads at once.
+    def append(self, zone: str, keys: Iterable[torch.Tensor], values: Iterable[torch.Tensor], position: torch.Tensor,
+               span: torch.Tensor, role: torch.Tensor) -> None:  # fmt: skip
+        """Write m entries into the next free slots of 'kept' or 'coarse', for all the pool's layers and KV heads.
 
-        keys, values [l, H_kv, m, D]; position, span, role [m], or [l, H_kv, m] where KV heads hold different tokens.
+        keys, values: of each layer [H_kv, m, D], taken one after the other; position, span, role [m], or [l, H_kv, m] where KV heads
+        hold different tokens.
         """
-        m = keys.shape[2]
+        m = position.shape[-1]
         first = self.start[zone] + self.used[zone]
         assert self.used[zone] + m <= getattr(self.zones, zone), f"zone {zone} is full"
         at = slice(first, first + m)
-        self.keys[:, :, at], self.values[:, :, at] = keys, values
+        for of_layer, given in ((self.keys, keys), (self.values, values)):
+            for slots, entries in zip(of_layer, given, strict=True):
+                slots[:, at] = entries
         self.position[:, :, at] = position.to(torch.int32)
         self.span[:, :, at] = span.to(torch.int32)
         self.role[:, :, at] = role.to(torch.uint8)

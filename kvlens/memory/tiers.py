@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from kvlens.kernels.choice import Backend
@@ -146,14 +148,18 @@ class Memory:
             kept = placement.kept if placement.kept.dim() == 1 else placement.kept[at]
         if kept.numel() == 0:
             return
-        keys, values, index = keys[at], values[at], kept - first
-        if index.dim() == 1:
-            kept_keys, kept_values = keys.index_select(2, index), values.index_select(2, index)
-        else:
-            index = index.unsqueeze(-1).expand(*index.shape, keys.shape[-1])
-            kept_keys, kept_values = keys.gather(2, index), values.gather(2, index)
+        index = kept - first
+
+        def chosen(layers: torch.Tensor) -> Iterator[torch.Tensor]:
+            # one layer at a time: a method that keeps everything would need the whole prompt's keys once more
+            for place, layer in enumerate(layers):
+                if index.dim() == 1:
+                    yield layer.index_select(1, index)
+                else:
+                    yield layer.gather(1, index[place].unsqueeze(-1).expand(-1, -1, layer.shape[-1]))
+
         spans, role = self._names(placement, kept, ids)
-        pool.append("kept", kept_keys, kept_values, kept, spans, role)
+        pool.append("kept", chosen(keys[at]), chosen(values[at]), kept, spans, role)
         if pool.dense:
             self.is_hot[at][:, :, torch.tensor(ids, dtype=torch.long, device=self.device)] = True
 
