@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from kvlens.kernels.arrivals import arrivals_triton, fill_cells_triton
 from kvlens.kernels.lowrank_spans import Spans, attend_triton, reconstruct_triton
 from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_moves import move_triton
@@ -51,6 +52,8 @@ def cases() -> Iterator[Case]:
                                             ("tokens, factors", 1, 2000, 6553, "factors"), ("tokens, parts", 1, 818, 13107, "parts"),
                                             ("tokens, parts, equal reuse", 1, 818, 13107, "equal")):  # fmt: skip
         yield f"zone of {name}", lambda p=page, w=wishes, m=cells, x=what: _zone(p, w, m, x)  # type: ignore[misc]
+    for dim, dtype in ((128, BF16), (256, BF16), (128, FP16), (128, FP32)):
+        yield f"D {dim}, spans that came, {_name(dtype)}", lambda d=dim, t=dtype: _arrived(d, t)  # type: ignore[misc]
     for group, page, reads in ((4, 32, "whole spans"), (8, 32, "parts of spans"), (8, 1, "parts of spans"), (4, 32, "no selection")):
         yield f"G {group}, pages of {page}, {reads}", lambda g=group, p=page, r=reads: _tables(g, p, r)  # type: ignore[misc]
 
@@ -133,3 +136,13 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
         Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, what != "anew", what == "equal"),
         Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),
     )  # fmt: skip
+
+
+def _arrived(dim: int, dtype: torch.dtype) -> None:
+    """As SeKV at 32K: room for 51 spans of 64 tokens, in the midst of a layer's token-major slots."""
+    came, meta = torch.zeros(HEADS, 513, dtype=torch.bool), torch.zeros(HEADS, 513, 4, dtype=torch.int64)
+    listed = arrivals_triton(came, meta, 51, dim, dtype.itemsize)
+    scratch = torch.empty(51, HEADS, 64, dim, dtype=dtype).transpose(0, 1)
+    slots = torch.empty(4000, HEADS, dim, dtype=dtype).transpose(0, 1)[:, 500:-236]
+    span = torch.zeros(HEADS, slots.shape[1], dtype=torch.int64)
+    fill_cells_triton((scratch, scratch), listed.turn, span, span, torch.zeros_like(span, dtype=torch.bool), slots, slots)

@@ -20,16 +20,9 @@ import kvlens.static.recall
 from kvlens.kernels import aot
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.static import StaticDecoder, cuda
-from kvlens.static.factors import FactorRows
 
 STEPS = 5
 ARCHITECTURE = 90
-
-
-def on_device(self: FactorRows, at: int, layer: int, arrived: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """FactorRows._rebuild, as where the tables lie on CUDA."""
-    self.reserve()
-    return self._by_kernel(at, arrived)
 
 
 def main() -> None:
@@ -47,7 +40,6 @@ def main() -> None:
     triton.runtime.driver.set_active(aot._Absent(ARCHITECTURE))  # type: ignore[arg-type]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
     kvlens.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
-    FactorRows._rebuild = on_device  # type: ignore[method-assign]
     found: dict[str, list[list[str]]] = {}
     for case in (on_random(CASES[i]) for i in (0, 2, 5, 8, 13)):
         made: StaticDecoder = decoder(model, random_prompt(400), case, STEPS, kernels="triton")

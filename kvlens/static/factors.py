@@ -1,8 +1,8 @@
 """Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (SeKV sec. 3.2, eq. 8).
 
 Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins. What a step misses
-is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA the kernel of kernels/lowrank_spans.py
-reads the factors in pinned memory, each number once.
+is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three launches: kernels/arrivals.py lists
+what came, the kernel of kernels/lowrank_spans.py reads the factors in pinned memory, each number once, and tokens go into their cells.
 Shapes: H KV heads, S span ids, M cells (tokens) of the zone, A spans that can arrive at once, T tokens of the longest span, D head size.
 """
 
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kvlens.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
+from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import reconstruct
 from kvlens.memory import Memory
@@ -42,13 +44,16 @@ class FactorRows:
         self._end = [0] * layers
         self._stale = False
         self._starts = memory.spans.starts
-        self._scratch: tuple[torch.Tensor, ...] = ()
         self._most = max(layout.of(layer).recall for layer in range(shape.layers)) // self._shortest
-        if memory.device.type == "cuda":
-            self.reserve()
+        self.use(backend(self.meta))
 
-    def reserve(self) -> None:
-        """Take the room on the device that the kernel writes to."""
+    def use(self, kernels: Backend) -> None:
+        """Who lists, reconstructs and copies what comes: on CUDA k3 reconstructs in any case, since PyTorch reads no host memory from
+        there. Takes the room that k3 writes to."""
+        self.kernels = kernels
+        self._scratch: tuple[torch.Tensor, ...] = ()
+        if kernels == "torch" and not self.meta.is_cuda:
+            return
         size = (self._most, self.meta.shape[1], max(MIN_DOT, next_power_of_two(self.tokens)), self.head_dim)
         wide = self.flat[0].dtype if self.form.turn is None else torch.float32
         self._scratch = tuple(torch.zeros(size, dtype=wide, device=self.meta.device) for _ in range(2))
@@ -89,42 +94,35 @@ class FactorRows:
         """int64 [H, S]: tokens of the spans that lie here, 0 for others."""
         return self.meta[at, :, :, 1]
 
-    def sizes(self, at: int) -> torch.Tensor:
-        """Numbers in each span's unit, int64 [H, S]."""
-        _, tokens, rank_k, rank_v = self.meta[at].unbind(-1)
-        return (rank_k + rank_v) * (tokens + self.head_dim + 1)
-
     def bring(self, at: int, layer: int, came: torch.Tensor, span: torch.Tensor, offset: torch.Tensor, fill: torch.Tensor,
-              keys: torch.Tensor, values: torch.Tensor) -> None:  # fmt: skip
-        """Reconstruct the spans in `came` bool [H, S] and put their tokens into cells. keys, values [H, M, D]; span, offset int64 [H, M]:
-        what lies in each cell, to be written where `fill` bool [H, M]."""
-        heads, spans = came.shape
-        most = span.shape[1] // self._shortest
-        turn = came.cumsum(1) - 1
-        ids = torch.arange(spans, device=came.device).expand(heads, spans)
-        arrived = torch.full((heads, most + 1), -1, dtype=torch.long, device=came.device)
-        arrived = arrived.scatter(1, torch.where(came, turn, most), torch.where(came, ids, -1))[:, :most]
-        rebuilt = self._rebuild(at, layer, arrived)
-        source = torch.where(fill, turn.gather(1, span) * self.tokens + offset, 0)[..., None].expand(-1, -1, self.head_dim)
-        for target, new in zip((keys, values), rebuilt, strict=True):
-            target.copy_(torch.where(fill[..., None], new.flatten(1, 2).gather(1, source), target))
+              keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # fmt: skip
+        """Reconstruct the spans in `came` bool [H, S] and put their tokens into cells -> bytes of their units, int64 [H]. keys, values
+        [H, M, D]; span, offset int64 [H, M]: what lies in each cell, to be written where `fill` bool [H, M]."""
+        triton = self.kernels == "triton"
+        places = span.shape[1] // self._shortest
+        listed = (arrivals_triton if triton else arrivals_torch)(came, self.meta[at], places, self.head_dim, self.flat[at].itemsize)
+        rebuilt = self._rebuild(at, layer, listed.tiles)
+        (fill_cells_triton if triton else fill_cells_torch)(rebuilt, listed.turn, span, offset, fill, keys, values)
+        return listed.bytes
 
-    def _rebuild(self, at: int, layer: int, arrived: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """arrived int64 [H, A], -1: none -> keys, values [H, A, T, D] as attention uses them; whatever is behind the spans' ends."""
-        turn = self.form.turn
-        if self.meta.is_cuda:
-            keys, values = self._by_kernel(at, arrived)
-        else:
-            found = self.meta[at].gather(1, arrived.clamp(min=0)[..., None].expand(-1, -1, 4)).masked_fill(arrived[..., None] < 0, 0)
-            start, n, rank_k, rank_v = found.unbind(-1)
-            keys = self._dense(at, start, n, rank_k, wide=turn is not None)
-            values = self._dense(at, start + rank_k * (n + self.head_dim + 1), n, rank_v)
+    def _rebuild(self, at: int, layer: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """tiles: as `Arrivals` has them -> keys, values [H, A, T, D] as attention uses them; whatever is behind the spans' ends."""
+        heads, spans, _ = self.meta.shape[1:]
+        turn, place = self.form.turn, tiles[:, 0].view(heads, -1)
+        keys, values = self._by_kernel(at, tiles) if self._scratch else self._by_torch(at, place)
         if turn is None:
             return keys, values
-        first = self._starts.long()[arrived.clamp(min=0)]
+        first = self._starts.long()[place.clamp(min=0) % spans]
         positions = (first[..., None] + torch.arange(self.tokens, device=first.device)).flatten()
         turned = turn(keys.reshape(1, -1, self.head_dim), positions, layer)
         return turned.view(keys.shape).to(values.dtype), values
+
+    def _by_torch(self, at: int, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """place int64 [H, A]: of each unit in meta[at].view(-1, 4), -1: none."""
+        found = self.meta[at].flatten(0, 1)[place.clamp(min=0)].masked_fill(place[..., None] < 0, 0)
+        start, n, rank_k, rank_v = found.unbind(-1)
+        keys = self._dense(at, start, n, rank_k, wide=self.form.turn is not None)
+        return keys, self._dense(at, start + rank_k * (n + self.head_dim + 1), n, rank_v)
 
     def _dense(self, at: int, start: torch.Tensor, n: torch.Tensor, rank: torch.Tensor, wide: bool = False) -> torch.Tensor:
         """[U (n, r) | g (r) | V (r, D)] at `start` [H, A] of a layer's pool -> [H, A, T, D]; ranks padded with zeros to the largest."""
@@ -142,14 +140,9 @@ class FactorRows:
         v = read(start + (n + 1) * rank + r[:, None] * self.head_dim + d, there.transpose(-1, -2))
         return reconstruct(u, g, v)
 
-    def _by_kernel(self, at: int, arrived: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same on CUDA: one tile per span, so that its factors cross the bus once."""
-        heads, most = arrived.shape
-        head = torch.arange(heads, device=arrived.device)[:, None]
-        place = torch.where(arrived < 0, -1, head * self.meta.shape[2] + arrived)
-        slot = torch.arange(most, device=arrived.device).expand(heads, most)
-        tiles = torch.stack((place, torch.zeros_like(place), slot), -1).flatten(0, 1)
-        kept_keys, kept_values = self._scratch
-        cuda.reconstruct(self.flat[at], self.meta[at], self.rank, tiles, kept_keys, kept_values)
+    def _by_kernel(self, at: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same by k3: one tile per span, so that its factors cross the bus once."""
+        most = len(tiles) // self.meta.shape[1]
+        cuda.reconstruct(self.flat[at], self.meta[at], self.rank, tiles, *self._scratch)
         keys, values = (x.transpose(0, 1)[:, :most, : self.tokens] for x in self._scratch)
         return keys, values.to(self.flat[at].dtype)

@@ -17,7 +17,7 @@ ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)
 
 class StaticRecall:
     """The recall zones of a run. `moved` int64 [2, L, H_kv]: bytes moved since the session began, before an attention that waited for
-    them and after it, exactly. `bytes`: of the tables it keeps on the device. `kernels`: what plans.
+    them and after it, exactly. `bytes`: of the tables it keeps on the device. `kernels`: what plans, and puts factors' tokens into cells.
     """
 
     def __init__(self, memory: Memory, rows: HostRows, kernels: Backend | None = None) -> None:
@@ -34,6 +34,8 @@ class StaticRecall:
                 held, stamp, span, offset = (torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes)
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
+        if rows.factors is not None:
+            rows.factors.use(self.kernels)
         self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
 
     def _rounds(self, cells: int) -> int:
@@ -82,8 +84,7 @@ class StaticRecall:
             assert moves.came is not None
             assert moves.rebuilt is not None
             at = rows.at(layer)
-            factors.bring(at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer))
-            moved = moved + torch.where(moves.came, factors.sizes(at), 0).sum(1) * memory.dtype.itemsize
+            moved = moved + factors.bring(at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer))
         self.moved[int(later), layer].add_(moved)
         return moved
 

@@ -11,6 +11,7 @@ from static_support import Case, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
+from kvlens.kernels.arrivals import arrivals
 from kvlens.kernels.compat import INTERPRET
 from kvlens.memory import ROLE
 
@@ -23,34 +24,40 @@ def made() -> Any:
     made.close()
 
 
-def arrived(factors: Any) -> torch.Tensor:
-    """All spans that lie as factors, [H, A], with a hole in front."""
-    ids = factors.tokens_of(1)[0].nonzero()[: factors._most - 1, 0]
-    assert len(ids) > 2
-    return torch.cat((torch.tensor([-1]), ids)).expand(factors.meta.shape[1], -1)
+def listed(factors: Any) -> torch.Tensor:
+    """Spans that lie as factors, as one KV head's first places list them; nothing comes for the last place, nor for another head."""
+    heads, spans = factors.tokens_of(1).shape
+    came = torch.zeros(heads, spans, dtype=torch.bool)
+    came[0, factors.tokens_of(1)[0].nonzero()[: factors._most - 1, 0]] = True
+    came[1:-1] = came[0]
+    assert came[0].sum() > 2
+    return arrivals(came, factors.meta[1], factors._most, factors.head_dim, 4).tiles
 
 
 def test_spans_are_what_the_codec_unpacks(made: Any) -> None:
     factors, memory = made.session.rows.factors, made.session.memory
-    wanted = arrived(factors)
-    keys, values = factors._rebuild(1, 1, wanted)
-    for place, span in enumerate(wanted[0].tolist()):
-        for head in range(memory.shape.kv_heads if span > 0 else 0):
-            unit = memory.cold.get(1, span, head)
-            exact = memory.recaller.codec.unpack(unit, unit.payload)
-            for found, expected in zip((keys, values), exact, strict=True):
-                torch.testing.assert_close(found[head, place, : unit.tokens], expected, atol=1e-5, rtol=1e-5)
+    tiles = listed(factors)
+    keys, values = factors._rebuild(1, 1, tiles)
+    for number, _, place in tiles[tiles[:, 0] >= 0].tolist():
+        head, span = divmod(number, factors.meta.shape[2])
+        unit = memory.cold.get(1, span, head)
+        exact = memory.recaller.codec.unpack(unit, unit.payload)
+        for found, expected in zip((keys, values), exact, strict=True):
+            torch.testing.assert_close(found[head, place, : unit.tokens], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 def test_the_kernel_makes_the_same_of_them(made: Any) -> None:
     factors = made.session.rows.factors
-    wanted = arrived(factors)
-    plain = factors._rebuild(1, 1, wanted)
-    factors.reserve()
-    kernel = factors._by_kernel(1, wanted)
-    tokens = factors.meta[1].gather(1, wanted.clamp(min=0)[..., None].expand(-1, -1, 4))[..., 1].masked_fill(wanted < 0, 0)
+    tiles = listed(factors)
+    plain = factors._rebuild(1, 1, tiles)
+    factors.use("triton")
+    kernel = factors._rebuild(1, 1, tiles)
+    factors.use("torch")
+    number = tiles[:, 0].view(factors.meta.shape[1], -1)
+    tokens = factors.meta[1].view(-1, 4)[number.clamp(min=0), 1].masked_fill(number < 0, 0)
     live = torch.arange(factors.tokens) < tokens[..., None]
+    assert live.any()
     for found, expected in zip(kernel, plain, strict=True):
         torch.testing.assert_close(found[live], expected[live], atol=1e-5, rtol=1e-5)
 

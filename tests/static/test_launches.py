@@ -13,7 +13,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 KERNELS = {
     "full": {"_split", "_merge"}, "chess": {"_bias", "_table"}, "freekv": {"_plan", "_move", "_bias"}, "sentkv": {"_plan", "_move"},
-    "sekv": {"_plan", "_move", "_reconstruct", "_bias"},
+    "sekv": {"_plan", "_move", "_list", "_reconstruct", "_fill", "_bias"},
 }  # fmt: skip
 """some of what each method's steps launch"""
 
