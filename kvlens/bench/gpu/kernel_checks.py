@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlens.bench.gpu import slots, zones
+from kvlens.bench.gpu import arrived, slots, zones
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import CheckRow
 from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables, zone_plan, zone_torch
+from kvlens.kernels.arrivals import Arrivals, arrivals, fill_cells
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.recall_plan import HotPages
@@ -28,7 +29,7 @@ HEADS, GROUP, DIM, PAGE = 8, 4, 128, 32
 def measure(bench: Bench) -> Iterator[CheckRow]:
     """A kernel that cannot be run is a failed check, and the others go on."""
     torch.manual_seed(0)
-    for check in (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _tables):
+    for check in (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _arrived, _tables):
         try:
             yield from check(bench)
         except Exception as problem:
@@ -197,6 +198,19 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
         yield CheckRow(name, float(not equal), 0.0, equal)
 
 
+def _arrived(bench: Bench) -> Iterator[CheckRow]:
+    for spans, places, longest in ((40, 6, 16),) if bench.dry else ((513, 51, 64), (2048, 204, 64)):
+        exact = arrived.drawn(HEADS, spans, places, longest, DIM)
+        ours, listed = zones.there(exact, bench.device.at), []
+        for given in (ours, exact):
+            found = arrivals(given.came, given.meta, places, DIM, arrived.ITEM)
+            fill_cells((given.new[0], given.new[1]), found.turn, given.span, given.offset, given.fill, *given.cells)
+            listed.append(found)
+        name = f"arrivals, {places} of {spans} spans"
+        for what, one, two in zip((*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True):
+            yield _same(f"{name}: {what}", one, two)
+
+
 def _tables(bench: Bench) -> Iterator[CheckRow]:
     for count, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
         reads = slots.drawn(HEADS, GROUP, count, count // 16, parts)
@@ -220,5 +234,7 @@ def measure_engine(bench: Bench) -> list[CheckRow]:
 
 
 TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
-PART = Part("checks", measure, ("kernel_checks.py", "slots.py", "zones.py"), "free the device's memory; this part takes about 1 GB")
+PART = Part(
+    "checks", measure, ("kernel_checks.py", "arrived.py", "slots.py", "zones.py"), "free the device's memory; this part takes about 1 GB"
+)
 ENGINE = Part("engine", measure_engine, ("kernel_checks.py", "tier.py", *TIER), "free the device's memory; this part takes a few MB")

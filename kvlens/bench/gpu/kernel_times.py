@@ -8,13 +8,14 @@ from functools import partial
 
 import torch
 
-from kvlens.bench.gpu import calls, slots, zones
+from kvlens.bench.gpu import arrived, calls, slots, zones
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.bench.gpu.device import Step
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import PAGE, RANK, SPAN
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.result import KernelRow, ceiling
+from kvlens.kernels.arrivals import Arrivals, arrivals, arrivals_torch, fill_cells, fill_cells_torch
 from kvlens.kernels.lowrank_bytes import factor_bytes
 from kvlens.kernels.lowrank_spans import Spans, attend
 from kvlens.kernels.page_moves import gather, move_triton, offload
@@ -35,7 +36,7 @@ Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def measure(bench: Bench) -> Iterator[KernelRow]:
-    for kernel in (_attend, _scores, _spans, _moves, _plan, _zones, _tables):
+    for kernel in (_attend, _scores, _spans, _moves, _plan, _zones, _arrived, _tables):
         yield from kernel(bench)
 
 
@@ -182,6 +183,27 @@ def _zones(bench: Bench) -> Iterator[KernelRow]:
             yield _row(bench, name, setting, partial(_zone_step, bench, shape, plan), size, COPY)
 
 
+def _arrived_step(bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]) -> Step:
+    given = zones.there(arrived.drawn(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at)
+
+    def step() -> None:
+        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, arrived.ITEM)
+        fill((given.new[0], given.new[1]), listed.turn, given.span, given.offset, given.fill, given.cells[0], given.cells[1])
+
+    return step
+
+
+def _arrived(bench: Bench) -> Iterator[KernelRow]:
+    """What stands around k3 in a static step, by bytes of what comes: all places of a KV head, none of another, a third of the others'."""
+    kv = bench.model.kv
+    for spans, places in ((40, 3),) if bench.dry else ((513, 26), (2048, 102)):
+        taken = (1 + (kv.kv_heads - 2) / 3) * places
+        size = round(kv.kv_heads * (9 * spans + 24 * places + places * SPAN) + taken * (24 + SPAN * 0.75 * (24 + 2 * kv.head_token_bytes)))
+        name = f"{places} of {spans} spans of {SPAN // 2} to {SPAN} tokens"
+        for kernel, calls_ in (("arrivals", (arrivals, fill_cells)), ("arrivals by PyTorch", (arrivals_torch, fill_cells_torch))):
+            yield _row(bench, kernel, name, partial(_arrived_step, bench, spans, places, *calls_), size, COPY)
+
+
 def _table_step(bench: Bench, count: int, page: int, make: Callable[[SlotReads, int], Live]) -> Step:
     kv = bench.model.kv
     reads = slots.there(slots.drawn(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at)
@@ -200,4 +222,6 @@ def _tables(bench: Bench) -> Iterator[KernelRow]:
         yield _row(bench, "slot tables by PyTorch", name, partial(_table_step, bench, count, PAGE, slot_tables_torch), size, COPY)
 
 
-PART = Part("kernels", measure, ("kernel_times.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)
+PART = Part(
+    "kernels", measure, ("kernel_times.py", "arrived.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"), SMALLER
+)
