@@ -46,6 +46,8 @@ def cases() -> Iterator[Case]:
         for to_pool in (False, True):
             way = "offload" if to_pool else "gather"
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
+    for page in (1, 32):
+        yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
     for count in (32, 64, 128):
         yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
     for name, page, wishes, cells, what in (("pages of 32", 32, 32, 32, ""), ("pages of 32, nothing reused", 32, 32, 32, "anew"),
@@ -96,9 +98,9 @@ def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
     attend_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), spans, reads, dim**-0.5)
 
 
-def _move(dim: int, page: int, to_pool: bool) -> None:
-    pool, moves = torch.empty(4, HEADS, 2, page, dim, dtype=BF16), _ints(HEADS * 32)
-    move_triton(pool, moves, moves, _slots(page, dim, BF16), _slots(page, dim, BF16), to_pool)
+def _move(dim: int, page: int, to_pool: bool, ordered: bool = False) -> None:
+    pool, moves = torch.empty(4, HEADS, 2, page, dim, dtype=BF16), _ints(HEADS, 32)
+    move_triton(pool, moves, None if ordered else moves, _slots(page, dim, BF16), _slots(page, dim, BF16), to_pool)
 
 
 def _plan(count: int) -> object:

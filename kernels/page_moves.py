@@ -22,10 +22,11 @@ CTAS = 12
 """Programs that copy, so SMs that the forward pass goes without at most: where vLLM's copy kernel starts (vllm #42212), not tuned."""
 
 
-def gather(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def gather(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Recall: copy units into slots.
 
-    pool [pages, H_kv, 2, P, D], contiguous; unit, slot int32 of equal shape, unit -1: no move; no two moves into one (slot, head).
+    pool [pages, H_kv, 2, P, D], contiguous; unit, slot int32 of equal shape, unit -1: no move; no two moves into one (slot, head);
+    slot None: a unit's slot is its place in its row.
     keys, values [slots, H_kv, P, D], any strides but 1 in the last dimension. Slots on CUDA take Triton, others PyTorch.
     """
     if backend(keys) == "triton":
@@ -34,7 +35,7 @@ def gather(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: tor
         gather_torch(pool, unit, slot, keys, values)
 
 
-def offload(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def offload(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
     """The way back: copy slots into units. No two moves into one unit. Otherwise as `gather`."""
     if backend(keys) == "triton":
         move_triton(pool, unit, slot, keys, values, to_pool=True)
@@ -42,25 +43,27 @@ def offload(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: to
         offload_torch(pool, unit, slot, keys, values)
 
 
-def gather_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def gather_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
     unit, slot, head = _moves(unit, slot, pool.shape[1])
     units = pool.flatten(0, 1)[unit]
     keys[slot, head], values[slot, head] = units[:, 0], units[:, 1]
 
 
-def offload_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+def offload_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
     unit, slot, head = _moves(unit, slot, pool.shape[1])
     pool.flatten(0, 1)[unit] = torch.stack((keys[slot, head], values[slot, head]), 1)
 
 
-def _moves(unit: torch.Tensor, slot: torch.Tensor, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moves(unit: torch.Tensor, slot: torch.Tensor | None, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The moves that are any, as indices: unit, slot, head, each [m]."""
+    if slot is None:
+        slot = torch.arange(unit.shape[-1], device=unit.device).expand_as(unit)
     real = unit >= 0
     unit, slot = unit[real].long(), slot[real].long()
     return unit, slot, unit % kv_heads
 
 
-def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
+def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor,
                 to_pool: bool, ctas: int = CTAS) -> None:  # fmt: skip
     """Both directions: `ctas` programs take the moves in turn. A pool in host memory has to be pinned when the slots are on CUDA
     (Triton refuses another)."""
@@ -68,10 +71,10 @@ def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor, keys
     power_of_two(page=page, head_dim=dim)
     assert pool.is_contiguous()
     assert unit.is_contiguous()
-    assert slot.is_contiguous()
+    assert slot is None or slot.is_contiguous()
     assert keys.stride(3) == values.stride(3) == 1
     _move[(min(ctas, unit.numel()),)](
-        pool, unit, slot, keys, values, unit.numel(), *keys.stride()[:3], *values.stride()[:3],
+        pool, unit, slot, keys, values, unit.numel(), unit.shape[-1], *keys.stride()[:3], *values.stride()[:3],
         HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=_warps(page * dim * pool.element_size()), enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -83,7 +86,7 @@ def _warps(size: int) -> int:
 
 @jit
 def _move(  # type: ignore[no-untyped-def]
-    pool_ptr, unit_ptr, slot_ptr, k_ptr, v_ptr, moves, k_slot, k_h, k_t, v_slot, v_h, v_t,
+    pool_ptr, unit_ptr, slot_ptr, k_ptr, v_ptr, moves, row, k_slot, k_h, k_t, v_slot, v_h, v_t,
     HKV: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TO_POOL: tl.constexpr,
 ):  # fmt: skip
     """One program: every num_programs-th move. Keys and values are read before either is written: more bytes under way at once."""
@@ -93,7 +96,10 @@ def _move(  # type: ignore[no-untyped-def]
     for i in range(tl.program_id(0), moves, tl.num_programs(0)):
         unit = tl.load(unit_ptr + i).to(tl.int64)
         if unit >= 0:
-            slot = tl.load(slot_ptr + i).to(tl.int64)
+            if slot_ptr is None:
+                slot = (i % row).to(tl.int64)
+            else:
+                slot = tl.load(slot_ptr + i).to(tl.int64)
             h = unit % HKV
             unit_k = pool_ptr + unit * (2 * P * D) + inner
             unit_v = unit_k + P * D

@@ -24,11 +24,9 @@ PAGE_BYTES = 1 << 14
                          schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
 def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Units into cells by the zero-copy kernel; as kvlens.static.recall.fetch."""
-    heads, cells = unit.shape
-    slot = torch.arange(cells, dtype=torch.int32, device=unit.device).expand(heads, cells).contiguous()
     unit_bytes = 2 * pool.shape[3] * pool.shape[4] * pool.element_size()
     ctas = CTAS * max(1, PAGE_BYTES // unit_bytes)
-    move_triton(pool, unit, slot, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False, ctas=ctas)
+    move_triton(pool, unit, None, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False, ctas=ctas)
 
 
 @torch.library.custom_op("kvlens::reconstruct_spans", mutates_args=("keys", "values"),

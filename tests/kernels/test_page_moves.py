@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -77,6 +79,22 @@ def test_the_reference_does_what_the_kernel_does(layout: str) -> None:
             gather_torch(there.flip(0), unit, slot, k, v)
         results.append([bits(x) for x in (there, k, v)])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("ctas", [1, 5])
+def test_without_slots_a_units_place_in_its_row_is_its_slot(ctas: int) -> None:
+    g = torch.Generator().manual_seed(ctas)
+    pool, keys, values = noise((6, HEADS, 2, PAGE, 32), torch.bfloat16, g), *(slots("NHD", 32, torch.bfloat16, g) for _ in range(2))
+    unit = torch.randint(0, 6, (HEADS, 7), generator=g) * HEADS + torch.arange(HEADS)[:, None]
+    unit = torch.where(torch.rand(unit.shape, generator=g) < 0.4, -1, unit).int()
+    slot = torch.arange(7, dtype=torch.int32).repeat(HEADS, 1)
+    results = []
+    for move, given in ((gather_torch, slot), (gather_torch, None), (partial(move_triton, to_pool=False, ctas=ctas), None)):
+        k, v = keys.clone(), values.clone()
+        move(pool, unit, given, k, v)
+        results.append([bits(x) for x in (k, v)])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*results, strict=True))
+    assert not torch.equal(results[0][0], bits(keys))
 
 
 def test_nothing_to_move() -> None:
