@@ -132,4 +132,4 @@ def sweep(context: int, batch: int) -> Part:
     return Part(f"sweep {context} x {batch}", measure, FILES, SMALLER)
 
 
-FILES = ("attention_step.py", "calls.py", "ceilings.py", "dense.py", "failures.py", "paths.py", "paths_other.py", "replay.py")
+FILES = ("attention_step.py", "calls.py", "ceilings.py", "dense.py", "failures.py", "paths.py", "paths_other.py", "replay.py", "zones.py")

@@ -7,9 +7,11 @@ timings give the time they cost. Layers have keys, values and summaries of their
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from kvlens.bench.gpu import calls
+from kvlens.bench.gpu import calls, zones
 from kvlens.bench.gpu.floors import StepShape
 from kvlens.bench.gpu.part import Bench
 from kvlens.bench.gpu.replay import Counter, corrections, wishes
@@ -17,6 +19,8 @@ from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.page_moves import gather
 from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.recall_plan import HotPages, recall_plan
+from kvlens.kernels.zone_plan import zone_plan
+from kvlens.kernels.zone_torch import Source, Wishes
 
 
 class Path:
@@ -159,26 +163,38 @@ class Retrieval(Path):
 
 
 class Chunks(Retrieval):
-    """SentKVCompress: as blocking recall over chunks, but the moves themselves are replayed, since k5 plans for 128 slots at most."""
-
-    note = "moves replayed without a plan"
+    """SentKVCompress: as blocking recall over chunks, but planned as a static step's recall zone, since k5 plans for 128 slots at most. To
+    the plan the KV heads of all sequences are those of one: chunk p of sequence b is page p B + b of the pool."""
 
     def _replay(self, places: int, alike: bool, held: int) -> None:
-        shape, at, heads, missed = self.shape, self.bench.device.at, self.kv.kv_heads, self.shape.missed
-        pages = wishes(self.batch * heads, places, missed, missed, alike, at_most=64).unflatten(1, (self.batch, -1))
-        first = torch.arange(self.batch, dtype=torch.int32)[:, None, None]
-        self.units = ((pages + first * places) * heads + torch.arange(heads, dtype=torch.int32)[:, None]).to(at)
-        turn = (torch.arange(len(pages))[:, None] * missed + torch.arange(missed)) % shape.wanted
-        self.takes = (turn.int()[:, None, None] + first * held).expand(pages.shape).contiguous().to(at)
-        self.counter = Counter.zero(len(pages), at)
+        shape, at, kv = self.shape, self.bench.device.at, self.kv
+        rows = self.batch * kv.kv_heads
+        self.order = torch.stack([1 + torch.randperm(places) for _ in range(rows)]).to(at)
+        self.window = torch.arange(shape.wanted, device=at)
+        # on the device: tables of the wishes of all steps would be as large as the cache
+        self.counter = Counter.zero(places // math.gcd(places, shape.missed), at)
+        self.clock = torch.zeros((), dtype=torch.int64, device=at)
+        self.now = torch.ones(kv.layers, rows, dtype=torch.bool, device=at)
+        starts = (torch.arange(places + 1, dtype=torch.int32, device=at) - 1) * shape.page
+        lengths = torch.full((places + 1,), float(shape.page), device=at)
+        self.source = Source(lengths, starts, None, shape.page, 0, shape.page * kv.head_token_bytes)
+        self.zones = [zones.empty(rows, places + 1, shape.wanted, shape.page, at) for _ in range(kv.layers)]
+        first = torch.arange(self.batch, dtype=torch.int32, device=at).repeat_interleave(kv.kv_heads)[:, None]
+        self.slot = first * held + self.window.int()
         self.pools = by_layer(self.bench, self.batch * places, shape.page)
 
     def begin(self) -> None:
-        self.unit, self.take = self.counter.pick(self.units), self.counter.pick(self.takes)
-        self.now = self.live[None].expand(self.kv.layers, -1, -1)
+        self.want = self.order[:, (self.counter.value * self.shape.missed + self.window) % self.order.shape[1]]
 
     def recall(self, layer: int, fire: torch.Tensor) -> None:
-        gather(self.pools[layer], self.unit, self.take, *self.layers[layer])
+        """Where KV heads reuse alike, as SentKVCompress's do, a step takes two launches to plan."""
+        wishes = Wishes(self.want, None, fire, self.clock, 1, True, True)
+        plan = zone_plan(*self.zones[layer], wishes, self.source)
+        gather(self.pools[layer], plan.unit, self.slot, *self.layers[layer])
+
+    def end(self) -> None:
+        super().end()
+        self.clock.add_(1)
 
 
 def by_layer(bench: Bench, pages: int, page: int) -> list[torch.Tensor]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import torch
 
 
-def wishes(heads: int, pages: int, wanted: int, missed: int, alike: bool = False, at_most: int | None = None) -> torch.Tensor:
-    """[steps, heads, wanted] int32, pages of each head, none twice in a step. alike: all heads want the same pages. at_most: steps,
-    for replays without a plan, which need not close."""
+def wishes(heads: int, pages: int, wanted: int, missed: int, alike: bool = False) -> torch.Tensor:
+    """[steps, heads, wanted] int32, pages of each head, none twice in a step. alike: all heads want the same pages."""
     assert 1 <= missed <= wanted
     assert wanted + missed <= pages
-    steps = min(pages // math.gcd(pages, missed), at_most or pages)
+    steps = pages // math.gcd(pages, missed)
     order = torch.stack([torch.randperm(pages)] * heads if alike else [torch.randperm(pages) for _ in range(heads)])
     place = (torch.arange(steps)[:, None] * missed + torch.arange(wanted)) % pages
     return order[:, place].permute(1, 0, 2).int().contiguous()

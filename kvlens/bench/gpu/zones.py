@@ -36,20 +36,25 @@ SHAPES = (
 SMALL = (Shape("pages", 5, 5, 20, 32, 32), Shape("factors", 6, 40, 30, 1, 12, factors=True), Shape("parts", 6, 40, 30, 1, 12, parts=True))
 
 
+def empty(heads: int, spans: int, cells: int, page: int, at: torch.device | None = None) -> tuple[ZoneTables, Names]:
+    """A zone that holds nothing."""
+    held, stamp = torch.zeros(2, heads, spans, dtype=torch.long, device=at)
+    span, offset = torch.zeros(2, heads, cells, dtype=torch.long, device=at)
+    live, is_hot = (torch.zeros(heads, size, dtype=torch.bool, device=at) for size in (cells, spans))
+    position, name = torch.zeros(2, heads, cells * page, dtype=torch.int32, device=at)
+    role = torch.full(position.shape, ROLES[-1], dtype=torch.uint8, device=at)
+    return ZoneTables(held, stamp, span, offset, live), Names(position, name, role, is_hot, ROLES)
+
+
 def drawn(shape: Shape, heads: int) -> tuple[ZoneTables, Names, Source]:
-    """An empty zone, on the CPU."""
-    held, stamp = torch.zeros(2, heads, shape.spans, dtype=torch.long)
-    span, offset = torch.zeros(2, heads, shape.cells, dtype=torch.long)
-    position, name = torch.zeros(2, heads, shape.cells * shape.page, dtype=torch.int32)
-    role = torch.full(position.shape, ROLES[-1], dtype=torch.uint8)
+    """An empty zone, on the CPU, and spans that lie in host memory."""
     shortest = shape.longest if shape.page > 1 else shape.longest // 2
     lengths = torch.randint(shortest, shape.longest + 1, (shape.spans,))
     packed = torch.where(torch.rand(heads, shape.spans) < 0.5, lengths, 0) if shape.factors else None
     if packed is not None:
         packed[:, 0] = 0  # the window's id
-    tables = ZoneTables(held, stamp, span, offset, torch.zeros(heads, shape.cells, dtype=torch.bool))
     source = Source(lengths.float(), (lengths.cumsum(0) - lengths).int(), packed, shape.page, 0, 512 * shape.page)
-    return tables, Names(position, name, role, torch.zeros(heads, shape.spans, dtype=torch.bool), ROLES), source
+    return *empty(heads, shape.spans, shape.cells, shape.page), source
 
 
 def wishes(shape: Shape, heads: int, group: int, step: int, fires: float = 1.0) -> Wishes:
