@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kvlens.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
-from kvlens.kernels.choice import Backend, backend
+from kvlens.kernels.choice import Backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import reconstruct
 from kvlens.memory import Memory
@@ -45,13 +45,13 @@ class FactorRows:
         self._stale = False
         self._starts = memory.spans.starts
         self._most = max(layout.of(layer).recall for layer in range(shape.layers)) // self._shortest
-        self.use(backend(self.meta))
+        self.kernels: Backend = "torch"
+        self._scratch: tuple[torch.Tensor, ...] = ()
 
     def use(self, kernels: Backend) -> None:
-        """Who lists, reconstructs and copies what comes: on CUDA k3 reconstructs in any case, since PyTorch reads no host memory from
-        there. Takes the room that k3 writes to."""
-        self.kernels = kernels
-        self._scratch: tuple[torch.Tensor, ...] = ()
+        """Before the first step: who lists, reconstructs and copies what comes. On CUDA k3 reconstructs in any case, since PyTorch reads no
+        host memory from there. Takes the room that k3 writes to."""
+        self.kernels, self._scratch = kernels, ()
         if kernels == "torch" and not self.meta.is_cuda:
             return
         size = (self._most, self.meta.shape[1], max(MIN_DOT, next_power_of_two(self.tokens)), self.head_dim)
