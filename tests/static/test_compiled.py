@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from kvlens.methods import get
 from kvlens.static import StaticDecoder
 
-STEPS = 48
+STEPS = 32
 HOST = ("item", "tolist", "cpu", "numpy", "nonzero", "tensor", "unique", "masked_select", "to_list")
 """Calls with which a graph would wait for the host, copy from it or have shapes that depend on data."""
 

@@ -145,7 +145,26 @@ def test_headlines_say_ours_and_what_bytes_allow() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return measure(dry(tmp_path_factory.mktemp("gpu"), WHOLE), lambda line: None)
+    """Measured by a process that finds torch and transformers, but nothing of pages, stores, and the command line's schemas: what a bare
+    CUDA machine has."""
+    folder = tmp_path_factory.mktemp("gpu")
+    code = f"""
+import sys
+class Hide:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in ("duckdb", "streamlit", "plotly", "umap", "pyarrow", "pydantic", "typer"):
+            return self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+from kvlens.bench.gpu import __main__
+sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256", "--batches", "1"]
+sys.exit(__main__.main())"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder / "gpu-dry-run.json"
 
 
 def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
@@ -265,31 +284,6 @@ def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         assert done.returncode == 1
         assert " ".join(done.stderr.split()).endswith("--dry-run tries the same code on the CPU.")
         assert not list(tmp_path.iterdir())
-
-
-def test_it_runs_without_what_a_bare_cuda_machine_lacks(tmp_path: Path) -> None:
-    """In a process of its own that finds torch and transformers, but nothing of pages, stores, and the command line's schemas."""
-    code = f"""
-import sys
-class Hide:
-    def __init__(self, finder):
-        self.finder = finder
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] not in ("duckdb", "streamlit", "plotly", "umap", "pyarrow", "pydantic", "typer"):
-            return self.finder.find_spec(name, path, target)
-sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
-from kvlens.bench.gpu import __main__
-asked = ["--parts", "ceilings,engine,ledger,decode 256", "--contexts", "256", "--batches", "1"]
-sys.argv = ["gpu", "--dry-run", "--out", {str(tmp_path)!r}, *asked]
-sys.exit(__main__.main())"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    entries = read(tmp_path / "gpu-dry-run.json").entries
-    parts = ("ceilings", "engine", "ledger", "decode 256 x 1")
-    assert {part: entries[part].reason for part in parts} == dict.fromkeys(parts)
-    assert all(row.reason is None for row in entries["decode 256 x 1"].rows)
 
 
 def test_it_loads_no_store_and_no_pages() -> None:
