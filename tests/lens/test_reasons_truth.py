@@ -92,13 +92,13 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
     made = make_prompt("multikey", 900, 0.3, 9_100_001, demo_encode())
     source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
     method = name.partition(",")[0]
-    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=20, ignore_eos=True, oracle="all")
+    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=10, ignore_eos=True, oracle="all")
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     kinds = defaultdict(list)
     with TraceReader.open(tmp_path, uid) as reader:
         group, prompt = reader.q_heads // reader.kv_heads, int(reader.meta["prompt_tokens"])
         spans = reader.spans().set_index("span")
-        for step in (0, 1, 2, 9, 19):
+        for step in (0, 2, 9):
             heads = reader.oracle_step(step)
             for place, row in enumerate(reader.triples(step).to_dict("records")):
                 layer, kv_head, span = (int(row[column]) for column in ("layer", "kv_head", "span"))

@@ -38,7 +38,7 @@ def on_random(case: Case) -> Case:
     return Case(case.method, case.budget and share, case.preset, {**get(case.method).untrained, **case.overrides})
 
 
-@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14, 15)], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 5, 7, 9, 12, 14, 15)], ids=lambda case: case.id)
 def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
     prompt, case, backend = random_prompt(400), on_random(case), Counting()
     plain = decoder(small, prompt, case, STEPS)

@@ -98,7 +98,7 @@ CASES = [
 @pytest.mark.parametrize("n", [20, 101])
 def test_every_step_equals_the_reference(params: FreeKVParameters, n: int) -> None:
     """Selections, corrections, what moved and when, attended positions and outputs, while pages leave the window."""
-    for seed in range(3):
+    for seed in range(2):
         trial = Trial(params, n, seed=seed).prefill()
         pages = (params.tokens - params.sinks - params.window) // params.page
         plain = reference.Settings(

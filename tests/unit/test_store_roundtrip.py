@@ -28,7 +28,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32 - 1),
     layers=st.integers(1, 3),
