@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 from uiruns import ROOT
 
 Open = Callable[..., Page]
@@ -23,6 +23,29 @@ def player(page: Page) -> Locator:
     """The player of the run that the address names. While a page is being made anew the one before it is still there."""
     (uid,) = urllib.parse.parse_qs(urllib.parse.urlparse(page.url).query)["run"]
     return page.locator(f"#player[data-run='{uid}']").last
+
+
+def settled(page: Page) -> None:
+    """Returns when the page's script has been at rest for a third of a second, and what it sent is drawn."""
+    app = page.get_by_test_id("stApp")
+    for _ in range(300):
+        expect(app).to_have_attribute("data-test-script-state", "notRunning")
+        page.wait_for_timeout(300)
+        if app.get_attribute("data-test-script-state") == "notRunning":
+            return
+    raise AssertionError("the page's script does not come to rest")
+
+
+def download(page: Page, button: Locator, target: Path) -> str:
+    """Clicks `button`, saves what it hands out as `target`; the file's suggested name.
+
+    A file that is made on the click belongs to one run of the page's script: Streamlit answers a click during the next run's last
+    moments with "Failed to generate file for download", and the second click works. A person sees that; here the page is at rest."""
+    settled(page)
+    with page.expect_download() as started:
+        button.click()
+    started.value.save_as(target)
+    return started.value.suggested_filename
 
 
 class Server:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
 from playwright.sync_api import Page, expect
-from uiserver import Open, Server
+from uiserver import Open, Server, download
 
 from kvlens.report import report_bytes
 from kvlens.store.reader import TraceReader
@@ -96,11 +96,9 @@ def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_
         menu.scroll_into_view_if_needed()
         if not page.get_by_role("button", name=name).count():
             menu.click()
-        with page.expect_download() as started:
-            page.get_by_role("button", name=name).click()
-        file = tmp_path / started.value.suggested_filename
-        started.value.save_as(file)
-        assert file.stem == f"compare-{pair.run}-{pair.reference}-coverage"
+        file = tmp_path / "chart"
+        given = download(page, page.get_by_role("button", name=name), file)
+        assert Path(given).stem == f"compare-{pair.run}-{pair.reference}-coverage"
         assert file.read_bytes().startswith(start)
         page.keyboard.press("Escape")
 
@@ -109,11 +107,9 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(pair: PairRuns, at: Server
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True)
     expect(page.locator("#player")).to_have_attribute("data-step", "2")
     page.get_by_role("button", name="Save").first.click()
-    with page.expect_download() as started:
-        page.get_by_role("button", name="PNG image").click()
-    assert started.value.suggested_filename == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"
     file = tmp_path / "maps.png"
-    started.value.save_as(file)
+    given = download(page, page.get_by_role("button", name="PNG image"), file)
+    assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"
     width, height = (int.from_bytes(file.read_bytes()[at : at + 4], "big") for at in (16, 20))
     assert width > 2000
     assert height > 900
@@ -122,10 +118,8 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(pair: PairRuns, at: Server
 
 def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}")
-    with page.expect_download() as started:
-        page.get_by_role("button", name="Report (HTML)").click()
     file = tmp_path / "report.html"
-    started.value.save_as(file)
+    download(page, page.get_by_role("button", name="Report (HTML)"), file)
     report = open_page(file.as_uri())
     plots = report.locator(".plot").count()
     assert plots >= 8

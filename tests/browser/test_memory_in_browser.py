@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playwright.sync_api import expect
 from uiruns import Runs
-from uiserver import Open, Server
+from uiserver import Open, Server, download
 
 
 def test_a_click_on_the_map_selects_the_kv_head_and_the_timeline_downloads(
@@ -29,8 +29,6 @@ def test_a_click_on_the_map_selects_the_kv_head_and_the_timeline_downloads(
     expect(page.get_by_text("selected: L2 KV1")).to_be_visible()
     expect(page.get_by_text("State of spans for L2 KV1 at the end of each step")).to_be_visible()
     expect(page).to_have_url(re.compile("layer=2&head=4"))
-    with page.expect_download() as started:
-        page.get_by_role("button", name="Chrome trace (JSON)").click()
-    target = tmp_path / started.value.suggested_filename
-    started.value.save_as(target)
+    target = tmp_path / "trace.json"
+    download(page, page.get_by_role("button", name="Chrome trace (JSON)"), target)
     assert json.loads(target.read_text(encoding="utf-8"))["otherData"]["run"] == runs.whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 from playwright.sync_api import expect
 from uiruns import Runs
-from uiserver import Open, Server, player
+from uiserver import Open, Server, download, player
 
 
 def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_page: Open) -> None:
@@ -29,11 +29,9 @@ def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_pa
 def test_statistics_download_as_csv_and_parquet(server: Server, runs: Runs, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{server.url}/heads?run={runs.whole}")
     for name, kind, read in (("CSV", "csv", pd.read_csv), ("Parquet", "parquet", pd.read_parquet)):
-        with page.expect_download() as started:
-            page.get_by_role("button", name=f"Per-head statistics as {name}").click()
-        assert started.value.suggested_filename == f"{runs.whole}-heads.{kind}"
-        target = tmp_path / started.value.suggested_filename
-        started.value.save_as(target)
+        target = tmp_path / "heads"
+        given = download(page, page.get_by_role("button", name=f"Per-head statistics as {name}"), target)
+        assert given == f"{runs.whole}-heads.{kind}"
         table = read(target)
         assert len(table) == 3 * 8
         assert set(table["n_steps"]) == {60}
