@@ -1,4 +1,4 @@
-"""`kvlens bench`: quality at equal budgets, the papers' claims, and what a GPU does. All write JSON with its provenance."""
+"""`kvlens bench`: quality at equal budgets, the papers' claims, recorded rates, and what a GPU does. All write JSON with its provenance."""
 
 from __future__ import annotations
 
@@ -172,6 +172,30 @@ def claims(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
     sys.stdout.flush()
+
+
+@bench_app.command("rates")
+def rates(
+    model: Model = "demo",
+    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated.")] = "chain,note,list",
+    budget: Annotated[str, typer.Option(help="A share of full KV.")] = "20%",
+    length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
+    prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 6_600_000,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/rates.json"),
+) -> None:
+    """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu` replays them."""
+    from kvlens.bench.kept import check_file
+    from kvlens.bench.rates import RatesRequest, measure
+
+    check_file(out, "--out")
+    request = RatesRequest(model=model, tasks=_names(tasks), budget=budget, length=length, prompts=prompts, first_seed=seed)
+    result = measure(request, lambda line: typer.echo(line, err=True))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name, line in result["methods"].items():
+        told = ", ".join(f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})" for rate, found in line["rates"].items())
+        typer.echo(f"{name}: {told}; {line['steps']} steps")
 
 
 @bench_app.command("gpu")

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from kvlens.bench.gpu.floors import TITLES
+from kvlens.bench.gpu.rates import WORDS, words
 from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
 from kvlens.bench.gpu.schema import measured, read
 from kvlens.figures.drawn import drawn
@@ -151,16 +152,13 @@ def _steps(result: Result) -> None:
 
 
 def _sweeps(result: Result, scope: str) -> None:
-    """What no random weights can decide, set to several rates."""
+    """What no random weights can decide, at other rates."""
     found = [row for name, entry in result.entries.items() if "sweep" in name for row in entry.rows
              if isinstance(row, StepRow) and row.scope == scope]  # fmt: skip
     if found:
         first = found[0]
-        data = _step_table(found)
-        data.insert(1, "misses", [row.rates.get("miss") for row in found])
-        data.insert(2, "corrected heads", [row.rates.get("correction") for row in found])
-        st.caption(plain(f"Misses and corrections set to several rates, at {first.context // 1024}K x {first.batch}:"))
-        st.dataframe(data, hide_index=True)
+        st.caption(plain(f"At other rates, the papers' among them, {first.context // 1024}K x {first.batch}:"))
+        st.dataframe(_step_table(found), hide_index=True)
 
 
 def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
@@ -172,7 +170,8 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
 
     return pd.DataFrame([
         {
-            "method": TITLES.get(row.method, row.method), "sequences": row.batch, "steps": row.steps, "in a CUDA graph": row.graph,
+            "method": TITLES.get(row.method, row.method), "replayed rates": words(row.rates, row.rates_from),
+            "sequences": row.batch, "steps": row.steps, "in a CUDA graph": row.graph,
             "attended by": "k1" if row.kernels == "triton" else "PyTorch", "median (ms)": ms(row.median),
             "95th percentile (ms)": ms(row.p95), "in the decode loop (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
             "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall), "over the bus per step, by the rates (GB)": gb(row.host_bytes),
@@ -197,11 +196,20 @@ def _recording(result: Result) -> None:
 
 def _headlines(result: Result) -> None:
     found: list[dict[str, Any]] = [
-        {"headline": row.name, "quantity": row.quantity, "paper": row.paper, "here": row.ours, "by the floor": row.floor, "at": row.where}
+        {
+            "headline": row.name,
+            "replayed rates": WORDS[row.rates_from],
+            "quantity": row.quantity,
+            "paper": row.paper,
+            "here": "not measured" if row.ours is None else f"{row.ours:.2f}",
+            "by the floor": row.floor,
+            "at": row.where,
+        }
         for row in rows(result, HeadlineRow)
     ]
     if found:
         st.dataframe(pd.DataFrame(found), hide_index=True)
         st.caption(
-            "By the floor: the ratio that bytes alone give at this shape. Shapes, devices and baselines of the papers are their own."
+            "Here, and by the floor (the ratio that bytes alone give at this shape): at the replayed rates of the same row. Shapes, "
+            "devices and baselines of the papers are their own."
         )

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Row, StepRow
+from kvlens.bench.gpu.floors import Rates
+from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RateSource, RecordingRow, Row, StepRow
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 
 
-def step(method: str, context: int, median: float | None, reason: str | None = None) -> StepRow:
-    return StepRow(method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, {"miss": 0.3})
+def step(method: str, context: int, median: float | None, reason: str | None = None, source: RateSource = "papers") -> StepRow:
+    rates = Rates().of(method)
+    of = source if rates else "none"
+    return StepRow(method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, rates, of)
 
 
 def entry(part: str, *rows: Row, reason: str | None = None) -> Entry:
@@ -37,10 +40,12 @@ WHOLE = (
     entry("kernels", KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
           KernelRow("flex_attention", "8192 tokens", None, 1.0, None, "device copy", None, None, "it failed")),
     entry("steps 8192 x 1", step("full", 8192, 0.006), step("chess", 8192, None, "does not fit: needs 9 GB")),
-    entry("steps 32768 x 1", step("freekv", 32768, 0.0055)),
+    entry("steps 32768 x 1", step("freekv", 32768, 0.0055, source="recorded")),
     entry("sweep 32768 x 8", step("blocking", 32768, 0.009)),
     entry("ledger", LedgerRow("copies", 1, 1, 1, "profiler", True)),
-    entry("headlines", HeadlineRow("CHESS against FullKV at 32K", "step time", 4.56, None, 1.28, "x", False)),
+    entry("headlines", HeadlineRow("CHESS against FullKV at 32K", "step time", 4.56, 1.125, 1.28, "x", False),
+          HeadlineRow("FreeKV against ArkVale", "step time", 13.7, None, 1.78, "y", False, "papers"),
+          HeadlineRow("FreeKV against ArkVale", "step time", 13.7, 1.5, 1.6, "y", False, "recorded")),
     entry("recording", reason="The device ran out of memory: x"),
 )  # fmt: skip
 
@@ -75,6 +80,9 @@ def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, res
     table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert list(table["method"]) == ["FullKV", "CHESS"]
     assert table["notes"][1] == "does not fit: needs 9 GB"
+    headlines = next(frame.value for frame in app.dataframe if "headline" in frame.value)
+    assert list(headlines["replayed rates"]) == ["", "the papers'", "recorded"]
+    assert list(headlines["here"]) == ["1.12", "not measured", "1.50"]
 
 
 def test_another_cell_can_be_chosen(visit: Visit, runs: Runs, results: Path) -> None:
@@ -84,6 +92,7 @@ def test_another_cell_can_be_chosen(visit: Visit, runs: Runs, results: Path) -> 
     assert not app.exception
     table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert list(table["method"]) == ["FreeKV"]
+    assert list(table["replayed rates"]) == ["miss 0.3, correction 0.14 (recorded)"]
 
 
 def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Visit, runs: Runs, results: Path) -> None:
@@ -92,7 +101,7 @@ def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Vi
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
     assert [list(table["method"]) for table in tables] == [["FullKV", "transformers' offloaded cache"], ["Blocking recall"]]
     assert tables[0]["in the decode loop (ms)"][0] == 9.0
-    assert list(tables[1]["misses"]) == [0.3]
+    assert list(tables[1]["replayed rates"]) == ["miss 0.3 (the papers')"]
     said = " ".join(box.value for box in app.caption).replace("\\", "")
     assert "Whole decode steps." in said
     assert "a whole step of FreeKV at 32K" in said

@@ -16,11 +16,13 @@ from kvlens.bench.gpu import attention_step, ceilings, ledger, run
 from kvlens.bench.gpu.device import DryDevice
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
-from kvlens.bench.gpu.headlines import HEADLINES, compare
+from kvlens.bench.gpu.headlines import HEADLINES, Headline, compare
 from kvlens.bench.gpu.part import Bench, Part
+from kvlens.bench.gpu.rates import at_papers
+from kvlens.bench.gpu.rates import read as read_rates
 from kvlens.bench.gpu.replay import corrections, wishes
 from kvlens.bench.gpu.report import MARKS, page, with_tables
-from kvlens.bench.gpu.result import StepRow
+from kvlens.bench.gpu.result import HeadlineRow, StepRow
 from kvlens.bench.gpu.run import Request, measure
 from kvlens.bench.gpu.schema import measured, read
 
@@ -120,24 +122,27 @@ def test_corrections_are_drawn_at_their_rate() -> None:
 
 
 def step_row(method: str, context: int, batch: int, median: float, peak: int, scope: str = "decode") -> dict[str, Any]:
-    return {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak, "scope": scope}
+    row = {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak, "scope": scope}
+    return row | {"rates": Rates().of(method)}
+
+
+def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
+    return compare(headline, LLAMA_8B, steps, 3e12, 52e9, at_papers, "papers")
 
 
 def test_headlines_say_ours_and_what_bytes_allow() -> None:
     by_name = {headline.name: headline for headline in HEADLINES}
     steps = [step_row("full", 32768, 1, 9.0, 1, "path"), step_row("full", 32768, 1, 0.012, 1), step_row("chess", 32768, 1, 0.006, 1)]
-    found = compare(by_name["CHESS against FullKV at 32K"], LLAMA_8B, steps, 3e12, 52e9)
+    found = at_rates(by_name["CHESS against FullKV at 32K"], steps)
     assert found.ours == pytest.approx(2.0)
     assert found.floor == pytest.approx(1.28, abs=0.005)
     assert not found.reachable
-    compiled = compare(
-        by_name["CHESS against FullKV at 32K"], LLAMA_8B, [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")], 3e12, 52e9
-    )
+    compiled = at_rates(by_name["CHESS against FullKV at 32K"], [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")])
     assert compiled.ours == pytest.approx(3.0), "the fastest way to make a whole step"
     memory = by_name["SeKV memory at 128K"]
     steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
-    assert compare(memory, LLAMA_8B, steps, 3e12, 52e9).ours == pytest.approx(0.25)
-    assert compare(memory, LLAMA_8B, [], 3e12, 52e9).ours is None
+    assert at_rates(memory, steps).ours == pytest.approx(0.25)
+    assert at_rates(memory, []).ours is None
 
 
 # the whole
@@ -300,14 +305,14 @@ print([name for name in ("duckdb", "streamlit", "plotly", "umap", "pydantic", "t
 def test_the_docs_are_what_the_results_say() -> None:
     results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert with_tables(text, page(results)) == text, "run python -m kvlens.bench.gpu.report --write docs/performance.md"
+    assert with_tables(text, page(results, read_rates())) == text, "run python -m kvlens.bench.gpu.report --write docs/performance.md"
     assert text.count(MARKS[0]) == 1
 
 
 def test_dry_runs_never_reach_the_docs(whole: Path) -> None:
     result = read(whole)
-    assert "Nothing has been measured on a GPU yet" in page([result])
-    shown = page([replace(result, dry_run=False)])
+    assert "Nothing has been measured on a GPU yet" in page([result], read_rates())
+    shown = page([replace(result, dry_run=False)], read_rates())
     assert "Nothing has been measured" not in shown
     for word in ("achieved / floor", "share of it", "passed", "headline", "equal", "added"):
         assert word in shown

@@ -14,6 +14,7 @@ from kvlens.bench.gpu.device import DryDevice
 from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, traffic
 from kvlens.bench.gpu.headlines import HEADLINES, compare
 from kvlens.bench.gpu.part import Bench
+from kvlens.bench.gpu.rates import RateTable, at_papers
 from kvlens.bench.gpu.report import page
 from kvlens.bench.gpu.result import Entry, Result, StepRow
 from kvlens.bench.gpu.run import BATCHES, CONTEXTS, all_parts
@@ -179,18 +180,22 @@ def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() 
 def test_headlines_of_eight_sequences_take_whole_steps(name: str) -> None:
     headline = next(h for h in HEADLINES if h.name == name)
     over, under = (
-        {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "scope": "decode"}
+        {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "scope": "decode", "rates": Rates().of(m)}
         for (m, c, b), t in ((headline.over, 0.04), (headline.under, 0.01))
     )
-    assert compare(headline, LLAMA_8B, [over, under], 3e12, 52e9).ours == pytest.approx(4.0)
-    assert compare(headline, LLAMA_8B, [{**over, "scope": "path"}, under], 3e12, 52e9).ours is None
-    assert compare(headline, LLAMA_8B, [{**over, "batch": 1}, under], 3e12, 52e9).ours is None
+
+    def ours(*steps: dict[str, Any]) -> float | None:
+        return compare(headline, LLAMA_8B, steps, 3e12, 52e9, at_papers, "papers").ours
+
+    assert ours(over, under) == pytest.approx(4.0)
+    assert ours({**over, "scope": "path"}, under) is None
+    assert ours({**over, "batch": 1}, under) is None
 
 
 def test_tables_say_how_many_sequences_and_how_they_attend(rows: dict[str, StepRow]) -> None:
     entry = Entry("decode 512 x 2", "done", "s", "c", "2026-01-02", 1.0, list(rows.values()))
     device = {"name": "Made Up 9000", "driver": "1", "clocks": "none"}
-    shown = page([Result(1, False, device, {}, decode.LABEL, "2026-01-02", [], {entry.part: entry})])
+    shown = page([Result(1, False, device, {}, decode.LABEL, "2026-01-02", [], {entry.part: entry})], RateTable())
     lines = [line for line in shown.splitlines() if line.startswith("| FreeKV | 512 x 2 |")]
     assert len(lines) == 1
     assert decode.ONE_BY_ONE in lines[0]

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvlens.bench.claims import Claim
 from kvlens.bench.claims.sekv_runs import sign_test
+from kvlens.bench.rates import corrected
 from kvlens.bench.trials import Prompts
 from kvlens.budget import Budget
 from kvlens.engine import Engine, Options
@@ -57,7 +58,8 @@ class Seen:
         self.moved += float(record.kv["h2d_bytes"].sum())
         self.blocking += float(record.kv["blocking_bytes"].sum())
         if "corrected" in record.head:
-            self.corrected.append(float(record.head["corrected"].mean()))
+            waited, heads = corrected(record)
+            self.corrected.append(waited / heads)
 
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Nothing to keep."""

@@ -12,6 +12,7 @@ import numpy as np
 from kvlens.bench.claims import Claim
 from kvlens.bench.claims.sekv_runs import sign_test
 from kvlens.bench.intervals import wilson
+from kvlens.bench.rates import reused
 from kvlens.bench.trials import Prompts
 from kvlens.engine import Engine, Options
 from kvlens.methods import get, make_parameters
@@ -59,13 +60,13 @@ class Seen:
 
     def step(self, record: StepRecord) -> None:
         kv = record.kv
-        wanted = kv["recalled_tokens"] + kv["reused_tokens"]
+        here, wanted = reused(record)
         if record.step == 0 or not wanted.any():
             return
         per_token = kv["h2d_bytes"].sum() / max(1.0, kv["recalled_tokens"].sum())
         queries = record.head["qcos"]
         self.similarity += queries.reshape(*wanted.shape, -1).mean(-1).ravel().tolist()
-        self.reused += (kv["reused_tokens"] / wanted).ravel().tolist()
+        self.reused += (here / wanted).ravel().tolist()
         if per_token:
             self.reusable += (1 - kv["ideal_bytes"] / per_token / wanted).ravel().tolist()
         else:

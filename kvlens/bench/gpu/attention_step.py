@@ -6,7 +6,6 @@ not a model's decode loop: no rotary, no write of new keys, no sampling beyond a
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,6 +19,7 @@ from kvlens.bench.gpu.floors import METHODS, Rates, StepShape, Traffic, step_sha
 from kvlens.bench.gpu.part import Bench, Part
 from kvlens.bench.gpu.paths import Chunks, Full, Path, Retrieval, Short
 from kvlens.bench.gpu.paths_other import Chess, FullOffload, HostRecall, SeKV
+from kvlens.bench.gpu.rates import swept
 from kvlens.bench.gpu.result import StepRow, ceiling
 
 LABEL = "attention path and matmuls of one step, random weights, replayed decisions"
@@ -56,7 +56,7 @@ def cell(bench: Bench, method: str, context: int, batch: int, rates: Rates) -> S
     bench.keep_alone("dense", lambda: Dense(bench))
     row = partial(
         StepRow, method, context, batch, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
-        resident_bytes=bytes_moved.resident, rates=dataclasses.asdict(rates),
+        resident_bytes=bytes_moved.resident, rates=rates.of(method), rates_from=bench.rates.source(method, rates),
     )  # fmt: skip
     unmeasured = partial(
         row, graph=False, steps=0, median=None, p95=None, over_floor=None, stall=None, transfer=None, selection=None, peak_bytes=None,
@@ -114,22 +114,20 @@ def steps(context: int, batch: int) -> Part:
 
     def measure(bench: Bench) -> Iterator[StepRow]:
         for method in METHODS:
-            yield cell(bench, method, context, batch, bench.rates)
+            yield cell(bench, method, context, batch, bench.rates.of(method))
 
-    return Part(f"steps {context} x {batch}", measure, FILES, SMALLER)
+    return Part(f"steps {context} x {batch}", measure, FILES, SMALLER, replays=True)
 
 
 def sweep(context: int, batch: int) -> Part:
-    """FreeKV and blocking recall over the rates that no random weights can give."""
+    """Other rates than the default cells': FreeKV and blocking recall over a grid, and the methods that recall at the papers'."""
 
-    def measure(bench: Bench) -> list[StepRow]:
-        found = []
-        for miss in (0.1, 0.3, 1.0):
-            found.append(cell(bench, "blocking", context, batch, Rates(miss=miss)))
-            found += [cell(bench, "freekv", context, batch, Rates(miss=miss, correction=rate)) for rate in (0.0, 0.14, 0.5)]
-        return found
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for method, rates in swept(bench.rates, tuple(METHODS)):
+            yield cell(bench, method, context, batch, rates)
 
-    return Part(f"sweep {context} x {batch}", measure, FILES, SMALLER)
+    return Part(f"sweep {context} x {batch}", measure, FILES, SMALLER, replays=True)
 
 
-FILES = ("attention_step.py", "calls.py", "ceilings.py", "dense.py", "failures.py", "paths.py", "paths_other.py", "replay.py", "zones.py")
+FILES = ("attention_step.py", "calls.py", "ceilings.py", "dense.py", "failures.py", "paths.py", "paths_other.py", "rates.py", "replay.py",
+         "zones.py")  # fmt: skip

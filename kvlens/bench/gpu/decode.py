@@ -7,7 +7,6 @@ Two times are taken: the graph launched again and again, and the decode loop as 
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Iterator
 from functools import partial
@@ -22,6 +21,7 @@ from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.floors import DECODE_METHODS, Rates, decode_shape, traffic
 from kvlens.bench.gpu.model import random_model
 from kvlens.bench.gpu.part import HERE, Bench, Part
+from kvlens.bench.gpu.rates import swept
 from kvlens.bench.gpu.result import Scope, StepRow, ceiling
 
 LABEL = (
@@ -35,8 +35,8 @@ SETTLE = 2
 SPARE, SPARE_EACH = 4 << 30, 1 << 29
 """bytes left for what a step computes; and for the tables of every further sequence"""
 FILES = (
-    "calls.py", "ceilings.py", "decode.py", "decoding.py", "failures.py", "model.py", "offloaded.py", "replay.py", "replayed.py",
-    "settings.py", *(f"../../static/{path.name}" for path in sorted((HERE.parents[1] / "static").glob("*.py"))),
+    "calls.py", "ceilings.py", "decode.py", "decoding.py", "failures.py", "model.py", "offloaded.py", "rates.py", "replay.py",
+    "replayed.py", "settings.py", *(f"../../static/{path.name}" for path in sorted((HERE.parents[1] / "static").glob("*.py"))),
 )  # fmt: skip
 RECALLING = ("sekv", "freekv", "sentkv", "blocking")
 ONE_BY_ONE = "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
@@ -50,7 +50,7 @@ def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "
     floor = bytes_moved.floor(copy, link) if copy and link else None
     row = partial(
         StepRow, method, context, batch, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
-        rates=dataclasses.asdict(rates), scope=scope, transfer=None, selection=None,
+        rates=rates.of(method), rates_from=bench.rates.source(method, rates), scope=scope, transfer=None, selection=None,
     )  # fmt: skip
     unmeasured = partial(
         row, graph=False, steps=0, median=None, p95=None, over_floor=None, stall=None, peak_bytes=None, note="",
@@ -121,28 +121,25 @@ def decodes(context: int, batch: int) -> list[Part]:
 def _methods(name: str, context: int, batch: int, methods: tuple[str, ...], smaller: str) -> Part:
     def measure(bench: Bench) -> Iterator[StepRow]:
         for method in methods:
-            yield cell(bench, method, context, bench.rates, batch=batch)
+            yield cell(bench, method, context, bench.rates.of(method), batch=batch)
 
-    return Part(name, measure, FILES, smaller)
+    return Part(name, measure, FILES, smaller, replays=True)
 
 
 def sweep(context: int) -> Part:
-    """FreeKV and blocking recall over the rates that no random weights can give."""
+    """Other rates than the default cells': FreeKV and blocking recall over a grid, and the methods that recall at the papers'."""
 
-    def measure(bench: Bench) -> list[StepRow]:
-        found = []
-        for miss in (0.1, 0.3, 1.0):
-            found.append(cell(bench, "blocking", context, Rates(miss=miss)))
-            found += [cell(bench, "freekv", context, Rates(miss=miss, correction=rate)) for rate in (0.0, 0.14, 0.5)]
-        return found
+    def measure(bench: Bench) -> Iterator[StepRow]:
+        for method, rates in swept(bench.rates, tuple(DECODE_METHODS)):
+            yield cell(bench, method, context, rates)
 
-    return Part(f"decode sweep {context}", measure, FILES, SMALLER)
+    return Part(f"decode sweep {context}", measure, FILES, SMALLER, replays=True)
 
 
 def compiled(context: int) -> Part:
     """FullKV and FreeKV with the step compiled whole before it is captured. Compiling takes minutes, so it comes last."""
 
     def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates, "compiled") for method in ("full", "freekv")]
+        return [cell(bench, method, context, bench.rates.of(method), "compiled") for method in ("full", "freekv")]
 
-    return Part(f"compiled {context}", measure, FILES, SMALLER)
+    return Part(f"compiled {context}", measure, FILES, SMALLER, replays=True)

@@ -21,6 +21,8 @@ ROUTE = 32
 """SeKV: size d' of a routing summary"""
 CHUNK = 16
 """SentKVCompress: tokens of a chunk; the paper's 14 brought to a power of two, as k4 wants"""
+SINKS = 4
+"""tokens before the first chunk, or span"""
 CHESS_EVERY = 320
 """CHESS: steps between two selections, 10 pages of 32 tokens (the paper's average)"""
 
@@ -53,7 +55,8 @@ TINY = Model(KVShape(2, 4, 2, 128, 2), 64, 128, 256)
 
 @dataclass(frozen=True)
 class Rates:
-    """Decisions that depend on meaning, as shares; random weights cannot make them, so they are set and swept."""
+    """Decisions that depend on meaning, as shares; random weights cannot make them, so they are replayed. These are the papers', and ours
+    where the papers give none; what runs have recorded is in rates.py."""
 
     miss: float = 0.3
     """of the wanted pages, those not on the device"""
@@ -63,6 +66,16 @@ class Rates:
     """SeKV: of the spans, those expanded (our target rate)"""
     reuse: float = 0.7
     """SentKVCompress: of the selected tokens, those on the device (the paper's)"""
+
+    def of(self, method: str) -> dict[str, float]:
+        """Those that the method's step depends on, by name; none for a method that decides nothing by meaning, or recalls nothing."""
+        return {name: getattr(self, name) for name in USED.get(method, ())}
+
+
+USED = {
+    "sekv": ("miss", "zoom"), "freekv": ("miss", "correction"), "sentkv": ("reuse",), "blocking": ("miss",), "blocking_host": ("miss",),
+}  # fmt: skip
+"""method -> the rates its step depends on"""
 
 
 @dataclass(frozen=True)
@@ -120,24 +133,34 @@ def step_shape(method: str, context: int, rates: Rates) -> StepShape:
     if method in ("freekv", "blocking", "blocking_host"):
         fixed, wanted = min(1024 // PAGE, everything // 2), max(1, min(32, everything // 4))
         blocking = rates.correction if method == "freekv" else 1.0
-        return StepShape(method, PAGE, fixed + wanted, fixed + wanted, everything, wanted, max(1, round(rates.miss * wanted)), blocking)
+        missed = _missed(rates.miss, wanted, everything)
+        return StepShape(method, PAGE, fixed + wanted, fixed + wanted, everything, wanted, missed, blocking)
     if method == "sentkv":
         chunks = context // CHUNK
         wanted = max(1, math.ceil(0.1 * chunks))
-        return StepShape(method, CHUNK, wanted, wanted, chunks, wanted, max(1, round((1 - rates.reuse) * wanted)))
+        return StepShape(method, CHUNK, wanted, wanted, chunks, wanted, _missed(1 - rates.reuse, wanted, chunks))
     if method == "sekv":
         spans = context // SPAN
         exact = max(1, min(512 // PAGE, everything // 2) + math.ceil(0.025 * everything))
         coarse = math.ceil(spans / PAGE)
-        zoomed = max(1, min(128, math.ceil(rates.zoom * spans)))
-        return StepShape(method, PAGE, exact + coarse, exact + coarse + zoomed, 0, zoomed, max(1, round(rates.miss * zoomed)), 1.0,
-                         zoomed, spans)  # fmt: skip
+        zoomed = max(1, math.ceil(rates.zoom * spans))
+        missed = _missed(rates.miss, zoomed, spans)
+        return StepShape(method, PAGE, exact + coarse, exact + coarse + zoomed, 0, zoomed, missed, 1.0, zoomed, spans)
     raise ValueError(f"unknown method '{method}'; known: {', '.join(METHODS)}.")
 
 
+def _missed(share: float, wanted: int, places: int) -> int:
+    """Units that come in a step: at least one, and no more than there are beside the `wanted` ones of the step before."""
+    return max(1, min(round(share * wanted), places - wanted))
+
+
 def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
-    """The same of a whole step through kvlens/static, which reconstructs SeKV's spans into slots instead of attending their factors."""
+    """The same of a whole step through kvlens/static, which reconstructs SeKV's spans into slots instead of attending their factors, and in
+    which sinks and the step's own token are among SentKVCompress's 10 %."""
     shape = step_shape({"full_sdpa": "full", "hf_offloaded": "full_offload"}.get(method, method), context, rates)
+    if method == "sentkv":
+        wanted = max(1, (context // 10 - SINKS - 1) // CHUNK)
+        return replace(shape, wanted=wanted, missed=_missed(1 - rates.reuse, wanted, context // CHUNK))
     if method != "sekv":
         return shape
     pages = SPAN // PAGE

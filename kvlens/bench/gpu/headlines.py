@@ -2,22 +2,27 @@
 
 The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where it is below the
 paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the slower side is from its floor.
-The papers' shapes, devices and baselines are their own.
+The papers' shapes, devices and baselines are their own. Where a method's step depends on rates, its headline stands there at the papers'
+and at recorded ones, ours and the floor's at the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvlens.bench.gpu.ceilings import COPY, TO_DEVICE
 from kvlens.bench.gpu.floors import TITLES, Model, Rates, decode_shape, step_shape, traffic
 from kvlens.bench.gpu.part import Bench, Part
-from kvlens.bench.gpu.result import HeadlineRow, Scope, ceiling, rows
+from kvlens.bench.gpu.rates import PAPERS, RateTable, at_papers
+from kvlens.bench.gpu.result import HeadlineRow, RateSource, Scope, ceiling, rows
 
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
+
+RatesOf = Callable[[str], Rates]
+"""the rates of a method"""
 
 WHOLE: tuple[Scope, ...] = ("decode", "compiled")
 """ways to make a whole step; the fastest that was measured stands for its method"""
@@ -75,24 +80,42 @@ HEADLINES = (
 )
 
 
-def compare(headline: Headline, model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float) -> HeadlineRow:
-    """steps: step rows of all scopes. A flat latency is reachable when the floor grows by less than a tenth."""
+def compare(
+    headline: Headline, model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float,
+    rates_of: RatesOf, rates_from: RateSource,
+) -> HeadlineRow:  # fmt: skip
+    """At the rates that `rates_of` gives for a method. steps: step rows of all scopes and rates. A flat latency is reachable when the floor
+    grows by less than a tenth."""
     floors, ours = [], []
     for method, context, batch in (headline.over, headline.under):
-        shape = (decode_shape if headline.scope == "decode" else step_shape)(method, context, Rates())
+        rates = rates_of(method)
+        shape = (decode_shape if headline.scope == "decode" else step_shape)(method, context, rates)
         moved = traffic(shape, model, batch)
         saved = headline.quantity == "memory saved"
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
         column = "peak_bytes" if saved else "median"
         scopes = WHOLE if headline.scope == "decode" else ("path",)
         here = [row[column] for row in steps if (row["method"], row["context"], row["batch"]) == (method, context, batch)
-                and row.get("scope", "path") in scopes and row[column] is not None]  # fmt: skip
+                and row["scope"] in scopes and row["rates"] == rates.of(method) and row[column] is not None]  # fmt: skip
         ours.append(min(here, default=None))
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
     where = " / ".join(f"{TITLES[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
-    return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable)
+    return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable, rates_from)
+
+
+def compared(model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float, table: RateTable) -> list[HeadlineRow]:
+    """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at recorded ones."""
+    found = []
+    for headline in HEADLINES:
+        ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.of)]
+        if not any(PAPERS.of(method) for method, _, _ in (headline.over, headline.under)):
+            ways = [("none", at_papers)]
+        elif not table.recorded:
+            ways = ways[:1]
+        found += [compare(headline, model, steps, device_rate, link_rate, rates_of, source) for source, rates_of in ways]
+    return found
 
 
 def _ratio(headline: Headline, over: float, under: float) -> float:
@@ -101,8 +124,7 @@ def _ratio(headline: Headline, over: float, under: float) -> float:
 
 def measure(bench: Bench) -> list[HeadlineRow]:
     device, link = ceiling(bench.result, COPY) or DEVICE_RATE, ceiling(bench.result, TO_DEVICE) or LINK_RATE
-    default = [row for row in rows(bench.result, "step") if row["rates"] == vars(Rates())]
-    return [compare(headline, bench.model, default, device, link) for headline in HEADLINES]
+    return compared(bench.model, rows(bench.result, "step"), device, link, bench.rates)
 
 
 PART = Part("headlines", measure, ("headlines.py",), "nothing: this part is arithmetic")

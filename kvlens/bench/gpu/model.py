@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.bench.gpu.floors import CHUNK
+from kvlens.bench.gpu.floors import CHUNK, SINKS
 from kvlens.bench.gpu.part import Bench
 from kvlens.methods.base import Peeked
 from kvlens.models import LoadedModel
@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # it loads transformers
 
 OBSERVED = 128
 """last prompt queries that a method may ask for"""
-SINKS = 4
-"""tokens before the first chunk"""
 
 
 class Letters:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.floors import LLAMA_8B, TINY, Model, Rates
+from kvlens.bench.gpu.floors import LLAMA_8B, TINY, Model
+from kvlens.bench.gpu.rates import RateTable, read
 from kvlens.bench.gpu.result import Row
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +30,7 @@ class Bench:
     contexts: Sequence[int]
     batches: Sequence[int]
     result: dict[str, Any]
-    rates: Rates = field(default_factory=Rates)
+    rates: RateTable = field(default_factory=RateTable)
     kept: dict[str, Any] = field(default_factory=dict)
     """what several parts use and is dear to make"""
 
@@ -81,12 +82,16 @@ class Part:
     files: tuple[str, ...]
     smaller: str
     """what to try when memory runs out"""
+    replays: bool = False
+    """it replays recorded rates, so that others make an old entry stale as well"""
 
     @property
     def sources(self) -> str:
-        """Digest of the code that measures."""
+        """Digest of the code that measures, and of the rates it replays."""
         digest = hashlib.sha256()
         shared = [HERE / name for name in ("device.py", "part.py", "floors.py", *self.files)]
         for path in (*sorted(KERNELS.glob("*.py")), *shared):
             digest.update(path.read_bytes())
+        if self.replays:
+            digest.update(repr({method: line.rates for method, line in read().lines.items()}).encode())
         return digest.hexdigest()[:16]

@@ -162,9 +162,12 @@ class Retrieval(Path):
         self.end()
 
 
-class Chunks(Retrieval):
-    """SentKVCompress: as blocking recall over chunks, but planned as a static step's recall zone, since k5 plans for 128 slots at most. To
-    the plan the KV heads of all sequences are those of one: chunk p of sequence b is page p B + b of the pool."""
+class Zoned(Retrieval):
+    """As blocking recall, but planned as a static step's recall zone, since k5 plans for 128 slots at most. To the plan the KV heads of all
+    sequences are those of one: page p of sequence b is page p B + b of the pool."""
+
+    reuse_alike = False
+    """every KV head reuses as many pages as the one that can reuse fewest"""
 
     def _replay(self, places: int, alike: bool, held: int) -> None:
         shape, at, kv = self.shape, self.bench.device.at, self.kv
@@ -187,14 +190,20 @@ class Chunks(Retrieval):
         self.want = self.order[:, (self.counter.value * self.shape.missed + self.window) % self.order.shape[1]]
 
     def recall(self, layer: int, fire: torch.Tensor) -> None:
-        """Where KV heads reuse alike, as SentKVCompress's do, a step takes two launches to plan."""
-        wishes = Wishes(self.want, None, fire, self.clock, 1, True, True)
+        """Where KV heads reuse alike it takes two launches to plan."""
+        wishes = Wishes(self.want, None, fire, self.clock, 1, True, self.reuse_alike)
         plan = zone_plan(*self.zones[layer], wishes, self.source)
         gather(self.pools[layer], plan.unit, self.slot, *self.layers[layer])
 
     def end(self) -> None:
         super().end()
         self.clock.add_(1)
+
+
+class Chunks(Zoned):
+    """SentKVCompress: pages are its chunks."""
+
+    reuse_alike = True
 
 
 def by_layer(bench: Bench, pages: int, page: int) -> list[torch.Tensor]:

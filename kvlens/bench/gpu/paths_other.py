@@ -7,15 +7,15 @@ import torch
 from kvlens.bench.gpu import calls
 from kvlens.bench.gpu.floors import PAGE, RANK, ROUTE, SPAN, StepShape
 from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.paths import Path, Retrieval, Short, by_layer
+from kvlens.bench.gpu.paths import Path, Short, Zoned, by_layer
 from kvlens.kernels.lowrank_spans import Spans, attend
 from kvlens.kernels.merge import merge
 from kvlens.kernels.page_attend import Pages, page_attention
 from kvlens.kernels.page_scores import page_scores
 
 
-class SeKV(Retrieval):
-    """Routing by small summaries, topk, k5, k4 (a zoom waits for its factors), k1 over anchors, window and coarse entries with their
+class SeKV(Zoned):
+    """Routing by small summaries, topk, zone plan, k4 (a zoom waits for its factors), k1 over anchors, window and coarse entries with their
     bias, k3 over the zoomed spans' factors, one merge. A unit of factors (rank 16, 64 tokens) rides in a page's 16 KiB."""
 
     note = "factors of 12 KiB move as units of 16 KiB"
@@ -35,7 +35,7 @@ class SeKV(Retrieval):
         self.layers = [(f[:, :, 0], f[:, :, 1]) for f in factors]
         self._replay(spans, False, shape.wanted)
         meta = torch.tensor((0, SPAN, RANK, RANK)).repeat(batch, kv.kv_heads, shape.wanted, 1)
-        slot = self.hot[0].slot.cpu().long()
+        slot = self.slot.view(batch, kv.kv_heads, -1).cpu().long()
         meta[..., 0] = (slot * kv.kv_heads + torch.arange(kv.kv_heads)[:, None]) * (2 * PAGE * kv.head_dim)
         self.spans = [Spans(f.view(-1), meta.to(at), RANK) for f in factors]
 

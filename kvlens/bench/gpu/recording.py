@@ -28,7 +28,7 @@ def measure(bench: Bench) -> list[RecordingRow]:
     found: list[RecordingRow] = []
     for recording in KINDS:
         made = decode.begin(
-            bench, METHOD, context, bench.rates, 0 if recording == "off" else RING, "heads" if recording == "off" else recording
+            bench, METHOD, context, bench.rates.of(METHOD), 0 if recording == "off" else RING, "heads" if recording == "off" else recording
         )
         try:
             made.steps(1 if bench.dry else decode.WARM)
@@ -43,4 +43,4 @@ def measure(bench: Bench) -> list[RecordingRow]:
     return found
 
 
-PART = Part("recording", measure, (*decode.FILES, "recording.py"), decode.SMALLER)
+PART = Part("recording", measure, (*decode.FILES, "recording.py"), decode.SMALLER, replays=True)

@@ -61,6 +61,10 @@ Scope = Literal["path", "decode", "compiled"]
 whole"""
 
 
+RateSource = Literal["recorded", "papers", "set", "none"]
+"""where replayed rates come from: runs of ours; the papers, and ours where they give none; set, to be swept; the method has none"""
+
+
 @dataclass(frozen=True)
 class StepRow:
     """One method at one context and batch. Times in seconds; None where it was not run, with the reason."""
@@ -88,6 +92,8 @@ class StepRow:
     note: str
     reason: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
+    """those that the method's step depends on"""
+    rates_from: RateSource = "none"
     scope: Scope = "path"
     loop: float | None = None
     """median of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window"""
@@ -100,7 +106,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class HeadlineRow:
-    """A paper's ratio beside ours and the floor's; None where a cell was not measured."""
+    """A paper's ratio beside ours and the floor's, both at the same replayed rates; None where a cell was not measured at them."""
 
     name: str
     quantity: str
@@ -110,6 +116,7 @@ class HeadlineRow:
     where: str
     reachable: bool
     """two implementations at their floors would show the paper's ratio at this shape"""
+    rates_from: RateSource = "none"
     kind: Literal["headline"] = "headline"
 
 

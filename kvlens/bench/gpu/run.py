@@ -14,6 +14,7 @@ from kvlens.bench.gpu import attention_step, ceilings, decode, headlines, kernel
 from kvlens.bench.gpu.device import DryDevice, pick, slug
 from kvlens.bench.gpu.failures import sentence
 from kvlens.bench.gpu.part import HERE, Bench, Part
+from kvlens.bench.gpu.rates import MISSING, read
 from kvlens.bench.gpu.result import CheckRow, Entry, KernelRow, LedgerRow, Row, StepRow, begin, put, save, today
 
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
@@ -83,9 +84,12 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     facts = device.facts()
     path = request.out / f"gpu-{slug(facts['name'])}.json"
     versions = {"kvlens": __version__, **device.versions()}
-    header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": NOTE}
+    rates = read()
+    if not rates.recorded:
+        say(MISSING)
+    header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.told()}"}
     result = begin(path, header)
-    bench = Bench(device, contexts, batches, result)
+    bench = Bench(device, contexts, batches, result, rates)
     parts = [part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))]
     begun = time.monotonic()
     missing = [part.name for part in parts if not _done(result, part)]

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlens import methods
-from kvlens.bench.gpu.floors import CHESS_EVERY, CHUNK, PAGE, RANK, ROUTE, SPAN, StepShape
-from kvlens.bench.gpu.model import SINKS
+from kvlens.bench.gpu.floors import CHESS_EVERY, CHUNK, PAGE, RANK, ROUTE, SINKS, SPAN, StepShape
 from kvlens.budget import Budget
 from kvlens.kernels.choice import Backend
 from kvlens.methods.base import Method

@@ -30,6 +30,7 @@ class Shape:
 SHAPES = (
     Shape("FreeKV", 32, 32, 4096, 32, 32),
     Shape("SeKV, factors", 102, 3264, 2048, 1, 64, factors=True),
+    Shape("SeKV, factors, zooms as recorded at 128K", 211, 13_504, 2048, 1, 64, factors=True),
     Shape("SentKVCompress at 32K", 205, 3277, 2048, 1, 16, parts=True),
     Shape("SentKVCompress at 128K", 819, 13_107, 8192, 1, 16, parts=True),
 )

@@ -1,0 +1,173 @@
+"""Rates of decisions that depend on meaning, read from recorded steps: misses, corrections, zooms, reuse. `kvlens bench gpu` replays them.
+
+The recalling methods are fed right answers token by token, so that all see the same steps. What is counted comes from the memory's own
+counts in the record of a step; of the method, only which heads it corrected, which no byte shows where nothing was missing.
+Step 0 is left out: nothing can be on the device by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kvlens import methods, tasks
+from kvlens.bench.gpu.floors import USED
+from kvlens.bench.provenance import about, origin
+from kvlens.bench.trials import Prompts, settings
+from kvlens.budget import Budget
+from kvlens.engine import Engine, Options
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+
+ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "freekv": ("freekv", {}), "blocking": ("freekv", {"tau": 1.0}), "sekv": ("sekv", {}), "sentkv": ("sentkv", {}),
+}  # fmt: skip
+"""arm -> method and what differs from its preset; blocking recall is FreeKV that corrects every head at every step"""
+NOTE = (
+    "mean: of all steps together; p10, p90: percentiles over the steps' own shares; of all layers and KV heads; step 0 left out; right "
+    "answers fed token by token"
+)
+
+Count = tuple[float, float]
+"""how many of how many"""
+
+
+class RatesRequest(BaseModel):
+    """What to run. Bad values are refused here, before a model is loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = "demo"
+    tasks: tuple[str, ...] = Field(("chain", "note", "list"), min_length=1)
+    """the demo model's that have long answers"""
+    length: int = Field(2048, ge=64)
+    budget: str = "20%"
+    prompts: int = Field(10, ge=1)
+    """of each task"""
+    first_seed: int = 6_600_000
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for task in value:
+            tasks.get(task)
+        return value
+
+    @field_validator("budget")
+    @classmethod
+    def _share(cls, value: str) -> str:
+        if Budget.parse(value).unit != "share":
+            raise ValueError(f"rates are recorded at a share of full KV (0.2 or 20%), not at '{value}'.")
+        return value
+
+
+def missed(record: StepRecord) -> Count:
+    """Units that (layer, KV head)s wanted and took in, and how many of them were not on the device, or not whole. Wishes that did not fit
+    are in neither number."""
+    came = float(record.kv["n_recalled"].sum())
+    return came, came + float(record.kv["n_reused"].sum())
+
+
+def reused(record: StepRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Wanted tokens that were on the device, and all that were wanted, both [L, H_kv]."""
+    here = record.kv["reused_tokens"]
+    return here, here + record.kv["recalled_tokens"]
+
+
+def corrected(record: StepRecord) -> Count:
+    """(layer, KV head)s that waited for their recall, of those that speculate. The column has a value per query head, equal in a group."""
+    told = record.head["corrected"]
+    return float(np.nansum(told)), float(np.isfinite(told).sum())
+
+
+class Watch:
+    """A sink: per step after the first, how many of how many for each of the wanted rates."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.counts: dict[str, list[Count]] = {name: [] for name in names}
+        self._coarse: set[int] = set()
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        """Nothing to keep."""
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self._coarse = {span.span for span in record.spans if span.state == "coarse"}
+
+    def step(self, record: StepRecord) -> None:
+        # both happened before this step's attention
+        self._coarse |= {span.span for span in record.spans if span.state == "coarse"}
+        self._coarse -= set(record.closed_spans)
+        if record.step:
+            for name, counts in self.counts.items():
+                counts.append(getattr(self, f"_{name}")(record))
+
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
+        """Nothing to keep."""
+
+    def _miss(self, record: StepRecord) -> Count:
+        return missed(record)
+
+    def _correction(self, record: StepRecord) -> Count:
+        return corrected(record)
+
+    def _zoom(self, record: StepRecord) -> Count:
+        """Spans that (layer, KV head)s expanded, of all that they have as summaries."""
+        return missed(record)[1], float(len(self._coarse) * record.kv["n_recalled"].size)
+
+    def _reuse(self, record: StepRecord) -> Count:
+        here, wanted = reused(record)
+        return float(here.sum()), float(wanted.sum())
+
+
+def figures(counts: list[Count]) -> dict[str, float]:
+    """Share of all steps together, and the 10th and 90th percentile of the steps' own shares; steps at which there was nothing to count
+    are left out. Raises ValueError where no step is left."""
+    part, whole = np.array([count for count in counts if count[1] > 0]).reshape(-1, 2).T
+    if not len(whole):
+        raise ValueError("there was no step to read a rate from: name tasks with answers of two tokens or more.")
+    low, high = np.percentile(part / whole, [10, 90])
+    return {"mean": round(float(part.sum() / whole.sum()), 4), "p10": round(float(low), 4), "p90": round(float(high), 4)}
+
+
+def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, Any]:
+    """Run all arms on all prompts -> rates with their provenance. Raises BudgetInfeasible where a method cannot keep to the budget."""
+    import torch
+
+    from kvlens.models import load
+
+    torch.set_num_threads(1)
+    engine = Engine(load(request.model))
+    made = Prompts(engine, request.first_seed)
+    seen: dict[str, list[Watch]] = {arm: [] for arm in ARMS}
+    for task in request.tasks:
+        for index in range(request.prompts):
+            for arm, watched in seen.items():
+                watched.append(_feed(engine, made, request, task, index, arm))
+        report(f"{task}: {request.prompts} prompts, {len(ARMS)} arms")
+    names = tuple(dict.fromkeys(name for name, _ in ARMS.values()))
+    return {
+        "about": about(names, request.model) | {
+            "request": request.model_dump(mode="json"), "origins": {name: origin(request.model, name) for name in names}, "note": NOTE,
+        },
+        "methods": {arm: _line(arm, watched) for arm, watched in seen.items()},
+    }  # fmt: skip
+
+
+def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index: int, arm: str) -> Watch:
+    asked, prompt, read = made(task, request.length, index)
+    answer = tuple(engine.loaded.tokenizer.encode(asked.answer, add_special_tokens=False))
+    method, changes = methods.get(ARMS[arm][0]), ARMS[arm][1]
+    params = methods.make_parameters(method, settings(method, request.model, "")[0], changes)
+    watch = Watch(USED[arm])
+    options = Options(forced=answer, coverage=False, oracle="off")
+    engine.run(prompt, method, params, Budget.parse(request.budget), options, watch, read=read)
+    return watch
+
+
+def _line(arm: str, watched: list[Watch]) -> dict[str, Any]:
+    counts = {name: [count for watch in watched for count in watch.counts[name]] for name in USED[arm]}
+    steps = len(next(iter(counts.values())))
+    rates = {name: figures(found) for name, found in counts.items()}
+    return {"changes": ARMS[arm][1], "prompts": len(watched), "steps": steps, "rates": rates}
