@@ -43,10 +43,12 @@ TRANSFER_SUMMARY = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
     GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
-#: Copies may overlap, so the sum of their durations can exceed the step's.
+#: Copies may overlap, so the sum of their durations can exceed the step's. Lines of one copy have its times, and it counts once: copies
+#: of a direction come one after the other, so no two of them have both times in common, or they took no microsecond.
 TRANSFER_TIMES = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, coalesce(sum(bytes) FILTER (blocking), 0)::BIGINT AS blocking_bytes,
-      count(*) AS n, sum(end_us - start_us)::BIGINT AS moving_us, sum(wait_us)::BIGINT AS wait_us
+      count(*) AS n, list_sum(list_transform(list_distinct(list([start_us, end_us])), lambda x: x[2] - x[1]))::BIGINT AS moving_us,
+      sum(wait_us)::BIGINT AS wait_us
     FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
 _JOURNAL = "layer, kv_head, name"

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, Move, Ticket, check
+from kvlens.memory.link import Buffer, Ticket, check
+from kvlens.memory.move import Move, joined
 from kvlens.memory.pinned import HostMemory, cuda_pinned
 from kvlens.memory.streams import Mark, Stream, Streams, cuda_streams
 
@@ -50,7 +51,9 @@ class _Timed:
 
 
 class CudaLink:
-    """See the module. Copies into slots go straight there, a piece for each run of consecutive slots."""
+    """See the module. Copies into slots go straight there, a piece for each run of consecutive slots. Copies to the host that are
+    begun together are one copy where their bytes lie in one stretch there, as those of a span's KV heads do in a pool; where the device
+    has them in another order, it puts them in order first, on the stream of the copy."""
 
     name = "pcie-dma"
 
@@ -71,9 +74,18 @@ class CudaLink:
 
     def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
         check(entry, moves)
-        streams = self._streams
-        side = streams.d2h if entry.direction == "d2h" else streams.h2d
-        ticket = _CudaTicket(self, entry)
+        return self._begin([entry], moves, then, buffer)
+
+    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
+        for entry, move in jobs:
+            check(entry, [move])
+        return [self._begin([entry for entry, _ in jobs], joined([move for _, move in jobs]), None, None)]
+
+    def _begin(self, entries: Sequence[Entry], moves: Sequence[Move], then: Callable[[], None] | None, buffer: Buffer | None) -> Ticket:
+        """One job. The ticket is the last entry's, as it carries the waiting time."""
+        streams, to_host = self._streams, entries[0].direction == "d2h"
+        side = streams.d2h if to_host else streams.h2d
+        ticket = _CudaTicket(self, entries[-1])
         self._release()
         issued = streams.compute.mark()
         side.wait(issued)  # rule 1
@@ -81,7 +93,7 @@ class CudaLink:
             side.wait(buffer.spread)  # rule 2
         last = side
         try:
-            pieces = [piece for move in moves for piece in move.pieces()]
+            pieces = [piece for move in moves for piece in move.pieces(arrange=to_host)]
             start = side.mark(timed=True)
             side.run(lambda: _copy(pieces))
             end = side.mark(timed=True)
@@ -91,7 +103,7 @@ class CudaLink:
                     last.wait(issued)  # rule 1
                     last.wait(end)
                 last.run(then)
-            self._copies.append(_Timed(entry, start, end))
+            self._copies += [_Timed(entry, start, end) for entry in entries]
         except Exception as caught:  # raised to who waits, as with a thread
             ticket.error = caught
         ticket.stream, ticket.done = last, last.mark()
@@ -158,7 +170,8 @@ class CudaLink:
 
 def _copy(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     for target, source in pieces:
-        target.copy_(source, non_blocking=True)
+        # what is put in order here is this stream's own memory, so whoever is given it next waits for this copy
+        target.copy_(source.contiguous(), non_blocking=True)
 
 
 def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_Timed]]:

@@ -7,67 +7,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.move import Move
 from kvlens.memory.pinned import HostMemory, Pageable
 from kvlens.memory.streams import Mark
-
-
-@dataclass(frozen=True)
-class Move:
-    """Copy `source` to `target`, or into its rows `index` along the last but one dimension. `slots`: the same rows as the host knows
-    them, for a link whose copies cannot read a tensor."""
-
-    target: torch.Tensor
-    source: torch.Tensor
-    index: torch.Tensor | None = None
-    slots: Sequence[int] = ()
-
-    def run(self) -> None:
-        if self.index is None:
-            self.target.copy_(self.source)
-        else:
-            self.target.index_copy_(-2, self.index, self.source)
-
-    def pieces(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The same copy as contiguous pieces (target, source): consecutive slots are one piece. Raises RuntimeError where the shapes
-        do not fit, before anything is copied."""
-        if self.index is None:
-            return _contiguous(self.target, self.source)
-        rows, wanted = self.source.shape[-2], (*self.target.shape[:-2], len(self.slots), self.target.shape[-1])
-        if self.source.shape != wanted:
-            raise RuntimeError(f"a copy of {tuple(self.source.shape)} cannot go into {rows} rows of {tuple(self.target.shape)}")
-        return (
-            piece
-            for first, at, count in _runs(self.slots)
-            for piece in _contiguous(self.target.narrow(-2, at, count), self.source.narrow(-2, first, count))
-        )
-
-    @property
-    def bytes(self) -> int:
-        return self.source.numel() * self.source.element_size()
-
-
-def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    if target.shape != source.shape:
-        raise RuntimeError(f"a copy of {tuple(source.shape)} cannot go into {tuple(target.shape)}")
-    if source.dim() == 0 or (target.is_contiguous() and source.is_contiguous()):
-        return iter(((target, source),))
-    return (piece for pair in zip(target, source, strict=True) for piece in _contiguous(*pair))
-
-
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Consecutive slots together: (place of the first one in `slots`, its number, how many)."""
-    first = 0
-    for i in range(1, len(slots) + 1):
-        if i == len(slots) or slots[i] != slots[i - 1] + 1:
-            yield first, slots[first], i - first
-            first = i
 
 
 @dataclass
@@ -101,6 +50,10 @@ class Link(Protocol):
         """Begin the moves of one ledger entry; `then` (unpacking what arrived) follows them, outside the entry's moving time, and with
         a `buffer` beside the next copy. Raises AssertionError when the moves' bytes are not the entry's, so that the ledger cannot
         lie."""
+
+    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
+        """Begin the moves of entries of one direction, one each, that are waited for together. A link may carry several in one copy,
+        whose times are then the times of each of them. Raises as `submit`."""
 
     def resolve(self, step: int | None = None) -> None:
         """Copies begun up to `step` (None: ever) have their times in the ledger afterwards."""
@@ -168,6 +121,9 @@ class HostLink:
         ticket = self._last[buffer is not None] = _HostTicket(entry, self._ledger)
         self._copies.put(_Job(ticket, moves, then, buffer))
         return ticket
+
+    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
+        return [self.submit(entry, [move]) for entry, move in jobs]
 
     def resolve(self, step: int | None = None) -> None:
         """The threads write times into the entries themselves."""

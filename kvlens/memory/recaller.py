@@ -12,7 +12,8 @@ from kvlens.layout import Layout
 from kvlens.memory.cold import Codec, ColdTier, RawCodec, Unit
 from kvlens.memory.hot import FREE, ROLE, HotTier
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, Link, Move, Ticket
+from kvlens.memory.link import Buffer, Link, Ticket
+from kvlens.memory.move import Move
 from kvlens.memory.placement import Selection
 from kvlens.memory.recall import Fetch, Plan, RecallZone, Wish
 from kvlens.memory.spantable import SpanTable

@@ -16,7 +16,8 @@ from kvlens.memory.cold import ColdTier, RawCodec, Unit
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import Move, Ticket, link_for
+from kvlens.memory.link import Ticket, link_for
+from kvlens.memory.move import Move
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
@@ -209,15 +210,15 @@ class Memory:
         self._wait(tickets)
 
     def _to_cold(self, layer: int, span: int, heads: list[Unit], cause: str) -> list[Ticket]:
-        tickets = []
+        jobs = []
         for kv_head, unit in enumerate(heads):
             entry = self.ledger.open(layer, kv_head, span, "d2h", cause, unit.bytes, blocking=True)
             source, unit.payload = unit.payload, self.cold.room(layer, span, kv_head, unit.payload)
-            tickets.append(self.link.submit(entry, [Move(unit.payload, source)]))
+            jobs.append((entry, Move(unit.payload, source)))
             self.cold.put(layer, span, kv_head, unit)
             row = SpanHeadRow(span, layer, kv_head, unit.form, unit.rank_k, unit.rank_v, unit.bytes, unit.err_k, unit.err_v)
             self.span_heads.append(row)
-        return tickets
+        return self.link.submit_together(jobs)
 
     # ------------------------------------------------------------------------------------------------------------- decoding
     def start_step(self, step: int) -> None:

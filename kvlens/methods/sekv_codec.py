@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlens.kernels import lowrank
 from kvlens.kernels.lowrank_bytes import smaller_form
-from kvlens.memory import Unit
+from kvlens.memory import RawCodec, Unit
 from kvlens.methods.base import Rotate
 from kvlens.methods.sekv_params import SeKVParameters
 from kvlens.methods.sekv_router import GateMLP
@@ -76,7 +76,7 @@ class SpanCodec:
     def pack(self, keys: Tensor, values: Tensor, span: int) -> list[list[Unit]]:
         """keys, values [L, H_kv, m, D] -> units [layer][KV head]."""
         if self.params.form == "raw":
-            return [[self._raw(k, v) for k, v in zip(*pair, strict=True)] for pair in zip(keys, values, strict=True)]
+            return RawCodec().pack(keys, values, span)
         known = self.pending.pop(span)
         flat = self._turn_back(keys, known.start)
         summary = known.summary.float()

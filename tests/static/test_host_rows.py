@@ -11,6 +11,7 @@ from static_support import CASES, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
+from kvlens.memory import Unit, cudalink
 from kvlens.shortage import Shortage
 
 STEPS = 20
@@ -47,6 +48,67 @@ def test_the_rows_lie_in_pinned_memory_of_their_size(small: Any, case: Any, monk
     assert made.decode(STEPS) == expected
     made.close()
     assert not device.pinned
+
+
+@pytest.mark.parametrize("case", [CASES[5], CASES[8], CASES[11]], ids=lambda case: case.id)
+def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of pages, and of spans of any length in rows of one token, whose units are strided: the KV heads of a layer are one stretch."""
+    device, case = put_behind(monkeypatch), on_random(case)
+    made = decoder(small, random_prompt(400), case, STEPS)
+    memory, issued, found = made.session.memory, list[int](), list[tuple[int, ...]]()
+    leave, copy = memory.leave_window, cudalink._copy
+
+    def counted(pieces: Any) -> None:
+        issued.extend(target.nbytes for target, _ in pieces)
+        copy(pieces)
+
+    def leaves(*given: Any) -> None:
+        issued.clear()
+        before = len(memory.ledger.opened)
+        leave(*given)
+        device.finish()
+        entries = memory.ledger.opened[before:]
+        found.append((len(issued), len(entries), sum(issued) - sum(entry.bytes for entry in entries)))
+
+    monkeypatch.setattr(cudalink, "_copy", counted)
+    monkeypatch.setattr(memory, "leave_window", leaves)
+    made.decode(STEPS)
+    made.close()
+    shape = memory.shape
+    assert set(found) == {(shape.layers, shape.layers * shape.kv_heads, 0)}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@torch.inference_mode()
+def test_every_bit_goes_into_its_rows_and_into_no_other(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of 1 to 32 tokens, not numbers among what they hold, in the pool of a decode."""
+    torch.set_default_dtype(dtype)
+    try:
+        model = random_llama(num_hidden_layers=2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    device = put_behind(monkeypatch)
+    made = decoder(model, random_prompt(400), on_random(CASES[8]), STEPS)
+    memory, rows, shape = made.session.memory, made.session.rows, made.session.memory.shape
+    span = next(row for row in memory.spans.rows if row.state == "cold")
+    first, g = span.tok_start - rows.origin, torch.Generator().manual_seed(3)
+
+    def noise(*size: int) -> torch.Tensor:
+        return torch.randint(-(2**15), 2**15, size, generator=g).to(torch.int16).view(dtype)
+
+    for tokens in range(1, 33):
+        pool = rows.layer(1)
+        pool.copy_(noise(*pool.shape))
+        expected = pool.view(torch.int16).clone()
+        leaving = noise(shape.kv_heads, 2, tokens, shape.head_dim)
+        for head in range(shape.kv_heads):
+            expected[first : first + tokens, head, :, 0] = leaving[head].transpose(0, 1).view(torch.int16)
+        for ticket in memory._to_cold(1, span.span, [Unit("raw", unit, tokens) for unit in leaving], "leave"):
+            ticket.wait()
+        device.finish()
+        assert torch.equal(pool.view(torch.int16), expected)
+        assert torch.equal(rows.get(1, span.span, 0).payload.view(torch.int16), leaving[0].view(torch.int16))
+    made.close()
 
 
 def test_a_shortage_is_one_sentence_and_leaves_nothing_locked(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:

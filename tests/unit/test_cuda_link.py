@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from fakestreams import COPY_NS, FakeDevice
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 
 from kvlens.memory.cudalink import CudaLink
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, HostLink, Link, Move
+from kvlens.memory.link import Buffer, HostLink, Link
+from kvlens.memory.move import Move
 from kvlens.memory.pinned import PinnedSlabs
 from kvlens.memory.streams import Streams
 
@@ -69,16 +71,19 @@ class Pool:
         self.compute(lambda: seen.append(self.slots[slots].clone()))
 
     def offload(self) -> None:
-        """As a block leaves the window: read into a tensor of its own, copied, waited for, given up."""
+        """As a block leaves the window: read into a tensor of its own, copied (one KV head, or two in one copy), waited for, given up."""
         slots = self.some()
         if not slots:
             return
-        leaving = torch.empty(len(slots), DIM)
-        self.compute(lambda: leaving.copy_(self.slots[slots]))
-        unit = self.link.host.take(leaving.shape, leaving.dtype)
+        heads = self.random.choice((1, 2))
+        leaving = torch.empty(heads, len(slots), DIM // heads)
+        self.compute(lambda: leaving.copy_(self.slots[slots].unflatten(1, (heads, -1)).transpose(0, 1)))
+        unit = self.link.host.take((len(slots), DIM), leaving.dtype)
         self.cold.append((unit, self.expected[slots].clone()))
-        entry = self.ledger.open(0, 0, 1, "d2h", "leave", leaving.nbytes, blocking=True)
-        self.link.submit(entry, [Move(unit, leaving)]).wait()
+        rows = unit.unflatten(1, (heads, -1))
+        entries = [self.ledger.open(0, head, 1, "d2h", "leave", leaving[head].nbytes, blocking=True) for head in range(heads)]
+        (ticket,) = self.link.submit_together([(entry, Move(rows[:, i], leaving[i])) for i, entry in enumerate(entries)])
+        ticket.wait()
         self.number += 1
         self.compute(lambda value=float(self.number): leaving.fill_(-value))  # its memory is another's now
 
@@ -277,13 +282,21 @@ def test_what_cannot_be_unpacked_is_raised_to_who_waits(make: Callable[[Ledger],
     link.close()
 
 
-def test_what_a_copy_reads_is_held_until_the_copy_has_ended() -> None:
+@pytest.mark.parametrize("heads", [0, 2])
+def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
+    """Of one entry, and of the heads of a span in one copy, whose tensors nobody but the copy knows."""
     device = Forgetful()
     link = forgetful(device)(ledger := Ledger())
-    source = torch.ones(4)
-    ticket = link.submit(entry(ledger, source, "d2h"), [Move(torch.zeros(4), source)])
-    held = weakref.ref(source)
-    del source
+    memory = np.ones(4, dtype=np.float32)
+    source, held = torch.from_numpy(memory), weakref.ref(memory)
+    if heads:
+        target = torch.zeros(2, heads)
+        jobs = [(entry(ledger, part, "d2h"), Move(target[:, i], part)) for i, part in enumerate(source.view(heads, -1))]
+        (ticket,) = link.submit_together(jobs)
+        del jobs
+    else:
+        ticket = link.submit(entry(ledger, source, "d2h"), [Move(torch.zeros(4), source)])
+    del source, memory
     ticket.wait()
     gc.collect()
     assert held() is not None, "the model's stream only knows that it has to wait"

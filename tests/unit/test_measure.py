@@ -10,7 +10,7 @@ import pytest
 import torch
 from support import ListSink, random_prompt, run, task_prompt
 
-from kvlens.memory.link import Move
+from kvlens.memory.move import Move
 
 
 def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:

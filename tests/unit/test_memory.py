@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import Buffer, HostLink, Move
+from kvlens.memory.link import Buffer, HostLink
+from kvlens.memory.move import Move
 from kvlens.memory.recall import RecallZone
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
