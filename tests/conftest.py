@@ -12,11 +12,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 from support import ListSink, random_llama
 
 settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
 settings.load_profile("kvlens")
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """A library that was loaded on the way (UMAP's compiler) may have raised it: two threads of two workers wait for each other busily."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

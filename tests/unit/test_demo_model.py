@@ -95,8 +95,8 @@ def test_finds_the_fact_with_full_cache(demo, task):
 
 
 def test_long_answers(demo):
-    assert sum(demo.score(demo.prompt("chain", LENGTH, 0.2, seed)) for seed in SEEDS) >= 3
-    assert sum(demo.score(demo.prompt("list", LENGTH, 0.5, seed)) for seed in SEEDS[:2]) >= 1.6
+    assert sum(demo.score(demo.prompt("chain", LENGTH, 0.2, seed)) for seed in SEEDS[:3]) >= 2
+    assert demo.score(demo.prompt("list", LENGTH, 0.5, SEEDS[0])) >= 0.8
 
 
 def test_controls(demo):
