@@ -173,7 +173,7 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
             "method": TITLES.get(row.method, row.method), "replayed rates": words(row.rates, row.rates_from),
             "sequences": row.batch, "steps": row.steps, "in a CUDA graph": row.graph,
             "attended by": "k1" if row.kernels == "triton" else "PyTorch", "median (ms)": ms(row.median),
-            "95th percentile (ms)": ms(row.p95), "in the decode loop (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
+            "95th percentile (ms)": ms(row.p95), "in the decode loop, mean (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
             "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall), "over the bus per step, by the rates (GB)": gb(row.host_bytes),
             "by the run's counter (GB)": gb(row.counted_bytes), "peak on the device (GB)": gb(row.peak_bytes),
             "notes": "; ".join(part for part in (row.note, row.reason or "") if part),

@@ -102,7 +102,7 @@ def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope, 
         notes = [*(["no graph: a dry run"] if not graph else []), *([ONE_BY_ONE] if batch > 1 else [])]
         return {
             "graph": graph, "steps": len(times), "median": median, "p95": p95(times), "stall": stall, "peak_bytes": peak,
-            "note": "; ".join(notes), "resident_bytes": made.resident, "loop": statistics.median(loop), "counted_bytes": counted,
+            "note": "; ".join(notes), "resident_bytes": made.resident, "loop": statistics.fmean(loop), "counted_bytes": counted,
             "kernels": made.sessions[0].kernels,
         }  # fmt: skip
     finally:

@@ -96,7 +96,7 @@ class StepRow:
     rates_from: RateSource = "none"
     scope: Scope = "path"
     loop: float | None = None
-    """median of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window"""
+    """mean of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window every few steps"""
     counted_bytes: int | None = None
     """over the bus per step, by the run's own counter"""
     kernels: str = "triton"
