@@ -102,8 +102,8 @@ def _kernel(row: KernelRow) -> list[str]:
 
 
 STEP_HEAD = (
-    "method", "tokens x sequences", "attended by", "steps", "median, ms", "p95, ms", "in the loop (mean), ms", "floor, ms", "achieved / floor",
-    "stall, ms", "host GB per step (counted)", "peak GB", "rates, notes",
+    "method", "tokens x sequences", "attended by", "steps", "median, ms", "p95, ms", "in the loop (mean), ms", "floor, ms",
+    "achieved / floor", "stall, ms", "host GB per step (counted)", "peak GB", "rates, notes",
 )  # fmt: skip
 
 
