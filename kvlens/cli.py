@@ -251,8 +251,10 @@ def prompt(
 @app.command()
 def export(
     uid: str,
-    what: Annotated[str, typer.Option(help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, chrome-trace")]
-    = "heads",
+    what: Annotated[
+        str, typer.Option(help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, loss, oracle, span-keys, "
+                               "chrome-trace")
+    ] = "heads",
     fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     runs: RunsDir = None,

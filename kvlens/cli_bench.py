@@ -207,7 +207,7 @@ def gpu(
     batches: Annotated[str, typer.Option(help="Sequences, comma-separated; default: 1,8.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")] = False,
 ) -> None:
-    """Ceilings, kernels, and one decode step's attention path at the shape of an 8B model, on the first CUDA device."""
+    """Ceilings, checks, kernels, whole decode steps and their attention paths at the shape of an 8B model, on the first CUDA device."""
     from kvlens.bench.gpu.run import Request, measure, numbers
 
     request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))

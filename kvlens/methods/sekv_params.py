@@ -20,7 +20,7 @@ class SeKVParameters:
 
     segmentation: str = param(
         "feasible",
-        "paper: every token above the threshold is an anchor and short spans stay raw (takes about half of full KV); "
+        "paper: every token above the threshold is an anchor and short spans stay raw (takes far more than a small budget); "
         "feasible: same signal with span lengths l_min..l_max and a cap on anchors; chunks: every l_max tokens (ablation)",
         choices=("feasible", "paper", "chunks"),
         ours=True,

@@ -1,4 +1,4 @@
-"""`python -m kvlens.bench.gpu`: as `kvlens bench gpu`, for a machine that has torch and nothing else of kvlens's requirements."""
+"""`python -m kvlens.bench.gpu`: as `kvlens bench gpu`, for a machine that has torch and Triton and little else of kvlens's requirements."""
 
 from __future__ import annotations
 

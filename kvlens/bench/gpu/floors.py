@@ -61,7 +61,7 @@ class Rates:
     miss: float = 0.3
     """of the wanted pages, those not on the device"""
     correction: float = 0.14
-    """FreeKV: of the KV heads, those corrected in a step (the upper end of what the paper reports at tau 0.8)"""
+    """FreeKV: of the KV heads, those corrected in a step (the most that the paper reports of Llama-8B at tau 0.8)"""
     zoom: float = 0.05
     """SeKV: of the spans, those expanded (our target rate)"""
     reuse: float = 0.7
