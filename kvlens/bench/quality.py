@@ -115,11 +115,11 @@ INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
 Made by `kvlens bench quality`; all figures with their provenance are in `benchmarks/results/quality.json` and on the Benchmarks page.
 
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything held counts (slots,
-tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is refused, and the cell says what it needs.
-CHESS keeps all KV on the device by design, so it is held to the same share of *attended* tokens instead (`keep`). *Exact match* of the
-answer with the 95 % Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of full
-attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do not count).
-*Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets count it. The last three columns are
+tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is refused, and the cell says what it needs
+(mean). CHESS keeps all KV on the device by design, so it is held to the same share of *attended* tokens instead (`keep`). *Exact match* of
+the answer with the 95 % Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of
+full attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do not count).
+*Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets count it. The last four columns are
 means over the tasks, weighted by prompts.
 
 Every method runs with its preset for this model; no preset was chosen on these prompts (docs/fidelity.md says what was chosen on which).
