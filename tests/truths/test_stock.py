@@ -6,37 +6,39 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from support import BASE, loaded, random_prompt, run
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvlens import methods
 from kvlens.attention import SessionCache
 from kvlens.engine import Engine, Options
 from kvlens.methods.base import StepEnd
+from kvlens.models import SUPPORTED
 from kvlens.session import Session
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama-yarn": ("Llama", {"rope_parameters": YARN}),
-    "qwen2": ("Qwen2", {}),
-    "qwen3": ("Qwen3", {"head_dim": 16}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "phi3": ("Phi3", {"sliding_window": None}),
-    "gemma": ("Gemma", {"head_dim": 16}),
-    "cohere": ("Cohere", {}),
-    "granite": ("Granite", {}),
-    "olmo2": ("Olmo2", {}),
+FAMILIES: dict[str, dict[str, Any]] = {family: {} for family in sorted(SUPPORTED)} | {
+    "llama-yarn": {"rope_parameters": YARN},
+    "glm4": {"head_dim": 16},
+    "gpt2": {"num_key_value_heads": 8},
+    "gpt_neox": {"num_key_value_heads": 8},
+    "ministral3": {"head_dim": 16},
+    "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4, "sliding_window": None},
+    "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64, "num_key_value_heads": 8},
+    "phi3": {"sliding_window": None},
+    "gemma": {"head_dim": 16},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
+"""every family that kvlens loads, and what its config needs besides BASE"""
 NEW, N = 16, 150
 
 
 def build(family: str) -> Any:
-    name, changes = FAMILIES[family]
     torch.manual_seed(1)
-    config = getattr(transformers, f"{name}Config")(**{**BASE, **changes})
-    return loaded(getattr(transformers, f"{name}ForCausalLM")(config), family)
+    config = AutoConfig.for_model(family.partition("-")[0], **{**BASE, **FAMILIES[family]})
+    return loaded(AutoModelForCausalLM.from_config(config), family)
 
 
 def stock_logits(model: Any, ids: tuple[int, ...], prefill: int, fed: list[int]) -> list[torch.Tensor]:
