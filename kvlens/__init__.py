@@ -4,7 +4,6 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-# The folders kernels/ and store/ stand beside this package (the card of the project puts them there) but are imported as
-# kvlens.kernels and kvlens.store: a top-level package named `kernels` would shadow the distribution of that name which
-# transformers imports when it is installed.
+# The folders kernels/ and store/ stand beside this package but are imported as kvlens.kernels and kvlens.store: a top-level package named
+# `kernels` would shadow the distribution of that name which transformers imports when it is installed.
 __path__.append(str(Path(__file__).resolve().parent.parent))

@@ -12,6 +12,7 @@ import torch
 
 from kvlens.attention import SessionCache
 from kvlens.kernels.choice import Backend, backend
+from kvlens.kernels.pool_attend import fits
 from kvlens.memory import ROLE, WINDOW, Selection
 from kvlens.memory.hot import Pool
 from kvlens.methods.base import StepEnd
@@ -63,8 +64,7 @@ class StaticSession:
         memory.cold = memory.recaller.cold = rows
         self.recall = StaticRecall(memory, rows, kernels)
         self.ring = Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
-        wide = memory.shape.head_dim
-        self.kernels: Backend = kernels or (backend(memory.is_hot) if wide & (wide - 1) == 0 else "torch")
+        self.kernels: Backend = kernels or (backend(memory.is_hot) if fits(memory.shape.head_dim) else "torch")
         self.slots = SlotAttention(memory, self.kernels, self.ring is not None, self.method.selects_between_steps)
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)

@@ -123,8 +123,10 @@ def test_one_graph_with_k1_in_it(small: Any) -> None:
     assert "zone_plan" in called
 
 
-def test_a_width_that_is_no_power_of_two_takes_pytorch() -> None:
-    model = random_llama(num_hidden_layers=1, hidden_size=96, head_dim=12)
+@pytest.mark.parametrize(("width", "by"), [(8, "torch"), (12, "torch"), (16, "triton")])
+def test_a_width_that_k1_does_not_take_is_pytorchs(width: int, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvlens.static.session.backend", lambda tensor: "triton")
+    model = random_llama(num_hidden_layers=1, head_dim=width)
     made = decoder(model, random_prompt(40), CASES[0], 2)
-    assert made.session.kernels == "torch"
+    assert made.session.kernels == by
     made.close()

@@ -1,4 +1,4 @@
-"""Part 4: attention path and matmuls of one decode step at the 8B shape, random weights, replayed decisions, per method.
+"""Attention path and matmuls of one decode step at the 8B shape, random weights, replayed decisions, per method.
 
 One step is the dense part and, in every layer, the kernels of the method, captured in one CUDA graph where the method allows it. It is
 not a model's decode loop: no rotary, no write of new keys, no sampling beyond argmax (docs/performance.md).

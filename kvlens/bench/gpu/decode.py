@@ -1,4 +1,4 @@
-"""Part 4: whole decode steps. The Hugging Face modules with random weights through kvlens/static: the same step, method code and recall as
+"""Whole decode steps. The Hugging Face modules with random weights through kvlens/static: the same step, method code and recall as
 in a run, captured in a CUDA graph. Decisions that depend on meaning are replayed (replayed.py).
 
 One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by sequence.

@@ -141,12 +141,17 @@ def step_shape(method: str, context: int, rates: Rates) -> StepShape:
         return StepShape(method, CHUNK, wanted, wanted, chunks, wanted, _missed(1 - rates.reuse, wanted, chunks))
     if method == "sekv":
         spans = context // SPAN
-        exact = max(1, min(512 // PAGE, everything // 2) + math.ceil(0.025 * everything))
+        exact = max(1, min(512 // PAGE, everything // 2) + _anchor_pages(context))
         coarse = math.ceil(spans / PAGE)
         zoomed = max(1, math.ceil(rates.zoom * spans))
         missed = _missed(rates.miss, zoomed, spans)
         return StepShape(method, PAGE, exact + coarse, exact + coarse + zoomed, 0, zoomed, missed, 1.0, zoomed, spans)
     raise ValueError(f"unknown method '{method}'; known: {', '.join(METHODS)}.")
+
+
+def _anchor_pages(context: int) -> int:
+    """SeKV: the 2.5 % of the tokens that surprise most, as pages."""
+    return math.ceil(0.025 * (context // PAGE))
 
 
 def _missed(share: float, wanted: int, places: int) -> int:
@@ -155,8 +160,9 @@ def _missed(share: float, wanted: int, places: int) -> int:
 
 
 def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
-    """The same of a whole step through kvlens/static, which reconstructs SeKV's spans into slots instead of attending their factors, and in
-    which sinks and the step's own token are among SentKVCompress's 10 %."""
+    """The same of a whole step through kvlens/static. SeKV's spans are reconstructed into slots there instead of attended as factors, and
+    it keeps no anchors, since what surprises random weights means nothing. Sinks and the step's own token are among SentKVCompress's
+    10 %."""
     shape = step_shape({"full_sdpa": "full", "hf_offloaded": "full_offload"}.get(method, method), context, rates)
     if method == "sentkv":
         wanted = max(1, (context // 10 - SINKS - 1) // CHUNK)
@@ -166,8 +172,9 @@ def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
     pages = SPAN // PAGE
     kv = LLAMA_8B.kv
     unit = factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize)
-    held = shape.held + (pages - 1) * shape.wanted
-    return replace(shape, spans=0, pages=shape.pages + pages * shape.wanted, held=held, unit_bytes=unit, unit_pages=pages)
+    attended, held = shape.pages - _anchor_pages(context), shape.held - _anchor_pages(context)
+    return replace(shape, spans=0, pages=attended + pages * shape.wanted, held=held + (pages - 1) * shape.wanted, unit_bytes=unit,
+                   unit_pages=pages)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Part 5: what the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same shape.
+"""What the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same shape.
 
 The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where it is below the
 paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the slower side is from its floor.

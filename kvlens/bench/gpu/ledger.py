@@ -1,4 +1,4 @@
-"""Part 7: bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes; a zero-copy
+"""Bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes; a zero-copy
 gather appears as a kernel, so its launches are counted there and its bytes by the units that arrived in emptied slots."""
 
 from __future__ import annotations

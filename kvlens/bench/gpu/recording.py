@@ -1,4 +1,4 @@
-"""Part 6: what recording adds to a whole decode step: nothing, a few numbers per query head, the mass of every span besides.
+"""What recording adds to a whole decode step: nothing, a few numbers per query head, the mass of every span besides.
 
 Masses come out of k1, from the pass that attends; they are summed up by role and by span in rings on the device, which the host reads
 every 16 steps, and that is in the times. Kvlens's recorder and store run on the host and are not in them (docs/benchmarks.md).

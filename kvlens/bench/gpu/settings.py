@@ -1,4 +1,4 @@
-"""Each method as part 4 runs it: parameters and budget that make the shape of kvlens/bench/gpu/floors.py."""
+"""Each method as whole steps run it: parameters and budget that make the shape of kvlens/bench/gpu/floors.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def setting(name: str, shape: StepShape, kv: KVShape, context: int, max_new: int
             sinks=SINKS,
         )  # fmt: skip
         return Setting(found, params, _zoom_budget(params, shape, kv, context, max_new))
-    raise ValueError(f"part 4 has no setting for '{name}'.")
+    raise ValueError(f"no setting for '{name}' in whole steps.")
 
 
 def _zoom_budget(params: Any, shape: StepShape, kv: KVShape, context: int, max_new: int) -> Budget:
