@@ -115,7 +115,7 @@ class Recorder:
         record = StepRecord(
             facts.step, facts.t_us, facts.dur_us, 0, 0, facts.token_id, facts.text, facts.logprob,
             facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
-            none, none, [], memory.drain_events(), memory.spans.drain_born(), [], memory.drain_span_heads(),
+            none, none, [], memory.drain_events(), memory.spans.drain_born(), memory.drain_span_heads(),
             self._journal(), loss=facts.loss,
         )  # fmt: skip
         self._newest = shot, record

@@ -35,7 +35,8 @@ KV_COLUMNS = (
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good;
-#: hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does.
+#: hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does; span_close: in
+#: the format, and logged by no method here.
 EVENT_KINDS = (
     "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused", "release",
     "hold",
@@ -243,7 +244,6 @@ class StepRecord:
     transfers: list[TransferRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     spans: list[SpanRow] = field(default_factory=list)
-    closed_spans: list[int] = field(default_factory=list)
     span_heads: list[SpanHeadRow] = field(default_factory=list)
     journal: list[JournalRow] = field(default_factory=list)
     scores: Scores | None = None

@@ -95,7 +95,7 @@ class StepMaker:
         record = StepRecord(
             step, self.clock, dur + wait, wait, 60, 1000 + step % len(ANSWER), " " + ANSWER[step % len(ANSWER)],
             -float(rng.gamma(1.2, 0.5)), float(rng.gamma(1.5, 0.8)), int(resident.sum()), int(resident.sum() + up.max()), self.cold,
-            head, kv, top, top_mass, tail, transfers, events, born, [], born_heads, journal(step, score, self.zoomed),
+            head, kv, top, top_mass, tail, transfers, events, born, born_heads, journal(step, score, self.zoomed),
             ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])), loss, oracle,
         )  # fmt: skip
         self.clock += dur + wait

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
-from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
 from kvlens.store.oracles import span_key_table
@@ -93,9 +93,9 @@ class TraceFile:
     def flush(self, job: Block | PrefillRecord, trace_level: str) -> None:
         """Writes one job in one transaction."""
         if isinstance(job, Block):
-            tables, closed = self._block_tables(job, trace_level), _closed(job.records)
+            tables = self._block_tables(job, trace_level)
         else:
-            tables, closed = self._prefill_tables(job, trace_level), []
+            tables = self._prefill_tables(job, trace_level)
         con = self._con
         con.begin()
         try:
@@ -105,8 +105,6 @@ class TraceFile:
             if isinstance(job, Block):
                 if trace_level == "summary":
                     self._merge(dict(tables))
-                if closed:
-                    self._close_spans(closed)
                 con.execute("UPDATE run_state SET last_step = ?", [job.records[-1].step])
             else:
                 self._put_meta(
@@ -187,14 +185,6 @@ class TraceFile:
             self._con.unregister("block_heads")
             self._con.unregister("block_kvs")
 
-    def _close_spans(self, closed: list[tuple[int, int]]) -> None:
-        spans, steps = zip(*closed, strict=True)
-        self._con.register("closed", pa.table({"span": pa.array(spans, pa.int32()), "died": pa.array(steps, pa.int32())}))
-        try:
-            self._con.execute("UPDATE span SET died_step = closed.died FROM closed WHERE span.span = closed.span")
-        finally:
-            self._con.unregister("closed")
-
     def _account(self, job: Block | PrefillRecord) -> None:
         """Keeps the totals of run.json, in the flush thread so that the engine's pays nothing."""
         if isinstance(job, PrefillRecord):
@@ -208,10 +198,6 @@ class TraceFile:
             self._moved[1] += down
             self._peak = max(self._peak, record.peak_bytes)
             self._text.append(record.text)
-
-
-def _closed(records: Sequence[StepRecord]) -> list[tuple[int, int]]:
-    return [(span, record.step) for record in records for span in record.closed_spans]
 
 
 def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:

@@ -96,9 +96,8 @@ class Watch:
         self._coarse = {span.span for span in record.spans if span.state == "coarse"}
 
     def step(self, record: StepRecord) -> None:
-        # both happened before this step's attention
+        # born before this step's attention
         self._coarse |= {span.span for span in record.spans if span.state == "coarse"}
-        self._coarse -= set(record.closed_spans)
         if record.step:
             for name, counts in self.counts.items():
                 counts.append(getattr(self, f"_{name}")(record))

@@ -22,12 +22,10 @@ from kvlens.engine import Engine, Options
 from kvlens.rows import StepRecord
 
 
-def step(
-    number: int, kv: dict[str, Any], head: dict[str, Any] | None = None, born: tuple[int, ...] = (), closed: tuple[int, ...] = ()
-) -> Any:
+def step(number: int, kv: dict[str, Any], head: dict[str, Any] | None = None, born: tuple[int, ...] = ()) -> Any:
     spans = [SimpleNamespace(span=span, state="coarse") for span in born]
     columns = {name: np.array(values, dtype=float) for name, values in kv.items()}
-    return SimpleNamespace(step=number, kv=columns, head=head or {}, spans=spans, closed_spans=list(closed))
+    return SimpleNamespace(step=number, kv=columns, head=head or {}, spans=spans)
 
 
 def prefilled(coarse: tuple[int, ...] = (), kept: tuple[int, ...] = ()) -> Any:
@@ -59,9 +57,9 @@ def test_heads_that_do_not_speculate_are_not_counted_as_corrected() -> None:
 
 def test_expanded_spans_are_of_those_alive_as_summaries() -> None:
     kv = {"n_recalled": [[1, 0], [0, 0]], "n_reused": [[1, 2], [0, 0]]}
-    steps = [step(0, kv), step(1, kv, born=(7, 8)), step(2, kv, closed=(1,)), step(3, kv)]
+    steps = [step(0, kv), step(1, kv, born=(7, 8)), step(2, kv)]
     found = watched(("zoom",), steps, prefilled((1, 2, 3), (0, 4)))
-    assert found["zoom"] == [(4, 5 * 4), (4, 4 * 4), (4, 4 * 4)], "spans are born and closed before a step's attention"
+    assert found["zoom"] == [(4, 5 * 4), (4, 5 * 4)], "spans are born before a step's attention"
 
 
 def test_reuse_is_of_tokens() -> None:
