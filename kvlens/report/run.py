@@ -76,12 +76,14 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
 
 
 def answer(reader: TraceReader) -> str:
-    """What was expected and what came."""
+    """What was expected and what came; of a forced run, what it was fed: those tokens say nothing about the method."""
     meta, output = reader.meta, generated(reader)
-    rows = [("generated", output)]
+    forced = bool(meta.get("forced"))
+    rows = [("fed, full KV's tokens" if forced else "generated", output)]
     if meta.get("answer"):
         exact = tasks.is_right(meta.get("task"), str(meta["answer"]), str(meta.get("output_text") or output))
-        rows = [("expected", str(meta["answer"]).strip()), *rows, ("right", "yes" if exact else "no")]
+        right = "not judged: the method did not choose these tokens" if forced else "yes" if exact else "no"
+        rows = [("expected", str(meta["answer"]).strip()), *rows, ("right", right)]
     else:
         rows.append(("expected", "no answer is known for this prompt"))
     prompt = reader.prompt_text()
@@ -120,10 +122,14 @@ def parameters(reader: TraceReader) -> str:
     if not config:
         return paragraph("The method has no parameters.")
     described = {item["name"]: item for item in (entry or {}).get("parameters", [])}
+    printed = ((entry or {}).get("presets") or {}).get("paper") or {}
     rows = []
     for name, value in config.items():
         item = described.get(name) or {}
         by = "not described here" if not item else "our decision" if item.get("ours") else "the paper"
+        paper = printed.get(name, item.get("default"))
+        if by == "the paper" and value != paper:
+            by = f"this run, instead of the paper preset's {_switch(paper)}"
         rows.append((name, _switch(value), item.get("symbol") or "", by, item.get("doc") or ""))
     intro = paragraph(f"{entry['title']} {entry['summary']}. Paper: {entry['paper']}") if entry else ""
     return intro + table(("parameter", "value", "symbol", "decided by", "meaning"), rows)

@@ -17,6 +17,7 @@ from uiruns import MARKUP
 from kvlens.cli import app
 from kvlens.report import report_bytes
 from kvlens.report.markup import Figures, safe, script_json, table
+from kvlens.report.run import answer, parameters
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -146,6 +147,26 @@ def test_the_report_says_what_was_recorded(alone: str) -> None:
     assert "decided by" in said
     assert "our decision" in said or "not described here" in said
     assert "A and B" not in said
+
+
+def test_tokens_that_were_fed_are_no_answer_of_the_methods(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        assert "generated</th>" in answer(reader)
+        reader.meta |= {"forced": True, "output_text": " 4172."}
+        said = html.unescape(answer(reader))
+    assert "fed, full KV's tokens</th>" in said
+    assert "generated" not in said
+    assert "right</th><td>not judged" in said
+
+
+def test_a_value_that_is_not_the_papers_is_not_called_the_papers(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        reader.meta |= {"method": "freekv", "config": {"window": 16, "sinks": 128, "tokens": 0, "recall": "misses"}}
+        said = html.unescape(parameters(reader))
+    assert "window</th><td>16</td><td>W</td><td>this run, instead of the paper preset's 128</td>" in said
+    assert "sinks</th><td>128</td><td>S</td><td>the paper</td>" in said
+    assert "instead of the paper preset's 2048" in said
+    assert said.count("our decision") == 1
 
 
 def test_two_runs_stand_beside_each_other(beside: str) -> None:
