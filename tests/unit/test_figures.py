@@ -9,7 +9,7 @@ import pytest
 
 from kvlens.figures.heads import head_histogram, head_map
 from kvlens.figures.loss import span_bars
-from kvlens.figures.metrics import METRICS, head_label, metric_of, si_bytes, value_text
+from kvlens.figures.metrics import METRICS, duration, head_label, metric_of, si_bytes, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 
@@ -101,6 +101,20 @@ def test_a_timeline_has_gaps_a_cursor_and_units() -> None:
 @pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5e6, "5 MB"), (7.25e9, "7.25 GB")])
 def test_bytes_are_decimal(value: float, text: str) -> None:
     assert si_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(999.4, "999 B"), (999.7, "1 kB"), (999_499, "999 kB"), (999_700, "1 MB"), (999.9e6, "1 GB"), (3.2e12, "3.2 TB")]
+)
+def test_bytes_that_round_up_take_the_next_unit(value: float, text: str) -> None:
+    assert si_bytes(value) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(999.4, "999 µs"), (999.8, "1 ms"), (612_000, "612 ms"), (999_900, "1 s"), (1.29e6, "1.29 s"), (1.5e9, "1,500 s")]
+)
+def test_durations_have_no_exponent(us: float, text: str) -> None:
+    assert duration(us) == text
 
 
 def test_not_recorded_has_one_wording() -> None:
