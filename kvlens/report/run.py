@@ -7,6 +7,7 @@ from typing import Any
 from kvlens import methods, sampling, tasks
 from kvlens.compare.groups import generated
 from kvlens.figures.metrics import si_bytes
+from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
@@ -64,7 +65,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     else:
         where = "not recorded" if missed.state is None else f"{missed.state} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
-        words = "".join(tokens["text"].iloc[missed.tok_start : missed.tok_end])[:160]
+        words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
         said.append(paragraph(
             f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens {missed.tok_start}–{missed.tok_end - 1}, {words!r}. "

@@ -10,6 +10,7 @@ from kvlens.figures.heads import head_map
 from kvlens.figures.loss import span_bars
 from kvlens.figures.losstrack import loss_track
 from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.figures.passages import passage
 from kvlens.lens.attribution import attribute, with_reasons
 from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import Figures, missing, paragraph, table
@@ -67,7 +68,7 @@ def missed_triples(reader: TraceReader, step: int) -> str:
     rows = []
     for row in triples.to_dict("records"):
         start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
-        text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened("".join(tokens["text"].iloc[start:end]), 90)
+        text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened(passage(tokens, start, end), 90)
         rows.append((f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"]))
     return table(("missed by, what", "regret", "text", "why it was not attended exactly"), rows)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from kvlens.figures.passages import passage
 from kvlens.store.reader import TraceReader
 
 
@@ -16,7 +17,7 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
         start, end = int(row.tok_start), int(row.tok_end)
         window = row.kind == "window"
         part = tokens.iloc[start:end]
-        text = "" if window else "".join(part["text"])
+        text = "" if window else passage(tokens, start, end)
         rows.append(
             {
                 "span": int(row.span), "full": float(row.full), "mass": float(row.mass), "regret": float(row.regret), "kind": str(row.kind),

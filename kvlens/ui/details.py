@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.figures.passages import passage
 from kvlens.ui.chart import canvas_menu
 from kvlens.ui.data import TraceReader
 from kvlens.ui.player.payload import cube
@@ -87,7 +88,7 @@ def metric_table(reader: TraceReader, name: str) -> pd.DataFrame:
 
 def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:
     """Text of token positions [start, end), shortened in the middle."""
-    text = "".join(tokens["text"].iloc[start:end])
+    text = passage(tokens, start, end)
     return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import head_label, si_bytes
+from kvlens.figures.passages import passage
 from kvlens.figures.spans import length_histogram
 from kvlens.ui import session
 from kvlens.ui.chart import chart, menu
@@ -79,7 +80,7 @@ def selected(reader: TraceReader, view: View) -> None:
     span = found.iloc[0]
     start, end = int(span["tok_start"]), int(span["tok_end"])
     st.markdown(f"##### Span {view.selected}: tokens {start}–{end - 1}")
-    text = "".join(view.tokens.text[start:end])
+    text = passage(reader.tokens(), start, end)
     st.code(text, language=None, wrap_lines=True, height=160 if len(text) > 300 else "content")
     st.text(str(span["reason"]))
 

@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.figures import sentkv as figures
 from kvlens.figures.metrics import si_bytes
+from kvlens.figures.passages import passage
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
 from kvlens.ui.methodview import parts
@@ -61,11 +62,11 @@ class Reuse:
 def chunk_table(reader: TraceReader) -> pd.DataFrame:
     """One row per chunk (and the sinks), in the order of the text: span, first, last, tokens, text, cut, reason, born at step (-1: at the
     end of prefill)."""
-    spans, texts = reader.spans(), reader.tokens().sort_values("pos")["text"].astype(str).tolist()
+    spans, tokens = reader.spans(), reader.tokens()
     spans = spans[spans["kind"] != "window"].sort_values("tok_start")
     rows = [
         {"span": int(s.span), "first": int(s.tok_start), "last": int(s.tok_end) - 1, "tokens": int(s.tok_end - s.tok_start),
-         "text": "".join(texts[int(s.tok_start) : int(s.tok_end)]), "cut": cut_by(s.reason) if s.kind == "chunk" else "sinks",
+         "text": passage(tokens, int(s.tok_start), int(s.tok_end)), "cut": cut_by(s.reason) if s.kind == "chunk" else "sinks",
          "reason": s.reason, "born_step": int(s.born_step)}
         for s in spans.itertuples()
     ]  # fmt: skip
