@@ -26,7 +26,8 @@ else:
     if uid is None:
         st.caption(
             "Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes). "
-            "The peak counts slot tables as well, so FullKV's lies a little above full KV."
+            "The peak counts slot tables as well, so FullKV's lies a little above full KV. Duration: prefill, decoding and "
+            "storing, without loading the model. The output of a forced run is what it was fed, full KV's tokens."
         )
         sample_button("Run the sample prompt again")
     else:

@@ -35,6 +35,7 @@ class TraceWriter:
 
     `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per step and head;
     'spans' adds each head's top spans and rankings per step. How many spans is up to the records (their K).
+    The run's `duration_s` counts from here: made before prefill, its writer times prefill, decoding and storing.
     """
 
     def __init__(self, runs_dir: Path, uid: str | None = None, trace_level: str = "spans", block_steps: int = 32) -> None:
@@ -43,6 +44,7 @@ class TraceWriter:
         self.uid = check_uid(uid or new_uid())
         self.folder = Path(runs_dir) / self.uid
         self.trace_level, self.block_steps = trace_level, block_steps
+        self._started = time.monotonic()
         self.stalls = 0
         """how often the engine's thread had to wait for the flush thread"""
         self._shape: tuple[int, int, int] | None = None
@@ -133,7 +135,6 @@ class TraceWriter:
         save_prompt(self.folder, meta)
         meta.setdefault("created", now())
         meta |= {"schema_version": SCHEMA_VERSION, "run_uid": self.uid, "mass_codec": MASS_CODEC, "trace_level": self.trace_level}
-        self._started = time.monotonic()
         self._info = first_info(meta)
         write_info(self.folder, self._info)
         (self.folder / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))

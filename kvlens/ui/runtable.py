@@ -31,7 +31,8 @@ def run_table(table: pd.DataFrame) -> str | None:
             "run": table["uid"],
         }
     )
-    columns = {"output": st.column_config.TextColumn(width="medium"), "method": st.column_config.TextColumn(width=115)}
+    columns = {"output": st.column_config.TextColumn(width="medium"), "method": st.column_config.TextColumn(width=115),
+               "what it is": st.column_config.TextColumn(width=175)}  # fmt: skip
     event = st.dataframe(
         shown, hide_index=True, width="stretch", on_select="rerun", selection_mode="single-row", key="run_table",
         column_config=columns, height=min(560, 40 + 35 * len(shown)),
@@ -46,7 +47,7 @@ def run_details(table: pd.DataFrame, uid: str) -> None:
     if not pd.isna(row["error"]) and row["error"]:
         widgets.error(str(row["error"]))
     if not pd.isna(row["output_text"]) and row["output_text"]:
-        st.caption("Output")
+        st.caption("Fed, full KV's tokens" if row["forced"] else "Output")
         st.code(str(row["output_text"]), language=None, wrap_lines=True)
     if related := lensdata.related(table, uid):
         with st.container(horizontal=True):

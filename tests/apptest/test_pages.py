@@ -39,6 +39,21 @@ def test_a_page_without_runs_says_what_to_do(visit: Visit, tmp_path: Path, page:
     assert "There are no runs yet" in words(visit(tmp_path, page))
 
 
+def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
+    def page() -> None:
+        import pandas as pd
+
+        from kvlens.ui.runtable import run_details
+
+        rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
+        table = pd.DataFrame([{"uid": uid, "error": None, "output_text": " 7304.", "reference": None, "parent": None, "forced": forced}
+                              for uid, forced in rows])  # fmt: skip
+        for uid, _ in rows:
+            run_details(table, uid)
+
+    assert [caption.value for caption in AppTest.from_function(page).run().caption] == ["Output", "Fed, full KV's tokens"]
+
+
 def test_home_lists_all_runs_newest_first_with_their_status(visit: Visit, runs: Runs) -> None:
     table = visit(runs.folder).dataframe[0].value
     assert list(table["run"]) == [runs.whole, runs.broken, runs.cancelled, runs.summary, runs.long]

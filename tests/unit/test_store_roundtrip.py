@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,16 @@ def test_null_is_not_zero(tmp_path: Path) -> None:
         assert table["n_corrected"].isna().tolist() == [True, False]
         assert table["kv_head_d2h_bytes_total"].isna().all()
         assert table["entropy_nats_mean"].isna().all()
+
+
+def test_what_came_before_the_first_record_counts_in_the_duration(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path)
+    time.sleep(0.3)  # prefill: the trace begins when it has succeeded
+    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    writer.step(make_step(np.random.default_rng(1), 0, (2, 2, 1, 3)))
+    writer.finish("completed", None, [], {})
+    info = json.loads((tmp_path / writer.uid / "run.json").read_text(encoding="utf-8"))
+    assert 0.3 <= info["duration_s"] < 30
 
 
 def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
