@@ -171,7 +171,8 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         checks = json.loads(reader.self_checks().to_json(orient="records"))
         generated = tokens[tokens["step"].notna()].sort_values("step")["text"]
         keys = ("model", "method", "preset", "config", "own_decisions", "budget", "budget_bytes", "full_kv_bytes", "prompt_tokens",
-                "max_new", "seed", "device", "dtype", "task", "answer", "machine", "torch", "transformers", "kvlens")  # fmt: skip
+                "max_new", "temperature", "top_p", "seed", "forced", "reference", "parent", "device", "dtype", "task", "answer", "machine",
+                "torch", "transformers", "kvlens")  # fmt: skip
         shown: dict[str, Any] = {
             "uid": reader.uid, "status": reader.status, "error": reader.error, **{key: meta.get(key) for key in keys},
             "steps": reader.n_steps, "output_text": meta.get("output_text") or "".join(generated),

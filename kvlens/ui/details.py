@@ -28,8 +28,10 @@ def facts(reader: TraceReader) -> None:
         limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
     checks = reader.self_checks()
     passed = f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
-    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {reader.n_steps} steps · "
-            f"{meta.get('device')}, {meta.get('dtype')} · seed {meta.get('seed')} · {passed}")  # fmt: skip
+    drawn = f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
+    steps = "1 step" if reader.n_steps == 1 else f"{reader.n_steps} steps"
+    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {steps} · "
+            f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}")  # fmt: skip
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")

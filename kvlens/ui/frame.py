@@ -59,7 +59,7 @@ def run_label(row: object) -> str:
         parts.append(f"budget {text}" if _text(get("budget_bytes")) else "no budget limit")
     for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
         if (value := get(name)) == value and value is not None:
-            parts.append(f"{int(value):,} {unit}")
+            parts.append(f"{int(value):,} {unit[:-1] if int(value) == 1 else unit}")
     if get("status") != "completed":
         parts.append(str(get("status")))
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"

@@ -9,6 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.player.codec import unpack
 
 
@@ -65,6 +66,13 @@ def test_replay_shows_the_facts_and_the_expected_answer(visit: Visit, runs: Runs
     assert "synthetic · sekv (made up)" in text
     assert "self-checks passed 3/3" in text
     assert "Expected answer: 4172" in text
+
+
+def test_replay_says_that_tokens_were_drawn(visit: Visit, tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 1, 8, seed=4, prompt_tokens=60, temperature=0.9, top_p=0.95)
+    app = visit(tmp_path, "replay", run=uid)
+    assert "· 1 step · none, bfloat16 · temperature 0.9, top-p 0.95, seed 4 ·" in words(app)
+    assert "· 1 step ·" in app.selectbox[0].options[0]
 
 
 def test_a_link_restores_the_selection(visit: Visit, runs: Runs) -> None:

@@ -54,6 +54,7 @@ def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.Captu
     assert shown["config"]["sinks"] == 2
     assert shown["prompt_tokens"] == 300 or abs(shown["prompt_tokens"] - 300) < 30
     assert shown["steps"] <= 6
+    assert [shown[name] for name in ("temperature", "top_p", "forced", "reference", "parent")] == [0, 1, False, None, None]
     assert shown["self_check"]
     assert all(check["passed"] for check in shown["self_check"])
 
