@@ -10,6 +10,8 @@ import pandas as pd
 from kvlens.figures.metrics import si_bytes
 from kvlens.store.reader import TraceReader
 
+#: One of what is counted.
+ONE = {"tokens": "token", "steps": "step", "spans": "span", "copies": "copy"}
 #: Values whose larger and smaller one differ by less than this share are called the same.
 SAME = 1e-9
 
@@ -36,7 +38,11 @@ class Total:
             return si_bytes(shown)
         if self.unit == "share":
             return f"{shown:.4f}"
-        return f"{shown:,.4g} {self.unit}" if self.unit in ("s", "nats") or shown != round(shown) else f"{shown:,.0f} {self.unit}"
+        if self.unit in ("s", "nats"):
+            return f"{shown:,.4g} {self.unit}"
+        if shown != round(shown):
+            return f"{shown:,.1f} {self.unit}"
+        return f"{shown:,.0f} {ONE.get(self.unit, self.unit) if shown == 1 else self.unit}"
 
 
 def totals(reader: TraceReader) -> list[Total]:
@@ -108,7 +114,7 @@ def beside(a: Total, b: Total) -> str:
     if abs(difference) <= SAME * max(abs(a.value), abs(b.value)):
         return "the same"
     if a.unit == "step":
-        return f"{abs(difference):,.0f} steps {'later' if difference > 0 else 'earlier'}"
+        return f"{abs(difference):,.0f} {'step' if abs(difference) == 1 else 'steps'} {'later' if difference > 0 else 'earlier'}"
     words = f"{a.text(abs(difference))} {'more' if difference > 0 else 'less'}"
     if b.value == 0 or a.value <= 0 or b.value < 0:
         return words

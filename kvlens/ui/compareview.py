@@ -171,7 +171,7 @@ def curves(pair: Pair, chosen: Selection) -> None:
         )  # fmt: skip
 
 
-_WIDE = {"quantity": st.column_config.TextColumn(width="medium"), "B beside A": st.column_config.TextColumn(width="medium")}
+_WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}
 
 
 def deltas(pair: Pair) -> None:

@@ -85,7 +85,9 @@ def test_totals_are_the_recorded_sums_and_nothing_is_invented(runs: PairRuns) ->
     [
         ("bytes", 1e6, 3e6, "2 MB more, 3 times A"), ("bytes", 3e6, 1e6, "2 MB less, 0.333 times A"), ("bytes", 5.0, 0.0, "5 B less"),
         ("bytes", 0.0, 5.0, "5 B more"), ("tokens", 7.0, 7.0, "the same"), ("step", 3.0, 9.0, "6 steps later"),
-        ("step", 9.0, 3.0, "6 steps earlier"), ("nats", -2.0, -0.5, "1.5 nats more"), ("share", 0.5, np.nan, "not recorded in B"),
+        ("step", 9.0, 3.0, "6 steps earlier"), ("step", 3.0, 4.0, "1 step later"), ("copies", 1.0, 2.0, "1 copy more, 2 times A"),
+        ("tokens", 32_768.0, 65_536.4, "32,768.4 tokens more, 2 times A"), ("nats", -2.0, -0.5, "1.5 nats more"),
+        ("share", 0.5, np.nan, "not recorded in B"),
         ("share", np.nan, np.nan, "not recorded in both"),
     ],
 )  # fmt: skip
