@@ -69,7 +69,7 @@ def _truncation(reader: TraceReader) -> None:
                    "recorded, as no step of this run truncated its reuse.")  # fmt: skip
         return
     moved, ideal = float(lost["moved_bytes"].sum()), float(lost["ideal_bytes"].sum())
-    share = f" ({(moved - ideal) / moved:.1%})" if moved else ""
+    share = f" ({moved / ideal - 1:.1%} more)" if ideal else ""
     st.caption(f"The price of truncated reuse: {si_bytes(moved)} moved to the device where an ideal is recorded "
                f"({int(lost['cells'].sum()):,} of step × layer × KV head); {si_bytes(ideal)} would have, had every wanted token that was "
                f"on the device been reused. {si_bytes(moved - ideal)}{share} were moved beyond that.")  # fmt: skip
