@@ -75,7 +75,8 @@ def show_quality() -> None:
     st.caption(plain(
         f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars are 95 % Wilson intervals. "
         "Budgets are shares of full KV held on the device; methods that keep every token there (CHESS) are held to the same share of "
-        f"attended tokens instead. Measured {where(about)}."
+        "attended tokens instead. Slot tables, a method's index and generated tokens count as well, so shares can pass 100 %. "
+        f"Measured {where(about)}."
     ))  # fmt: skip
     show = frame.assign(method=[titles().get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit"))
     st.dataframe(show, hide_index=True, column_config=columns(), height=320)

@@ -162,7 +162,7 @@ def table(reader: TraceReader, view: View) -> None:
         shown, hide_index=True, width="stretch", height=340, key=key, on_select=lambda: _row_clicked(key, stats),
         selection_mode="single-row",
     )  # fmt: skip
-    st.caption("Empty cells were not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads.")
+    st.caption("None: not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads.")
     downloads(reader, view.start, view.stop, view.whole)
 
 

@@ -55,7 +55,7 @@ def table(reader: TraceReader, view: View) -> None:
     )  # fmt: skip
     menu(spans, f"{reader.uid}-spans-step{chosen.step or 0}-{label.split(' (')[0].replace(' ', '-')}", "span_rows", image=False)
     full = "" if spans["full"].notna().any() else " Full-KV mass and regret were not recorded for this head at this step."
-    st.caption(f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; an empty cell: the head did not list the "
+    st.caption(f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; None: the head did not list the "
                f"span among its strongest, or nothing was recorded.{full} Bytes are those of the head's KV head, – where nothing of the "
                "span is in host memory; the window's tokens are those it has at this step.")  # fmt: skip
 

@@ -80,7 +80,8 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
 def _threshold(stats: Surprisal, alpha: float, of_run: bool) -> tuple[float, str]:
     """The threshold in nats, and what it is made of; one that the run did not cut by is a preview."""
     nats = stats.threshold(alpha)
-    return nats, f"{'' if of_run else 'PREVIEW '}threshold {nats:.2f} nats = {stats.mu:.2f} + {alpha:g} × {stats.sigma:.2f}"
+    made_of = f"mean {stats.mu:.2f}, deviation {stats.sigma:.2f}, alpha {alpha:g}"
+    return nats, f"{'' if of_run else 'PREVIEW '}threshold {nats:.2f} nats: {made_of}"
 
 
 def _alpha(reader: TraceReader, view: View) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,8 @@ def test_the_what_if_is_marked_and_in_the_link(visit: Visit, runs: Runs) -> None
     app.slider[0].set_value(-1.0).run()
     text = words(app)
     assert "PREVIEW, alpha -1: threshold" in text
-    assert any(name.startswith("PREVIEW threshold") for name in names(figures(app)[BOUNDARIES]))
+    made_of = r"PREVIEW threshold -?\d+\.\d\d nats: mean \d+\.\d\d, deviation \d+\.\d\d, alpha -1"
+    assert any(re.fullmatch(made_of, name) for name in names(figures(app)[BOUNDARIES]))
     assert "PREVIEW: alpha -1" in names(figures(app)[BOUNDARIES])
     assert app.query_params["alpha"] == "-1"
     again = visit(runs.folder, "spans", run=runs.whole, alpha="-1")
