@@ -76,7 +76,7 @@ class Block:
         self.records, self.journal, self.scores, self.oracles, self.n = [], [], [], [], 0
 
     def put(self, record: StepRecord) -> None:
-        """Copies one record's arrays in and keeps its small rows."""
+        """Copies one record's arrays in and keeps its small rows. What raises leaves the block as it was, but for room not yet counted."""
         n, shape = self.n, self.shape
         q_shape, kv_shape = (shape.layers, shape.q_heads), (shape.layers, shape.kv_heads)
         for columns, index, store, want in (
@@ -96,11 +96,15 @@ class Block:
             self.top_span[n] = record.top_span
             self.top_mass[n] = record.top_mass
             self.tail_mass[n] = record.tail_mass
-            if record.scores is not None:
-                self.scores.append((record.step, copied_scores(record.step, record.scores, kv_shape)))
-            if record.oracle is not None:
-                self.oracles.append((record.step, copied_oracle(record.step, record.oracle, q_shape)))
-        self.journal += copied(record.journal)
+        scores = None if record.scores is None or not self.keep_spans else copied_scores(record.step, record.scores, kv_shape)
+        oracle = None if record.oracle is None or not self.keep_spans else copied_oracle(record.step, record.oracle, q_shape)
+        journal = copied(record.journal)
+        # from here on nothing fails, so that a step is in all tables or in none
+        if scores is not None:
+            self.scores.append((record.step, scores))
+        if oracle is not None:
+            self.oracles.append((record.step, oracle))
+        self.journal += journal
         self.records.append(record)
         self.n = n + 1
 

@@ -166,6 +166,25 @@ def test_what_came_before_the_first_record_counts_in_the_duration(tmp_path: Path
     assert 0.3 <= info["duration_s"] < 30
 
 
+def test_a_step_that_cannot_be_logged_is_in_no_table(tmp_path: Path) -> None:
+    """A run that fails on a step's last rows ends with the step before, in the tables of scores and of full attention too."""
+    sizes, rng, writer = (2, 2, 1, 3), np.random.default_rng(1), TraceWriter(tmp_path)
+    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    records = [make_step(rng, step, sizes) for step in range(3)]
+    for record in records:
+        record.scores, record.oracle = make_scores(rng, 2, 1), make_oracle(rng, 2, 2)
+    for record in records[:2]:
+        writer.step(record)
+    records[2].journal = [object()]  # type: ignore[list-item]
+    with pytest.raises(AttributeError):
+        writer.step(records[2])
+    writer.finish("failed", "AttributeError", [], {"output_text": "xx"})
+    with TraceReader.open(tmp_path, writer.uid) as reader:
+        assert reader.n_steps == 2
+        assert [bool(np.isfinite(reader.oracle_tail(step, 0, 0))) for step in range(3)] == [True, True, False]
+        assert [reader.scores(step, 0, 0).attrs["candidates"] is not None for step in range(3)] == [True, True, False]
+
+
 def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
     sizes = (2, 2, 1, 3)
     rng = np.random.default_rng(1)
