@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from kvlens.figures.metrics import counted
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, VERMILION, finish
 
 LEVELS = ("grid", "chunk", "page")
@@ -131,7 +132,7 @@ def uncertainty(pages: Sequence[int], entropy: np.ndarray, varentropy: np.ndarra
         if np.isfinite(value):
             add(value, line={"color": GREY, "dash": "dash"})
     finish(figure, 360, uirevision="chess-uncertainty", legend=True)
-    figure.update_layout(title_text=f"{int(judged.sum())} pages of generated tokens", dragmode=False, hovermode="closest",
+    figure.update_layout(title_text=f"{counted(int(judged.sum()), 'page')} of generated tokens", dragmode=False, hovermode="closest",
                          legend={"orientation": "h", "y": -0.25, "x": 0})  # fmt: skip
     for values, limit, update, title in (
         (entropy[judged], thresholds[0], figure.update_xaxes, "mean entropy (nats)"),
@@ -156,7 +157,7 @@ def attended_share(share: np.ndarray, rebuilt: Sequence[int]) -> go.Figure:
     finish(figure, 360, uirevision="chess-share")
     inside = sum(step >= 0 for step in rebuilt)
     figure.update_layout(
-        title_text=f"Tokens attended; {inside} reconstructions while decoding, dotted", dragmode=False, hovermode="closest"
+        title_text=f"Tokens attended; {counted(inside, 'reconstruction')} while decoding, dotted", dragmode=False, hovermode="closest"
     )
     figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, len(share) - 0.5)])
     figure.update_yaxes(title_text="share of tokens in memory", tickformat=".1%", rangemode="tozero")

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from kvlens.figures.metrics import counted
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish
 
 #: Up to this many cells each carries its number.
@@ -108,7 +109,7 @@ def pages(hits: np.ndarray, blocking: np.ndarray, background: np.ndarray) -> go.
     parts = (("on the device already (hit)", hits, BLUE, ""), ("miss, waited for", blocking, GREEN, ""),
              ("miss, moved in the background", background, ORANGE, "/"))  # fmt: skip
     for label, values, color, pattern in parts:
-        hover = [f"step {s}: {v:.0f} pages, {label}" for s, v in enumerate(values)]
+        hover = [f"step {s}: {counted(v, 'page')}, {label}" for s, v in enumerate(values)]
         figure.add_bar(
             x=np.arange(len(values)), y=values, name=label, hovertext=hover, hoverinfo="text",
             marker={"color": color, "pattern": {"shape": pattern, "size": 5}, "line": {"width": 0}},

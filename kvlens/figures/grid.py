@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.metrics import si_bytes
+from kvlens.figures.metrics import counted, si_bytes
 from kvlens.figures.theme import GREY, finish
 
 #: Red where answers are lost, blue where they are right; every cell also carries its number.
@@ -149,7 +150,9 @@ def _hover(target: list[Any], cell: pd.Series | None, titles: dict[str, str]) ->
         lines.append(f"coverage {cell['coverage']:.2f}, attended {cell['attended_share']:.1%}, resident {cell['resident_share']:.1%}")
         lines.append(f"to device {si_bytes(cell['h2d_bytes_per_step'])} per step")
     if cell["infeasible"]:
-        lines.append(f"{int(cell['infeasible'])} prompts infeasible: needs {cell['smallest_feasible']:.0%} of full KV")
+        # up: to the nearest it could read as the very budget that is too small
+        least = math.ceil(cell["smallest_feasible"] * 1000 - 1e-6) / 1000
+        lines.append(f"{counted(cell['infeasible'], 'prompt')} infeasible: needs {least:.1%} of full KV")
     if cell["refused"]:
-        lines.append(f"{int(cell['refused'])} prompts refused by the model")
+        lines.append(f"{counted(cell['refused'], 'prompt')} refused by the model")
     return "<br>".join([*lines, "click: its trials"])

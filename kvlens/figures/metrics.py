@@ -103,6 +103,11 @@ def head_label(layer: int, q_head: int, group: int) -> str:
     return f"L{layer} Q{q_head} (KV{q_head // group})"
 
 
+def counted(n: float, one: str, many: str = "") -> str:
+    """'1 page', '2,000 pages'. `many`: the plural where it is not `one` with an s."""
+    return f"{n:,.0f} {one if n == 1 else many or one + 's'}"
+
+
 #: From this share of a unit on, three digits of the unit below would read 1e+03.
 _ROUNDS_UP = 0.9995
 

@@ -8,7 +8,7 @@ from kvlens.compare.pair import KINDS, Pair, config_difference, divergence_words
 from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps
 from kvlens.figures.comparetracks import Track, overlaid
-from kvlens.figures.metrics import metric_of
+from kvlens.figures.metrics import counted, metric_of
 from kvlens.report.markup import Figures, folded, missing, paragraph, table
 from kvlens.store.reader import TraceReader
 
@@ -35,7 +35,7 @@ def settings(pair: Pair) -> str:
     parts = {kind: frame.loc[frame["kind"] == kind, ["setting", "A", "B"]].to_numpy().tolist() for kind in KINDS}
     head, alone, same = ("setting", "A", "B"), parts["one method only"], parts["same"]
     shown = table(head, parts["differs"]) if parts["differs"] else paragraph("Nothing: both runs have the same settings.")
-    shown += folded(f"{len(alone)} parameters that only one of the methods has", table(head, alone)) if alone else ""
+    shown += folded(f"{counted(len(alone), 'parameter')} that only one of the methods has", table(head, alone)) if alone else ""
     return shown + folded(f"{len(same)} settings are the same", table(head, same))
 
 

@@ -12,7 +12,7 @@ from kvlens.compare.pair import ABSENT, KINDS, Pair, config_difference, divergen
 from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
-from kvlens.figures.metrics import metric_of
+from kvlens.figures.metrics import counted, metric_of
 from kvlens.store.reader import TraceReader
 from kvlens.ui import comparedata, data, lensdata, session
 from kvlens.ui.chart import canvas_menu, chart, menu
@@ -50,7 +50,7 @@ def differences(pair: Pair) -> None:
         st.dataframe(shown, hide_index=True, width="stretch", height=min(320, 38 + 35 * len(shown)))
         st.caption(f"{ABSENT}: the run has no such setting.")
     if len(alone):
-        with st.expander(f"{len(alone)} parameters that only one of the methods has"):
+        with st.expander(f"{counted(len(alone), 'parameter')} that only one of the methods has"):
             st.dataframe(alone, hide_index=True, width="stretch")
     with st.expander(f"{len(same)} settings are the same"):
         st.dataframe(same.drop(columns="B").rename(columns={"A": "A and B"}), hide_index=True, width="stretch")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.figures.metrics import counted, head_label, metric_of, si_bytes
 from kvlens.figures.passages import passage
 from kvlens.ui.chart import canvas_menu
 from kvlens.ui.data import TraceReader
@@ -29,8 +29,7 @@ def facts(reader: TraceReader) -> None:
     checks = reader.self_checks()
     passed = f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     drawn = f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
-    steps = "1 step" if reader.n_steps == 1 else f"{reader.n_steps} steps"
-    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {steps} · "
+    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {counted(reader.n_steps, 'step')} · "
             f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}")  # fmt: skip
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
@@ -178,7 +177,7 @@ def event_value(kind: str, value: float) -> str:
     """An event's value with its unit: tokens of a span that was refused or evicted, bytes of a span that was moved."""
     if pd.isna(value):
         return "–"
-    return f"{value:,.0f} tokens" if kind in ("refused", "evict", "offload") else f"{value:,.6g} bytes"
+    return counted(value, "token") if kind in ("refused", "evict", "offload") else f"{value:,.6g} bytes"
 
 
 def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:

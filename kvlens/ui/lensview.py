@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
+from kvlens.figures.metrics import counted, si_bytes
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.ui import data, lensdata, lensjobs, lenswhatif, places
 from kvlens.ui.data import TraceReader
@@ -114,7 +114,8 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         _contexts(reader, table, busy)
     elif reader.meta.get("method") == "full":
         pairs = int((table["reference"] == reader.uid).sum())
-        st.markdown(f"**This run is full KV itself.** {f'It is the reference of {pairs} other runs.' if pairs else ''}")
+        whose = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
+        st.markdown(f"**This run is full KV itself.** {whose}")
     else:
         left, right = st.columns([3, 1], vertical_alignment="center")
         left.markdown(

@@ -77,7 +77,7 @@ def status_banner(status: str, n_steps: int, reason: str | None) -> None:
         return
     where = f"recorded to step {n_steps - 1}" if n_steps else "no step was recorded"
     why = f": {reason}" if reason else ""
-    st.warning(plain(f"This run is {status}; {where}{why}"))
+    st.warning(plain(f"This run {'failed' if status == 'failed' else f'is {status}'}; {where}{why}"))
 
 
 def selection_line(chosen: Selection, group: int, n_steps: int) -> str:

@@ -37,7 +37,7 @@ def trials(uid: str | None = None) -> list[dict[str, Any]]:
     return [
         *(row("full", "", 512, depth, seed, 1.0) for depth in (0.1, 0.9) for seed in (1, 2)),
         row("freekv", "20%", 512, 0.1, 1, 1.0), row("freekv", "20%", 512, 0.1, 2, 0.0, uid=uid),
-        row("freekv", "20%", 512, 0.9, 1, 1.0), row("sekv", "20%", 512, 0.1, 1, None, infeasible=0.27),
+        row("freekv", "20%", 512, 0.9, 1, 1.0), row("sekv", "20%", 512, 0.1, 1, None, infeasible=0.2004),
         row("full", "", 1024, 0.1, 1, None, refused="The prompt is too long."),
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> N
     assert list(targets[1].customdata[0]) == ["freekv", "20%", 512, 0.1]
     assert "exact 0.50 (95 % 0.09 to 0.91), n = 2" in targets[1].hovertext[0]
     assert targets[1].hovertext[1].endswith("not run")
-    assert "needs 27% of full KV" in targets[2].hovertext[0]
+    assert "1 prompt infeasible: needs 20.1% of full KV" in targets[2].hovertext[0]
     notes = [list(map(list, trace.text)) for trace in figure.data if trace.text is not None]
     assert notes[1:] == [[["", "n/r"], ["", "n/r"]], [["inf.", "n/r"], ["n/r", "n/r"]]]
     inks = {trace.textfont.color: trace.z for trace in figure.data if trace.name == "FreeKV 20%"}

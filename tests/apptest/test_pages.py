@@ -68,6 +68,17 @@ def test_replay_shows_the_facts_and_the_expected_answer(visit: Visit, runs: Runs
     assert "Expected answer: 4172" in text
 
 
+def test_what_a_run_that_is_not_whole_is() -> None:
+    def page() -> None:
+        from kvlens.ui.widgets import status_banner
+
+        for status, steps in (("completed", 9), ("failed", 8), ("cancelled", 0)):
+            status_banner(status, steps, None)
+
+    said = [warning.value.replace("\\", "") for warning in AppTest.from_function(page).run().warning]
+    assert said == ["This run failed; recorded to step 7", "This run is cancelled; no step was recorded"]
+
+
 def test_replay_says_that_tokens_were_drawn(visit: Visit, tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 1, 8, seed=4, prompt_tokens=60, temperature=0.9, top_p=0.95)
     app = visit(tmp_path, "replay", run=uid)

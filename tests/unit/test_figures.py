@@ -9,7 +9,7 @@ import pytest
 
 from kvlens.figures.heads import head_histogram, head_map
 from kvlens.figures.loss import span_bars
-from kvlens.figures.metrics import METRICS, duration, head_label, metric_of, si_bytes, value_text
+from kvlens.figures.metrics import METRICS, counted, duration, head_label, metric_of, si_bytes, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 
@@ -108,6 +108,11 @@ def test_bytes_are_decimal(value: float, text: str) -> None:
 )
 def test_bytes_that_round_up_take_the_next_unit(value: float, text: str) -> None:
     assert si_bytes(value) == text
+
+
+def test_what_is_counted_has_its_plural() -> None:
+    assert [counted(n, "page") for n in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
+    assert [counted(n, "copy", "copies") for n in (1.0, 3.0)] == ["1 copy", "3 copies"]
 
 
 @pytest.mark.parametrize(

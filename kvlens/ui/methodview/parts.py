@@ -15,7 +15,7 @@ import streamlit as st
 from kvlens.figures import transfers
 from kvlens.figures.drawn import drawn, map_frame
 from kvlens.figures.heads import head_map as map_figure
-from kvlens.figures.metrics import head_label, metric_of, si_bytes, value_text
+from kvlens.figures.metrics import counted, head_label, metric_of, si_bytes, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
 from kvlens.ui import data, session
@@ -79,7 +79,7 @@ def moved_text(table: pd.DataFrame) -> str:
     parts = []
     for direction, part in table.groupby("direction", sort=True):
         where = transfers.DIRECTIONS.get(str(direction), str(direction))
-        parts.append(f"{si_bytes(float(part['bytes'].sum()))} {where} in {int(part['n'].sum())} copies, of that "
+        parts.append(f"{si_bytes(float(part['bytes'].sum()))} {where} in {counted(int(part['n'].sum()), 'copy', 'copies')}, of that "
                      f"{si_bytes(float(part['blocking_bytes'].sum()))} blocking")  # fmt: skip
     return "; ".join(parts)
 
