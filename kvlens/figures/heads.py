@@ -43,7 +43,7 @@ def head_map(
         horizontal_spacing=0.02, vertical_spacing=0.03,
     )  # fmt: skip
     text = "%{z:.2s}" if metric.unit == "bytes" else "%{z:.3~g}"
-    bar = {"title": {"text": metric.unit, "side": "right"}, "len": 0.78, "y": 0.39, "thickness": 12}
+    bar = {"title": {"text": metric.mean_unit, "side": "right"}, "len": 0.78, "y": 0.39, "thickness": 12}
     figure.add_trace(
         go.Heatmap(z=values, zmin=lo, zmax=hi, colorscale=metric.colorscale,
                    reversescale=metric.diverging, hoverinfo="skip", colorbar=bar, xgap=1, ygap=1,
@@ -105,7 +105,7 @@ def _axes(figure: go.Figure, layers: int, heads: int, group: int, metric: Metric
     figure.update_xaxes(tickvals=shown, ticktext=labels, tickangle=0, title_text="query head over its KV head", row=2, col=1)
     figure.update_yaxes(range=[layers - 0.5, -0.5], tickvals=list(range(0, layers, max(1, layers // 16))), title_text="layer", row=2, col=1)
     figure.update_yaxes(title_text="mean", rangemode="tozero", nticks=3, row=1, col=1)
-    figure.update_xaxes(range=None, autorange=True, title_text=f"mean ({metric.unit})", nticks=4, row=2, col=2)
+    figure.update_xaxes(range=None, autorange=True, title_text=f"mean ({metric.mean_unit})", nticks=4, row=2, col=2)
     for boundary in range(group, heads, group):
         figure.add_vline(x=boundary - 0.5, line={"color": "#ffffff", "width": 2}, row=2, col=1)
 

@@ -30,6 +30,11 @@ class Metric:
         return f"{self.title} ({self.unit})"
 
     @property
+    def mean_unit(self) -> str:
+        """Unit of a mean over steps or heads: of yes and no, the share of yes."""
+        return "share" if self.unit == "0 or 1" else self.unit
+
+    @property
     def colorscale(self) -> str:
         """Cividis for quantities that grow from zero, RdBu around zero for signed ones."""
         return "RdBu" if self.diverging else "Cividis"
@@ -138,4 +143,4 @@ def value_text(value: float, metric: Metric) -> str:
         return "not recorded"
     if metric.unit == "bytes":
         return si_bytes(value)
-    return f"{value:.4f}" if metric.unit in ("share", "cosine") else f"{value:.4g} {metric.unit}"
+    return f"{value:.4f}" if metric.unit in ("share", "cosine", "0 or 1") else f"{value:.4g} {metric.unit}"

@@ -110,6 +110,14 @@ def test_bytes_that_round_up_take_the_next_unit(value: float, text: str) -> None
     assert si_bytes(value) == text
 
 
+def test_a_mean_of_yes_and_no_is_a_share() -> None:
+    corrected = metric_of("corrected")
+    assert value_text(0.9565217, corrected) == "0.9565"
+    figure = head_map(np.full((2, 4), 0.5), 2, corrected, None, "mean over steps 0–69")
+    assert heatmaps(figure)[0].colorbar.title.text == "share"
+    assert "mean (share)" in [axis.title.text for axis in (figure.layout.xaxis3, figure.layout.xaxis4)]
+
+
 def test_what_is_counted_has_its_plural() -> None:
     assert [counted(n, "page") for n in (0, 1, 2000)] == ["0 pages", "1 page", "2,000 pages"]
     assert [counted(n, "copy", "copies") for n in (1.0, 3.0)] == ["1 copy", "3 copies"]
