@@ -94,7 +94,7 @@ def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
         key="sekv_errors", alt="Reconstruction error by span",
     )  # fmt: skip
     st.caption("Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no error and no point. "
-               "The quantity under the sum of the paper's eq. 14; the paper shows no values.")  # fmt: skip
+               "The paper's eq. 14 adds up squares of such errors, not divided by the span's norm; the paper shows no values.")  # fmt: skip
 
 
 def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> None:
