@@ -16,6 +16,7 @@ from kvlens.bench.provenance import about, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
+from kvlens.figures.metrics import si_bytes
 
 
 class QualityRequest(TableRequest):
@@ -100,7 +101,7 @@ def markdown(result: dict[str, Any]) -> str:
             mean = {c: float(np.average([line[c] for line in some], weights=weights)) for c in
                     ("coverage", "attended_share", "resident_share", "h2d_bytes_per_step")}  # fmt: skip
             cells += [f"{mean['coverage']:.2f}", f"{mean['attended_share']:.1%}", f"{mean['resident_share']:.1%}"]
-            cells.append(f"{mean['h2d_bytes_per_step'] / 1024:.0f} KiB")
+            cells.append(si_bytes(mean["h2d_bytes_per_step"]))
         else:
             cells += ["", "", "", ""]
         text.append(f"| {' | '.join(cells)} |")

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens.bench.intervals import wilson
-from kvlens.bench.quality import QualityRequest, markdown, measure, summarise
+from kvlens.bench.quality import QualityRequest, document, markdown, measure, summarise
 
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 
@@ -69,6 +69,14 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match="does not hold trials"):
         collect(kept, QualityRequest(**SMALL))
     assert kept.read_text() == text
+
+
+def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the_pages() -> None:
+    root = Path(__file__).resolve().parents[2]
+    result = json.loads((root / "benchmarks/results/quality.json").read_text(encoding="utf-8"))
+    assert (page := document(result)) == (root / "docs/quality.md").read_text(encoding="utf-8")
+    assert " kB |" in page
+    assert "KiB" not in page
 
 
 def test_infeasible_cells_say_what_they_need() -> None:
