@@ -118,13 +118,13 @@ class Generation:
             self.recorder = Recorder(session.memory, session.method, sink, options.top_k, options.coverage, oracle)
         self.generator = torch.Generator().manual_seed(options.seed)
         self.zero = session.memory.ledger.zero_ns
+        self.prefill_s = 0.0
+        """how long `place` took, without the beginning of the trace"""
 
     def go(self, read: ReadPrompt | None) -> Result:
         """Prefill (or take the prompt that was read before) and decode."""
-        began = time.perf_counter()
         surprisal = self.place(read)
-        prefill_s = time.perf_counter() - began
-        result = Result([], "", surprisal, [], "length", prefill_s, 0.0, [], 0, [])
+        result = Result([], "", surprisal, [], "length", self.prefill_s, 0.0, [], 0, [])
         began = time.perf_counter()
         compared_s = self._decode(result)
         result.decode_s = time.perf_counter() - began - compared_s
@@ -144,7 +144,7 @@ class Generation:
 
     def place(self, read: ReadPrompt | None) -> torch.Tensor:
         """All that comes before the first step -> surprisal of every token. Raises BudgetInfeasible, Cancelled."""
-        session = self.session
+        session, began = self.session, time.perf_counter()
         if read is None:
             surprisal = prefill(
                 self.loaded, self.prompt, session, self.cache, self.options.prefill_chunk,
@@ -160,6 +160,7 @@ class Generation:
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
         session.finish_prefill(surprisal[:n])
+        self.prefill_s = time.perf_counter() - began
         if self.recorder is not None:
             self.recorder.prefill(self._prompt_tokens(surprisal), prefill_us, session.prefill_peak)
             session.observer = self.recorder

@@ -11,6 +11,7 @@ import torch
 from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens.memory.move import Move
+from kvlens.rows import PrefillRecord
 
 
 def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
@@ -60,6 +61,15 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
             np.testing.assert_allclose(head_row["coverage"], full[kept].sum(), atol=1e-5)
         assert (record.kv["attended_tokens"] == sinks + window).all()
         assert record.peak_bytes == budget
+
+
+def test_the_time_a_trace_takes_to_begin_is_no_time_of_prefill(tiny: Any) -> None:
+    class Slow(ListSink):
+        def prefill(self, record: PrefillRecord) -> None:
+            super().prefill(record)
+            time.sleep(1)
+
+    assert 0 < run(tiny, random_prompt(40), "streaming_llm", sink=Slow(), max_new=1).prefill_s < 1
 
 
 def test_copies_still_under_way_when_the_run_ends_reach_the_trace(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
