@@ -100,4 +100,4 @@ def test_unjudged_pages_are_not_drawn_and_thresholds_are() -> None:
 def test_shares_not_recorded_are_gaps() -> None:
     figure = figures.attended_share(np.array([0.1, np.nan, 0.2]), [-1, 2])
     assert not figure.data[0].connectgaps
-    assert "1 reconstructions" in figure.layout.title.text
+    assert "1 reconstruction while" in figure.layout.title.text
