@@ -158,6 +158,8 @@ def runs_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
         typer.echo(f"no runs in {runs_folder(runs)}; start one with: kvlens run PROMPT_FILE")
         return
     columns = ["uid", "status", "model", "method", "preset", "budget", "prompt_tokens", "steps", "output_text"]
+    # a forced run did not write its tokens
+    frame["output_text"] = frame["output_text"].where(~frame["forced"].fillna(value=False).astype(bool), "(fed) " + frame["output_text"])
     _table(columns, [[row[c] for c in columns] for _, row in frame.iterrows()])
 
 

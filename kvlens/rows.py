@@ -224,7 +224,7 @@ class StepRecord:
     token_id: int
     text: str
     logprob: float | None
-    """nats, of the chosen token under the model as this method ran it"""
+    """nats, of the token chosen or fed, under the model as this method ran it"""
     next_entropy: float | None
     """entropy in nats of the next-token distribution"""
     resident_bytes: int

@@ -71,7 +71,7 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("attended tokens per step and KV head, mean", "tokens", attended(reader)),
         Total("coverage, mean", "share", head_mean(reader, "coverage")),
         Total("regret of a query head, mean", "share", head_mean(reader, "regret")),
-        Total("log p of the chosen token, mean", "nats", _mean(chosen)),
+        Total("log p of the step's token, mean", "nats", _mean(chosen)),
         Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
         Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
         Total("KL from full KV, largest", "nats", _most(loss["kl"])),

@@ -73,7 +73,7 @@ def tracks(pair: Pair, figures: Figures) -> str:
     found = []
     for column, title in (("h2d_bytes", "Moved to the device"), ("peak_bytes", "KV on the device, peak inside the step")):
         found.append(Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b))))
-    found.append(Track("log p of the chosen token", "nats", *(_logprob(reader) for reader in (pair.a, pair.b))))
+    found.append(Track("log p of the step's token", "nats", *(_logprob(reader) for reader in (pair.a, pair.b))))
     figure = overlaid(found, 0 if pair.divergence is None else pair.divergence, pair.divergence)
     return figures.place(figure, "Quantities of A and B over decode steps", "The line marks the first divergence, else step 0.")
 

@@ -89,6 +89,8 @@ def test_a_forced_pair_compares_every_step_within_the_same_budget(folder: Folder
     with TraceReader.open(folder.path, stored.uid) as reader:
         assert len(reader.loss()) == reader.n_steps
     assert len(list_runs(folder.path)[lambda runs: runs["method"] == "full"]) == 1, "one reference serves both"
+    listed = CliRunner().invoke(app, ["runs", "--runs", str(folder.path)]).stdout.splitlines()
+    assert [line.split()[0] for line in listed if "(fed)" in line] == [stored.uid], "what it was fed is not shown as its own output"
 
 
 def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder: Folder) -> None:

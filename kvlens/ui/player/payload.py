@@ -172,7 +172,7 @@ def _tracks(reader: TraceReader, names: list[str], arrays: dict[str, np.ndarray]
     steps = reader.steps()
     arrays["track:logprob"] = arrays["logprob"]
     tracks = lens.loss_track(reader, arrays)
-    tracks.append({"name": "logprob", "title": "log p of the chosen token", "unit": "nats"})
+    tracks.append({"name": "logprob", "title": "log p of the step's token", "unit": "nats"})
     if "n_zoomed" in names:
         zoomed = reader.head_cube("n_zoomed").astype(np.float64).reshape(reader.n_steps, -1)
         arrays["track:zooms"] = np.where(np.isfinite(zoomed).any(axis=1), np.nansum(zoomed, axis=1), np.nan)
