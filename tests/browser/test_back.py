@@ -12,6 +12,7 @@ from lensruns import LensRuns, write_lens_runs
 from playwright.sync_api import Page, expect
 from test_benchmarks import ABOUT, trials
 from uiserver import Open, Server, player
+from uiserver import settled as at_rest
 
 from kvlens.bench import sweepfile
 
@@ -31,7 +32,7 @@ def settled(page: Page, uid: str) -> None:
     """The player of the run is there, and the page has written its address."""
     page.wait_for_url(re.compile(rf"run={uid}.*metric="))
     expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
-    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0)
+    at_rest(page)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, o
     page = open_page(f"{shown.url}/benchmarks?suite=grid&task=needle&method=freekv&budget=20%25&length=1024&depth=0.9")
     link = page.get_by_role("link", name="Open in Replay")
     expect(link).to_be_visible()
-    expect(page.get_by_test_id("stStatusWidget")).to_have_count(0)
+    at_rest(page)
     before, entries = address(page), page.evaluate("history.length")
     link.click()
     settled(page, lens.lost)
@@ -56,6 +57,7 @@ def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, o
     page.go_back()
     expect(link).to_be_visible()
     expect(page).to_have_url(re.compile("/benchmarks"))
+    at_rest(page)
     assert before.items() <= address(page).items(), "the page is where it was; it also names the run that was looked at meanwhile"
     page.go_forward()
     settled(page, lens.lost)
