@@ -1,6 +1,6 @@
 """python -m kvlens"""
 
-from kvlens.cli import main
+from kvlens.cli.main import main
 
 if __name__ == "__main__":
     main()

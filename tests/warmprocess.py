@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 _SERVE = """
 import json, os, sys, traceback
 import torch
-import kvlens.cli, kvlens.storing, kvlens.lens.reference, kvlens.engine
+import kvlens.cli.main, kvlens.storing, kvlens.lens.reference, kvlens.engine
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -24,7 +24,7 @@ for line in sys.stdin:
         try:
             exec(order["code"], {"torch": torch})
             sys.argv = ["kvlens", *order["arguments"]]
-            kvlens.cli.main()
+            kvlens.cli.main.main()
         except SystemExit as stop:
             ended = stop.code or 0
         except BaseException:

@@ -73,7 +73,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     limited = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000)); sys.argv[0] = 'kvlens'; "
-        "from kvlens.cli import main; main()"
+        "from kvlens.cli.main import main; main()"
     )
     prompt = tmp_path / "p.txt"
     prompt.write_text("The river was wide and the bridge was old. " * 20)

@@ -12,7 +12,7 @@ import torch
 from support import task_prompt
 from typer.testing import CliRunner
 
-from kvlens.cli import app
+from kvlens.cli.main import app
 from kvlens.engine import Engine
 from kvlens.lens.fingerprint import fingerprint
 from kvlens.lens.reference import LOGITS_FILE, find, load, obtain, reference_key

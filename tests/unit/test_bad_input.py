@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvlens.cli import main
+from kvlens.cli.main import main
 
 
 def kvlens(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

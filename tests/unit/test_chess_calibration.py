@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kvlens.bench.claims import chess as claims
 from kvlens.bench.claims.chess import KEEP, Point
 from kvlens.calibrate.chess import calibrate, generated, pages_of, quantile
-from kvlens.cli import app
+from kvlens.cli.main import app
 from kvlens.methods.base import RunContext
 from kvlens.methods.chess import Chess
 from kvlens.methods.chess_params import ChessParameters

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvlens.cli import app
+from kvlens.cli.main import app
 from kvlens.rows import StepRecord, TransferRow
 from kvlens.store.export import TIMELINE, export
 from kvlens.store.reader import TraceReader

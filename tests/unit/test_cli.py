@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvlens.cli import main
+from kvlens.cli.main import main
 
 
 def kvlens(*arguments: str) -> None:

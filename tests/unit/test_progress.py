@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from kvlens import progress
-from kvlens.progress import Bar
+from kvlens.cli import progress
+from kvlens.cli.progress import Bar
 
 
 def test_the_bar_follows_a_total_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pairruns import PARTED, PairRuns, write_pair
 from typer.testing import CliRunner
 from uiruns import MARKUP
 
-from kvlens.cli import app
+from kvlens.cli.main import app
 from kvlens.report import report_bytes
 from kvlens.report.markup import Figures, safe, script_json, table
 from kvlens.report.run import answer, parameters

@@ -226,7 +226,7 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
 def measure_engine(bench: Bench) -> list[CheckRow]:
     """FullKV in kvlens against the stock model, on the device; every method on the device against itself on the CPU."""
     from kvlens.bench.gpu import tier
-    from kvlens.doctor import stock_gap
+    from kvlens.cli.doctor import stock_gap
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"

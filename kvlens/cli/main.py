@@ -15,12 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens import __version__
-from kvlens.cli_bench import bench_app
-from kvlens.cli_calibrate import calibrate_app
-from kvlens.cli_explain import explain
-from kvlens.cli_lens import pair, whatif
-from kvlens.cli_report import report
-from kvlens.cli_train import train_app
+from kvlens.cli.bench import bench_app
+from kvlens.cli.calibrate import calibrate_app
+from kvlens.cli.explain import explain
+from kvlens.cli.lens import pair, whatif
+from kvlens.cli.report import report
+from kvlens.cli.train import train_app
 
 app = typer.Typer(help="Run a language model under a KV-cache method, log every decision, replay it.", no_args_is_help=True,
                   pretty_exceptions_enable=False, add_completion=False)  # fmt: skip
@@ -105,7 +105,7 @@ def run(
     progress_json: Annotated[bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")] = False,
 ) -> None:  # fmt: skip
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
-    from kvlens.progress import Bar, JsonLines, stop_signals
+    from kvlens.cli.progress import Bar, JsonLines, stop_signals
     from kvlens.prompts import checked, decode, expecting
     from kvlens.runs import RunRequest, carry_out, parse_set
 
@@ -273,7 +273,7 @@ def export(
 @app.command()
 def doctor(as_json: AsJson = False) -> None:
     """Versions, devices, and the self-checks of a short run: pass or fail each."""
-    from kvlens.doctor import examine
+    from kvlens.cli.doctor import examine
 
     report = examine()
     if as_json:

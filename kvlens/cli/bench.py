@@ -94,7 +94,7 @@ def sweep(
     from kvlens.bench.kept import check_file
     from kvlens.bench.sweep import SweepRequest
     from kvlens.bench.sweep import sweep as run
-    from kvlens.progress import stop_signals
+    from kvlens.cli.progress import stop_signals
 
     check_file(out, "--out")
     request = SweepRequest(

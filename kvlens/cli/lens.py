@@ -87,8 +87,8 @@ def _carry_out(
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
     from rich.console import Console
 
-    from kvlens.cli import runs_folder
-    from kvlens.progress import Bar, JsonLines, stop_signals
+    from kvlens.cli.main import runs_folder
+    from kvlens.cli.progress import Bar, JsonLines, stop_signals
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(Console(stderr=True, soft_wrap=True))
     cancelled = stop_signals()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvlens.cli_train import show
+from kvlens.cli.train import show
 
 if TYPE_CHECKING:
     from kvlens.models import LoadedModel
