@@ -22,9 +22,9 @@ from kvlens import methods
 from kvlens.budget import Budget
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.models import load
 from kvlens.machine import machine
-from kvlens.models import load
 from kvlens.prompts import PromptText, tokenize
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

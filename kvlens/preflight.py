@@ -12,7 +12,7 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.budget import Budget
-from kvlens.models import UnsupportedModel, resolve
+from kvlens.engine.models import UnsupportedModel, resolve
 from kvlens.sampling import resolve as resolve_sampling
 from kvlens.shape import KVShape
 

@@ -19,8 +19,8 @@ from kvlens.runs import SMALL, Report, RunRequest, default_budget, default_prese
 from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
-    from kvlens.engine import Engine, Options, Result
-    from kvlens.lens.comparison import Reference
+    from kvlens.engine.comparison import Reference
+    from kvlens.engine.engine import Engine, Options, Result
     from kvlens.methods.base import Method
 
 
@@ -79,7 +79,7 @@ def check(request: RunRequest) -> tuple[type[Method], str | None, Any, Budget]:
 
 def plan(request: RunRequest, forced: tuple[int, ...] | None = None) -> Plan:
     """A request with the tokens it is to be fed, if any. The device is divided for the request's own number of steps either way."""
-    from kvlens.engine import Options
+    from kvlens.engine.engine import Options
 
     options = Options(
         max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
@@ -93,9 +93,9 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     """Load the model and tokenize the prompt. Raises ValueError with one sentence."""
     check(request)
     report("load", 0, 1)
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
     from kvlens.lens.fingerprint import fingerprint
-    from kvlens.models import load
     from kvlens.prompts import tokenize
 
     try:
@@ -125,7 +125,7 @@ def store(
     Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too little memory or
     lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace cannot be written.
     """
-    from kvlens.engine import Cancelled
+    from kvlens.engine.engine import Cancelled
     from kvlens.store.writer import TraceWriter
 
     engine, prompt = prepared.engine, prepared.prompt

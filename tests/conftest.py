@@ -34,7 +34,7 @@ def tiny() -> Any:
 
 @pytest.fixture(scope="session")
 def demo() -> Any:
-    from kvlens.models import load
+    from kvlens.engine.models import load
 
     return load("demo")
 

@@ -10,7 +10,7 @@ import torch
 
 from kvlens import methods
 from kvlens.budget import Budget
-from kvlens.engine import Options
+from kvlens.engine.engine import Options
 from kvlens.static import StaticDecoder
 
 

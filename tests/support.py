@@ -48,8 +48,8 @@ def loaded(model: Any, name: str = "random") -> Any:
     """A transformers model as a LoadedModel with the kvlens attention."""
     import torch
 
-    from kvlens.attention import ATTENTION
-    from kvlens.models import LoadedModel, shape_of
+    from kvlens.engine.hf_attention import ATTENTION
+    from kvlens.engine.models import LoadedModel, shape_of
 
     model.eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
@@ -94,7 +94,7 @@ def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, pres
     """Engine.run with a method by name."""
     from kvlens import methods
     from kvlens.budget import Budget
-    from kvlens.engine import Engine, Options
+    from kvlens.engine.engine import Engine, Options
 
     chosen = methods.get(method)
     params = methods.make_parameters(chosen, preset, overrides or {})

@@ -19,12 +19,12 @@ from kvlens.bench.explaintable import SCOPES, TOPS, summarise
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
 from kvlens.budget import Budget, BudgetInfeasible
-from kvlens.engine import Engine, Options
+from kvlens.engine.comparison import Reference
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.holds import Hold
 from kvlens.lens.attribution import Triple, attribute_records
-from kvlens.lens.comparison import Reference
 from kvlens.lens.trials import restores
-from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt
 from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
 from kvlens.tasks import Asked
@@ -88,7 +88,7 @@ def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any
     """
     import torch
 
-    from kvlens.models import load
+    from kvlens.engine.models import load
 
     names = tuple(dict.fromkeys(point[0] for point in request.points))
     origins = {name: origin(request.model, name, request.length, request.first_seed) for name in names}

@@ -48,8 +48,8 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     """
     import torch
 
-    from kvlens.engine import Engine
-    from kvlens.models import load
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
 
     origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
     rows = lines_kept.read(kept, ("key", "method", "origin"), lambda row: origins.get(row["method"]) == row["origin"])

@@ -18,7 +18,7 @@ from kvlens.bench.gpu.floors import USED
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, settings
 from kvlens.budget import Budget
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -134,7 +134,7 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
     """Run all arms on all prompts -> rates with their provenance. Raises BudgetInfeasible where a method cannot keep to the budget."""
     import torch
 
-    from kvlens.models import load
+    from kvlens.engine.models import load
 
     torch.set_num_threads(1)
     engine = Engine(load(request.model))

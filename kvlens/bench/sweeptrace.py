@@ -18,7 +18,7 @@ from kvlens.storing import Pairing, Prepared, plan, store
 
 if TYPE_CHECKING:
     from kvlens.bench.sweepwork import Place
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
 
 
 def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Place, runs_dir: Path) -> dict[str, Any]:

@@ -34,8 +34,8 @@ class Worker:
         import torch
 
         from kvlens.bench.trials import Prompts
-        from kvlens.engine import Engine
-        from kvlens.models import load
+        from kvlens.engine.engine import Engine
+        from kvlens.engine.models import load
         from kvlens.runs import SMALL
 
         self.place = place

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvlens import methods, tasks
 from kvlens.budget import Budget, BudgetInfeasible
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.base import Method
-from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.runs import default_preset

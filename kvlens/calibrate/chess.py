@@ -9,11 +9,11 @@ from typing import Any
 
 from kvlens.calibrate.provenance import provenance, save
 from kvlens.demo.tasks import make_prompt
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.models import LoadedModel
 from kvlens.methods.base import MemoryView, StepEnd, WindowLeave
 from kvlens.methods.chess_trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
-from kvlens.models import LoadedModel
 from kvlens.prompts import BadPrompt, PromptText, tokenize
 
 PAGES = (8, 16, 32)

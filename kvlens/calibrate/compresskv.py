@@ -16,11 +16,11 @@ from kvlens.calibrate.fullrun import watch
 from kvlens.calibrate.projection import output_projections
 from kvlens.calibrate.provenance import provenance, save
 from kvlens.demo.tasks import make_prompt
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.compresskv_heads import chosen
 from kvlens.methods.compresskv_select import best, prompt_scores
-from kvlens.models import LoadedModel
-from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt, PromptText, tokenize
 
 SHORTEST = 128

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 
-from kvlens.attention import SessionCache
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.engine.session import Session
 from kvlens.methods.full import FullKV
-from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt
-from kvlens.session import Session
 
 
 class Watcher(Protocol):

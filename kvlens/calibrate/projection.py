@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvlens.models import LoadedModel
+from kvlens.engine.models import LoadedModel
 
 NAMES = ("o_proj", "out_proj", "c_proj", "dense")
 """what the supported families call it inside their attention modules"""

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvlens.engine.models import LoadedModel
 from kvlens.machine import machine
-from kvlens.models import LoadedModel
 
 
 def provenance(loaded: LoadedModel, **more: Any) -> dict[str, Any]:

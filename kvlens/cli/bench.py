@@ -148,9 +148,9 @@ def claims(
     from kvlens import __version__
     from kvlens.bench.claims import METHODS, check
     from kvlens.bench.kept import check_file
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
     from kvlens.machine import machine
-    from kvlens.models import load
 
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")

@@ -10,7 +10,7 @@ import typer
 from kvlens.cli.train import show
 
 if TYPE_CHECKING:
-    from kvlens.models import LoadedModel
+    from kvlens.engine.models import LoadedModel
     from kvlens.prompts import PromptText
 
 calibrate_app = typer.Typer(help="Measure what a method needs to know of a model.", no_args_is_help=True)
@@ -63,7 +63,7 @@ def compresskv(
 def _load(model: str, device: str, dtype: str) -> LoadedModel:
     import torch
 
-    from kvlens.models import load
+    from kvlens.engine.models import load
     from kvlens.runs import SMALL
 
     loaded = load(model, device, dtype)

@@ -52,8 +52,8 @@ def stock_gap(device: str) -> tuple[float, int]:
     from transformers import DynamicCache
 
     from kvlens import methods
-    from kvlens.attention import ATTENTION
-    from kvlens.engine import Engine, Options
+    from kvlens.engine.engine import Engine, Options
+    from kvlens.engine.hf_attention import ATTENTION
 
     loaded, prompt = _prompt(device)
     full = methods.get("full")
@@ -99,7 +99,7 @@ def _task() -> Any:
 
 
 def _prompt(device: str) -> tuple[Any, Any]:
-    from kvlens.models import load
+    from kvlens.engine.models import load
     from kvlens.prompts import PromptText, tokenize
 
     loaded = load("demo", device)

@@ -52,7 +52,7 @@ def sekv(
     if not documents:
         raise ValueError("give text files to train on: only the demo model has generated documents.")
     from kvlens import methods
-    from kvlens.models import load
+    from kvlens.engine.models import load
     from kvlens.prompts import decode
     from kvlens.runs import default_preset, parse_set
     from kvlens.training.sekv import SeKVTraining, train_sekv

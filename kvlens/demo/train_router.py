@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
-from kvlens import methods, models
+from kvlens import methods
 from kvlens.demo import english
 from kvlens.demo.rows import RowMaker
 from kvlens.demo.tokenizer import Encoder
+from kvlens.engine import models
 from kvlens.training.sekv import Progress, SeKVTraining, train_sekv
 
 ROUTER = Path(__file__).parent / "sekv_router.safetensors"

@@ -6,7 +6,7 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from kvlens.models import LoadedModel, UnsupportedModel, resolve
+from kvlens.engine.models import LoadedModel, UnsupportedModel, resolve
 
 _NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.lens.comparison import Reference
+from kvlens.engine.comparison import Reference
 from kvlens.runs import Report, RunRequest
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
@@ -20,7 +20,7 @@ from kvlens.store.reader import TraceReader, list_runs
 if TYPE_CHECKING:
     import torch
 
-    from kvlens.engine import Result
+    from kvlens.engine.engine import Result
     from kvlens.storing import Prepared
 
 LOGITS_FILE = "logits.safetensors"
@@ -115,7 +115,7 @@ def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, rep
 
 def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled: Callable[[], bool]) -> None:
     """Raises what the run would raise before it decodes anything, so that a refused run leaves no reference behind."""
-    from kvlens.engine import Cancelled
+    from kvlens.engine.engine import Cancelled
     from kvlens.storing import plan
 
     planned = plan(request)
@@ -136,7 +136,7 @@ def _compute_again(
     prepared: Prepared, request: RunRequest, runs_dir: Path, uid: str, key: str, report: Report, cancelled: Callable[[], bool]
 ) -> Reference | None:
     """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same tokens."""
-    from kvlens.engine import Cancelled
+    from kvlens.engine.engine import Cancelled
     from kvlens.storing import plan
 
     try:

@@ -12,9 +12,9 @@ from kvlens.methods.base import Method
 
 if TYPE_CHECKING:
     from kvlens.budget import Budget
-    from kvlens.engine import Engine, Options, Result
-    from kvlens.lens.comparison import Reference
-    from kvlens.prefill import ReadPrompt
+    from kvlens.engine.comparison import Reference
+    from kvlens.engine.engine import Engine, Options, Result
+    from kvlens.engine.prefill import ReadPrompt
     from kvlens.prompts import Prompt
     from kvlens.runs import Report
 

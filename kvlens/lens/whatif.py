@@ -19,7 +19,7 @@ from kvlens.rows import Loss
 from kvlens.runs import Report
 
 if TYPE_CHECKING:
-    from kvlens.engine import Result
+    from kvlens.engine.engine import Result
     from kvlens.storing import Stored
 
 ANSWER_STEPS = 32

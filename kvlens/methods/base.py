@@ -34,7 +34,7 @@ def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = 
 
 
 class Rotate(Protocol):
-    """A model's rotary embedding on keys, as kvlens.rotary.Rotary does it."""
+    """A model's rotary embedding on keys, as kvlens.engine.rotary.Rotary does it."""
 
     def __call__(self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False) -> torch.Tensor:
         """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m, D]. float32."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers.cache_utils import Cache
 
-from kvlens.attention import SessionLayer
+from kvlens.engine.hf_attention import SessionLayer
 from kvlens.static import cuda
 from kvlens.static.decoder import StaticDecoder
 from kvlens.static.session import StaticSession

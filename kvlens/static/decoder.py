@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from kvlens.attention import SessionCache
 from kvlens.budget import Budget
-from kvlens.engine import Engine, Options, entropies
+from kvlens.engine.engine import Engine, Options, entropies
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt, prefill
+from kvlens.engine.session import Session
 from kvlens.methods.base import Method, StepEnd
-from kvlens.models import LoadedModel
-from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
-from kvlens.session import Session
 from kvlens.static import cuda
 from kvlens.static.session import StaticSession
 

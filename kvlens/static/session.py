@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from kvlens.attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.session import Session
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
 from kvlens.memory import ROLE, WINDOW, Selection
 from kvlens.memory.hot import Pool
 from kvlens.methods.base import StepEnd
-from kvlens.session import Session
 from kvlens.static import cuda
 from kvlens.static.attend import SlotAttention
 from kvlens.static.factors import Host

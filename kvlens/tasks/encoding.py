@@ -15,7 +15,7 @@ def encoding(model: str) -> tuple[Encode, int]:
         return demo_encode(), 1
     from transformers import AutoTokenizer
 
-    from kvlens.models import resolve
+    from kvlens.engine.models import resolve
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)

@@ -22,10 +22,10 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvlens.engine.models import shape_of
 from kvlens.methods import sekv_router
 from kvlens.methods.sekv_layout import check_dim
 from kvlens.methods.sekv_params import SeKVParameters
-from kvlens.models import shape_of
 from kvlens.training import sekv_losses as losses
 from kvlens.training.sekv_examples import Example, draw, prepare
 from kvlens.training.sekv_settings import SeKVTraining

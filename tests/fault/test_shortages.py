@@ -14,12 +14,12 @@ from kvlens.store.reader import TraceReader, list_runs
 
 FAKES = {
     "prefill": """
-import kvlens.session as seen
+import kvlens.engine.session as seen
 def fails(*arguments): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
 seen.prefill_attention = fails
 """,
     "decode": """
-import kvlens.session as seen
+import kvlens.engine.session as seen
 count, whole = [0], seen.decode_attention
 def fails(*arguments):
     count[0] += 1
@@ -58,17 +58,17 @@ def link(at, ledger):
 seen.link_for = link
 """,
     "no feature": """
-import kvlens.session as seen
+import kvlens.engine.session as seen
 def fails(*arguments): raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
 seen.decode_attention = fails
 """,
     "no triton": """
-import kvlens.session as seen
+import kvlens.engine.session as seen
 def fails(*arguments): raise ModuleNotFoundError("No module named 'triton'", name="triton")
 seen.decode_attention = fails
 """,
     "device lost": """
-import kvlens.session as seen
+import kvlens.engine.session as seen
 def fails(*arguments): raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 seen.decode_attention = fails
 """,

@@ -10,7 +10,7 @@ import torch
 from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens import methods
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.holds import Hold
 from kvlens.layout import SLOT_TABLE_BYTES
 from kvlens.rows import MASS_COLUMNS
@@ -163,8 +163,8 @@ def test_a_held_run_keeps_the_truths(prompts: Prompts, name: str) -> None:
 def test_the_bytes_of_a_hold(demo: Any) -> None:
     """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they were."""
     from kvlens.budget import Budget
+    from kvlens.engine.session import Session
     from kvlens.methods.full import FullKV
-    from kvlens.session import Session
 
     shape, prompt = demo.shape, random_prompt(300, vocabulary=1000)
     context = Engine(demo).context(prompt, Budget.parse("1.2"), Options(max_new=4))

@@ -10,8 +10,8 @@ import torch
 from support import ListSink, NoTokenizer, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
-from kvlens.engine import Engine
-from kvlens.lens.comparison import Comparison, Reference, compare
+from kvlens.engine.comparison import Comparison, Reference, compare
+from kvlens.engine.engine import Engine
 
 NAMES = list(methods.registry())
 NEW = 10

@@ -13,7 +13,7 @@ from support import task_prompt
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
 from kvlens.lens.fingerprint import fingerprint
 from kvlens.lens.reference import LOGITS_FILE, find, load, obtain, reference_key
 from kvlens.runs import RunRequest, carry_out
@@ -205,7 +205,7 @@ def test_a_fingerprint_notices_other_weights(demo: Any, tmp_path: Path) -> None:
     import shutil
 
     from kvlens.demo import demo_path
-    from kvlens.models import LoadedModel
+    from kvlens.engine.models import LoadedModel
 
     folder = tmp_path / "model"
     shutil.copytree(demo_path(), folder)

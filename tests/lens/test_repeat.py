@@ -14,8 +14,8 @@ from support import task_prompt
 from typer.testing import CliRunner
 
 from kvlens import methods
-from kvlens.cli.main import app
 from kvlens.cli.lens import sentences
+from kvlens.cli.main import app
 from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.lens.repeat import CannotRepeat, _request, pair, read_run
 from kvlens.lens.whatif import Asked, numbers, whatif

@@ -12,7 +12,7 @@ from static_support import CASES, FETCHING, Case, Counting, decoder
 from support import random_llama, random_prompt, task_prompt
 from torch._dynamo.utils import counters
 
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
 from kvlens.kernels.compat import INTERPRET
 from kvlens.methods import get
 from kvlens.static import BatchDecoder, StaticDecoder

@@ -10,8 +10,8 @@ import torch
 from static_support import CASES, FETCHING, Case, decoder
 from support import ListSink, task_prompt
 
-from kvlens.engine import Engine, Options
-from kvlens.prefill import ReadPrompt
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.rows import MASS_COLUMNS
 
 STEPS = 48

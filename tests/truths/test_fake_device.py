@@ -14,11 +14,11 @@ from fakestreams import FakeDevice
 from support import ListSink, run, task_prompt
 
 from kvlens import methods
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
+from kvlens.engine.session import Session
 from kvlens.kernels import attend
 from kvlens.memory.cudalink import CudaLink
 from kvlens.recorder import Recorder
-from kvlens.session import Session
 
 NEW = 10
 

@@ -12,7 +12,7 @@ from support import ListSink, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.budget import BudgetInfeasible
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
 from kvlens.rows import MASS_COLUMNS
 
 NAMES = list(methods.registry())

@@ -10,11 +10,11 @@ from support import BASE, loaded, random_prompt, run
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvlens import methods
-from kvlens.attention import SessionCache
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import SUPPORTED
+from kvlens.engine.session import Session
 from kvlens.methods.base import StepEnd
-from kvlens.models import SUPPORTED
-from kvlens.session import Session
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
 FAMILIES: dict[str, dict[str, Any]] = {family: {} for family in sorted(SUPPORTED)} | {

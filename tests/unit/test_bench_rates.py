@@ -18,7 +18,7 @@ from kvlens.bench.gpu.rates import RECORDED, read
 from kvlens.bench.rates import ARMS, RatesRequest, Watch, figures
 from kvlens.bench.trials import Prompts
 from kvlens.budget import Budget
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.rows import StepRecord
 
 

@@ -10,7 +10,7 @@ from support import random_llama
 
 from kvlens.bench.claims import sekv
 from kvlens.bench.claims.sekv_runs import Pair, Seen, sign_test
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
 
 
 @pytest.mark.parametrize(("better", "worse", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (6, 0, 2 / 64), (3, 3, 1.0), (1, 8, 20 / 512)])

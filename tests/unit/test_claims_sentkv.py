@@ -10,7 +10,7 @@ from support import random_llama
 
 from kvlens.bench.claims import sentkv
 from kvlens.bench.claims.sentkv import ARMS, Seen
-from kvlens.engine import Engine
+from kvlens.engine.engine import Engine
 
 
 def seen(right: list[float]) -> list[Seen]:

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.budget import BudgetInfeasible
+from kvlens.engine.session import Session
 from kvlens.memory.hot import FREE
 from kvlens.methods import compresskv_budget as budget
 from kvlens.methods.base import RunContext
 from kvlens.methods.compresskv import CompressKV
 from kvlens.methods.compresskv_heads import chosen
 from kvlens.methods.compresskv_params import CompressKVParameters
-from kvlens.session import Session
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_llama, random_prompt
 
-from kvlens import models
 from kvlens.calibrate import compresskv as calibration
 from kvlens.calibrate.compresskv_scores import HeadScores, LayerErrors
 from kvlens.calibrate.fullrun import watch
 from kvlens.calibrate.projection import heads_off, output_projections
-from kvlens.engine import Engine, Options
+from kvlens.engine import models
+from kvlens.engine.engine import Engine, Options
 from kvlens.methods.full import FullKV
 from kvlens.prompts import PromptText
 

@@ -21,7 +21,7 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
     from kvlens.layout import Layout, Zones
 
     budget = Layout(Zones(sinks, 0, 0, window), 199 // 16 + 3).bytes(tiny.shape)
-    from kvlens.session import Session
+    from kvlens.engine.session import Session
 
     seen: list[tuple[int, torch.Tensor]] = []
     original = Session.attend

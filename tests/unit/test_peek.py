@@ -9,7 +9,7 @@ import torch
 from support import ListSink, random_llama, random_prompt
 
 from kvlens.calibrate.fullrun import watch
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.methods.base import Peeked, Prefilled
 from kvlens.methods.full import FullKV
 from kvlens.prompts import Prompt

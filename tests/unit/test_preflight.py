@@ -9,7 +9,7 @@ from support import task_prompt
 
 from kvlens import methods
 from kvlens.budget import Budget, BudgetInfeasible
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.preflight import estimate
 
 

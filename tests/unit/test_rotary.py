@@ -11,8 +11,8 @@ import torch
 import transformers
 from support import BASE, loaded, random_prompt
 
-from kvlens.engine import Engine, Options
-from kvlens.rotary import rotary_of
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.rotary import rotary_of
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512,

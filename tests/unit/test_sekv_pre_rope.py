@@ -13,9 +13,9 @@ import torch
 from support import BASE, ListSink, loaded, random_llama, random_prompt, run
 from test_sekv_method import PARAMS, SHAPE, Trial, full_attention, tensor
 
+from kvlens.engine.rotary import rotary_of
 from kvlens.methods.base import Rotate, StepEnd
 from kvlens.methods.sekv_params import SeKVParameters
-from kvlens.rotary import rotary_of
 
 PRE = dataclasses.replace(PARAMS, pre_rope=True)
 ALL = dataclasses.replace(PRE, tau=0.0, form="factors", energy=1.0, max_rank=8)

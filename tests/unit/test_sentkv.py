@@ -11,10 +11,10 @@ import sentkv_reference as reference
 import torch
 
 from kvlens.budget import BudgetInfeasible
+from kvlens.engine.session import Session
 from kvlens.methods.base import RunContext, StepEnd, make_parameters
 from kvlens.methods.sentkv import SentKVCompress
 from kvlens.methods.sentkv_params import SentKVParameters
-from kvlens.session import Session
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

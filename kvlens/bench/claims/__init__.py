@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
 

@@ -15,12 +15,12 @@ import torch
 from kvlens.bench.claims import Claim
 from kvlens.calibrate.provenance import read
 from kvlens.demo.tasks import TaskPrompt, make_prompt
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods import make_parameters
 from kvlens.methods.chess import UNCERTAIN, Chess
 from kvlens.methods.chess_trigger import SHIPPED
 from kvlens.methods.full import FullKV, FullParameters
-from kvlens.prefill import ReadPrompt
 from kvlens.prompts import Prompt, PromptText, tokenize
 
 LENGTH = 2048

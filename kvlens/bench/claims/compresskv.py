@@ -18,7 +18,7 @@ import numpy as np
 from kvlens.bench.claims import Claim
 
 if TYPE_CHECKING:
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
     from kvlens.methods.compresskv_heads import Calibration
 
 FIRST_SEED = 9_700_000
@@ -100,7 +100,7 @@ def _masking(engine: Engine, found: Calibration, prompts: int, report: Callable[
     from kvlens.bench.trials import NEW_TOKENS, Prompts
     from kvlens.calibrate.projection import heads_off
     from kvlens.demo.tasks import score
-    from kvlens.engine import Options
+    from kvlens.engine.engine import Options
     from kvlens.methods.full import FullKV
 
     task, make = "multikey", Prompts(engine, FIRST_SEED)
@@ -155,7 +155,7 @@ def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]
     from kvlens import methods
     from kvlens.bench.trials import NEW_TOKENS, Prompts
     from kvlens.demo.tasks import score
-    from kvlens.engine import Options
+    from kvlens.engine.engine import Options
     from kvlens.methods.compresskv import CompressKV
     from kvlens.runs import default_preset
 

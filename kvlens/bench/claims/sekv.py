@@ -15,7 +15,7 @@ from kvlens.bench.claims import Claim
 from kvlens.bench.claims.sekv_runs import BUDGET, LENGTH, Bench, Pair, Seen, exact, sign_test
 
 if TYPE_CHECKING:
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
 
 MAP_LENGTH, MAP_BUDGET = 2048, "10%"
 """of the zoom map: the paper's budget"""

@@ -14,7 +14,7 @@ from kvlens.bench.intervals import wilson
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 if TYPE_CHECKING:
-    from kvlens.engine import Engine
+    from kvlens.engine.engine import Engine
 
 FIRST_SEED = 7_500_000
 TASKS = ("needle", "multikey")
@@ -88,7 +88,7 @@ class Bench:
         from kvlens.bench.trials import NEW_TOKENS
         from kvlens.budget import Budget
         from kvlens.demo.tasks import score
-        from kvlens.engine import Options
+        from kvlens.engine.engine import Options
 
         source, prompt, read = self.prompts(task, length, index)
         method, new, shape = methods.get("sekv"), NEW_TOKENS[task], self.engine.loaded.shape

@@ -14,7 +14,7 @@ from kvlens.bench.claims.sekv_runs import sign_test
 from kvlens.bench.intervals import wilson
 from kvlens.bench.rates import reused
 from kvlens.bench.trials import Prompts
-from kvlens.engine import Engine, Options
+from kvlens.engine.engine import Engine, Options
 from kvlens.methods import get, make_parameters
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 

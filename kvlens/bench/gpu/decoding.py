@@ -110,7 +110,7 @@ def _place(bench: Bench, method: str, context: int, rates: Rates, ring: int, rec
     """A decoder of one sequence that has made no step, and its replay."""
     from kvlens.bench.gpu.replayed import Replay, replayed
     from kvlens.bench.gpu.settings import setting
-    from kvlens.engine import Options
+    from kvlens.engine.engine import Options
     from kvlens.static import StaticDecoder
 
     loaded = bench.keep_alone("model", lambda: random_model(bench))

@@ -8,12 +8,12 @@ import torch
 
 from kvlens.bench.gpu.floors import CHUNK, SINKS
 from kvlens.bench.gpu.part import Bench
+from kvlens.engine.models import LoadedModel
 from kvlens.methods.base import Peeked
-from kvlens.models import LoadedModel
 from kvlens.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:  # it loads transformers
-    from kvlens.prefill import ReadPrompt
+    from kvlens.engine.prefill import ReadPrompt
 
 OBSERVED = 128
 """last prompt queries that a method may ask for"""
@@ -30,7 +30,7 @@ def random_model(bench: Bench) -> LoadedModel:
     """transformers' Llama, bf16, on the device, switched to the kvlens attention."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from kvlens.attention import ATTENTION
+    from kvlens.engine.hf_attention import ATTENTION
 
     shape = bench.model
     config = LlamaConfig(
@@ -53,7 +53,7 @@ def random_model(bench: Bench) -> LoadedModel:
 def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a method places
     them, so that a long prompt takes no more than a layer; a mark ends every chunk of 16 tokens."""
-    from kvlens.prefill import ReadPrompt
+    from kvlens.engine.prefill import ReadPrompt
 
     kv, normal, n = bench.model.kv, bench.device.normal, context - 1
     ids = torch.randint(3, bench.model.vocabulary, (context,)).tolist()

@@ -62,7 +62,7 @@ def host_bytes(system: Path = Path("/")) -> int | None:
 @torch.inference_mode()
 def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
     """Columns of a step row. On the CPU there is nothing to offload to: the same cache without it."""
-    from kvlens.attention import ATTENTION
+    from kvlens.engine.hf_attention import ATTENTION
 
     loaded = bench.keep_alone("model", lambda: random_model(bench))
     loaded.model.set_attn_implementation("sdpa")

@@ -80,8 +80,8 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     from kvlens.budget import Budget
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.engine import Engine, Options
-    from kvlens.models import load
+    from kvlens.engine.engine import Engine, Options
+    from kvlens.engine.models import load
     from kvlens.prompts import PromptText, tokenize
 
     method, loaded = methods.get(name), load("demo", device)

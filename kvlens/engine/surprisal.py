@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from kvlens.models import LoadedModel
+from kvlens.engine.models import LoadedModel
 
 ROWS = 256
 """positions whose logits exist at a time"""

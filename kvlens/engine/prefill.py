@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlens.attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.session import Session
+from kvlens.engine.surprisal import chunk_surprisal
 from kvlens.methods.base import Peeked
-from kvlens.models import LoadedModel
 from kvlens.prompts import Prompt
-from kvlens.session import Session
-from kvlens.surprisal import chunk_surprisal
 
 
 @dataclass(frozen=True)

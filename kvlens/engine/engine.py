@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from kvlens.attention import SessionCache
 from kvlens.budget import Budget
-from kvlens.generation import Cancelled, Generation, Options, Progress, Result, entropies
+from kvlens.engine.comparison import Reference
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.loop import Cancelled, Generation, Options, Progress, Result, entropies
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt, prefill
+from kvlens.engine.rotary import rotary_of
+from kvlens.engine.session import Session
 from kvlens.holds import Hold, check
-from kvlens.lens.comparison import Reference
 from kvlens.methods.base import Method, RunContext
 from kvlens.methods.full import FullKV
-from kvlens.models import LoadedModel
-from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
-from kvlens.rotary import rotary_of
 from kvlens.rows import TraceSink
 from kvlens.sampling import OracleSampling, resolve
-from kvlens.session import Session
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result", "entropies"]
 

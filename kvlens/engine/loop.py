@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvlens.attention import SessionCache
-from kvlens.lens.comparison import Comparison, Reference
+from kvlens.engine.comparison import Comparison, Reference
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt, prefill
+from kvlens.engine.session import Session
 from kvlens.methods.base import StepEnd
-from kvlens.models import LoadedModel
-from kvlens.prefill import ReadPrompt, prefill
 from kvlens.prompts import Prompt
 from kvlens.recorder import Recorder, StepFacts
 from kvlens.rows import Loss, PromptToken, SelfCheck, TraceSink
 from kvlens.sampling import OracleSampling
-from kvlens.session import Session
 
 Progress = Callable[[str, int, int], None]
 """phase ('prefill' | 'place' | 'decode'), done, total (tokens)"""

@@ -136,7 +136,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from kvlens.attention import ATTENTION
+    from kvlens.engine.hf_attention import ATTENTION
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
