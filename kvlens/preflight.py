@@ -13,7 +13,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.budget import Budget
 from kvlens.engine.models import UnsupportedModel, resolve
-from kvlens.sampling import resolve as resolve_sampling
+from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.shape import KVShape
 
 TRACE_ROW_BYTES = 100

@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kvlens import methods, sampling
+from kvlens import methods
 from kvlens.holds import Hold
 from kvlens.prompts import PromptText
+from kvlens.recording import sampling
 
 DEFAULT_SHARE = "0.2"
 """budget of methods that do not keep all KV on the device, when none is given"""

@@ -23,8 +23,8 @@ from kvlens.holds import Hold, check
 from kvlens.methods.base import Method, RunContext
 from kvlens.methods.full import FullKV
 from kvlens.prompts import Prompt
+from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
-from kvlens.sampling import OracleSampling, resolve
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result", "entropies"]
 

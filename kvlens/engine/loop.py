@@ -15,9 +15,9 @@ from kvlens.engine.prefill import ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.methods.base import StepEnd
 from kvlens.prompts import Prompt
-from kvlens.recorder import Recorder, StepFacts
+from kvlens.recording.recorder import Recorder, StepFacts
+from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import Loss, PromptToken, SelfCheck, TraceSink
-from kvlens.sampling import OracleSampling
 
 Progress = Callable[[str, int, int], None]
 """phase ('prefill' | 'place' | 'decode'), done, total (tokens)"""
@@ -53,7 +53,7 @@ class Options:
     top_k: int = 16
     coverage: bool = False
     oracle: str = "auto"
-    """at which steps and layers full attention by span is recorded, see kvlens.sampling; nothing without coverage"""
+    """at which steps and layers full attention by span is recorded, see kvlens.recording.sampling; nothing without coverage"""
 
     def __post_init__(self) -> None:
         if self.max_new < 1:

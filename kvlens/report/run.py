@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvlens import methods, sampling, tasks
+from kvlens import methods, tasks
 from kvlens.compare.groups import generated
 from kvlens.figures.metrics import si_bytes
 from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.store.reader import TraceReader

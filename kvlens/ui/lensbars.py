@@ -8,7 +8,7 @@ import streamlit as st
 
 from kvlens.figures.loss import span_bars
 from kvlens.figures.metrics import head_label
-from kvlens.sampling import words
+from kvlens.recording.sampling import words
 from kvlens.ui import session
 from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader

@@ -18,7 +18,7 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.session import Session
 from kvlens.kernels import attend
 from kvlens.memory.cudalink import CudaLink
-from kvlens.recorder import Recorder
+from kvlens.recording.recorder import Recorder
 
 NEW = 10
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.memory import FREE, ROLE
-from kvlens.oracle import EXACT, Owners, compare, coverage, full_attention
+from kvlens.recording.oracle import EXACT, Owners, compare, coverage, full_attention
+from kvlens.recording.snapshot import Attended, Snapshot
+from kvlens.recording.spankeys import span_keys
 from kvlens.rows import SpanRow
-from kvlens.snapshot import Attended, Snapshot
-from kvlens.spankeys import span_keys
 
 LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
 Q_HEADS = KV_HEADS * GROUP
@@ -156,7 +156,7 @@ def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
 
 def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, rows = torch.ones(2, 3, 20, HEAD), [SpanRow(0, "window", 0, 20, -1, "")]
-    monkeypatch.setattr("kvlens.spankeys.MOST_NUMBERS", 2 * 3 * HEAD)
+    monkeypatch.setattr("kvlens.recording.spankeys.MOST_NUMBERS", 2 * 3 * HEAD)
     assert span_keys(keys, rows, None) is not None
     assert span_keys(keys, [*rows, SpanRow(1, "page", 0, 5, -1, "")], None) is None
     assert span_keys(keys, [], None) is None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from store_support import one_sentence
 
-from kvlens.sampling import AUTO_NUMBERS, OracleSampling, check, resolve
+from kvlens.recording.sampling import AUTO_NUMBERS, OracleSampling, check, resolve
 
 
 @given(every=st.integers(1, 999_999), layers=st.sets(st.integers(0, 255), min_size=1), swap=st.booleans())

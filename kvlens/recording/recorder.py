@@ -13,17 +13,17 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from kvlens.freezing import Freezer
-from kvlens.measure import alike, measure
 from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
 from kvlens.methods.base import Method
-from kvlens.oracle import Owners
+from kvlens.recording.freezing import Freezer
+from kvlens.recording.measure import alike, measure
+from kvlens.recording.oracle import Owners
+from kvlens.recording.sampling import OracleSampling
+from kvlens.recording.selfcheck import Tally
+from kvlens.recording.snapshot import Snapshot
+from kvlens.recording.spankeys import span_keys
 from kvlens.rows import JournalRow, Loss, PrefillRecord, PromptToken, SelfCheck, SpanKeys, StepRecord, TraceSink
-from kvlens.sampling import OracleSampling
-from kvlens.selfcheck import Tally
-from kvlens.snapshot import Snapshot
-from kvlens.spankeys import span_keys
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""

@@ -13,8 +13,8 @@ import torch
 
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import ROLE, WINDOW
+from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import Oracle, SpanRow
-from kvlens.snapshot import Attended, Snapshot
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
 """Roles whose entries are attended exactly, for coverage."""

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from kvlens.memory import FREE, ROLE
-from kvlens.oracle import compare, coverage, full_attention
+from kvlens.recording.oracle import compare, coverage, full_attention
+from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS, Oracle, Scores
-from kvlens.snapshot import Attended, Measured, Snapshot, Zooms
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:

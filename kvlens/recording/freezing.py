@@ -10,7 +10,7 @@ import torch
 
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import Memory, Selection
-from kvlens.snapshot import Attended, Ranked, Snapshot, Zooms
+from kvlens.recording.snapshot import Attended, Ranked, Snapshot, Zooms
 
 
 @dataclass

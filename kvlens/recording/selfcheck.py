@@ -8,8 +8,8 @@ import numpy as np
 
 from kvlens.memory import Memory
 from kvlens.memory.ledger import Entry
+from kvlens.recording.snapshot import Measured
 from kvlens.rows import SelfCheck, TransferRow
-from kvlens.snapshot import Measured
 
 MASS_TOLERANCE = 1e-3
 
