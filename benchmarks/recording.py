@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from kvlens import methods
-from kvlens.budget import Budget
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.machine import machine
+from kvlens.memory.budget import Budget
 from kvlens.prompts import PromptText, tokenize
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter

@@ -25,11 +25,11 @@ import transformers
 from kvlens import methods
 from kvlens.bench.intervals import wilson
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts
-from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.demo.tasks import score
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
+from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.sekv_router import load_router
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
-from kvlens.budget import Budget
 from kvlens.engine.models import UnsupportedModel, resolve
+from kvlens.memory.budget import Budget
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.shape import KVShape
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
-from kvlens.holds import Hold
+from kvlens.memory.holds import Hold
 from kvlens.prompts import PromptText
 from kvlens.recording import sampling
 

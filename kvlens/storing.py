@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import __version__, methods
-from kvlens.budget import Budget
-from kvlens.holds import Hold
 from kvlens.machine import machine
+from kvlens.memory.budget import Budget
+from kvlens.memory.holds import Hold
 from kvlens.prompts import Prompt, PromptText
 from kvlens.runs import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage

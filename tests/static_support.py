@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from kvlens import methods
-from kvlens.budget import Budget
 from kvlens.engine.engine import Options
+from kvlens.memory.budget import Budget
 from kvlens.static import StaticDecoder
 
 

@@ -93,8 +93,8 @@ def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, pres
         **options: Any) -> Any:  # fmt: skip
     """Engine.run with a method by name."""
     from kvlens import methods
-    from kvlens.budget import Budget
     from kvlens.engine.engine import Engine, Options
+    from kvlens.memory.budget import Budget
 
     chosen = methods.get(method)
     params = methods.make_parameters(chosen, preset, overrides or {})

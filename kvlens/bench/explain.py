@@ -18,13 +18,13 @@ from kvlens.bench import kept as keeping
 from kvlens.bench.explaintable import SCOPES, TOPS, summarise
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
-from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.holds import Hold
 from kvlens.lens.attribution import Triple, attribute_records
 from kvlens.lens.trials import restores
+from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.memory.holds import Hold
 from kvlens.prompts import Prompt
 from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
 from kvlens.tasks import Asked

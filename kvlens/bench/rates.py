@@ -17,8 +17,8 @@ from kvlens import methods, tasks
 from kvlens.bench.gpu.floors import USED
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, settings
-from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
+from kvlens.memory.budget import Budget
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,9 +9,9 @@ import numpy as np
 
 from kvlens import tasks
 from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
-from kvlens.budget import BudgetInfeasible
 from kvlens.lens.fingerprint import fingerprint
 from kvlens.lens.reference import obtain, reference_key
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.storing import Pairing, Prepared, plan, store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
-from kvlens.budget import Budget
+from kvlens.memory.budget import Budget
 
 REFERENCE = "full"
 """run once per prompt, without a limit"""

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kvlens import methods, tasks
-from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
+from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord

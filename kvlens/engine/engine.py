@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from kvlens.budget import Budget
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Cancelled, Generation, Options, Progress, Result, entropies
@@ -19,7 +18,8 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
-from kvlens.holds import Hold, check
+from kvlens.memory.budget import Budget
+from kvlens.memory.holds import Hold, check
 from kvlens.methods.base import Method, RunContext
 from kvlens.methods.full import FullKV
 from kvlens.prompts import Prompt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvlens.holds import Hold
+from kvlens.memory.holds import Hold
 from kvlens.prompts import PromptText
 from kvlens.rows import SpanRow
 from kvlens.runs import Report, RunRequest

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.holds import Hold
+from kvlens.memory.holds import Hold
 from kvlens.methods.base import Method
 
 if TYPE_CHECKING:
-    from kvlens.budget import Budget
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.memory.budget import Budget
     from kvlens.prompts import Prompt
     from kvlens.runs import Report
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.holds import Hold, held_bytes, held_tokens
 from kvlens.lens.repeat import Past, read_run, reload
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
+from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.rows import Loss
 from kvlens.runs import Report
 

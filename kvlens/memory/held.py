@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvlens.holds import Hold
-from kvlens.layout import Layout, Zones
+from kvlens.memory.holds import Hold
 from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
+from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.spantable import WINDOW
 from kvlens.shape import KVShape

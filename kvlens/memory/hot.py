@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.rows import ROLES
 from kvlens.shape import KVShape
 

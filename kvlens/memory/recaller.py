@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlens.layout import Layout
 from kvlens.memory.cold import Codec, ColdTier, RawCodec, Unit
 from kvlens.memory.hot import FREE, ROLE, HotTier
+from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.move import Move

@@ -9,12 +9,12 @@ import torch
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
-from kvlens.layout import Layout
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, RawCodec, Unit
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
+from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Ticket, link_for
 from kvlens.memory.move import Move

@@ -14,8 +14,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from kvlens.budget import BudgetInfeasible
-from kvlens.layout import Layout
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.layout import Layout
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

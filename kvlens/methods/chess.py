@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.layout import Layout
+from kvlens.memory.layout import Layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.chess_params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess_trigger import page_uncertainty, thresholds

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import param
 from kvlens.shape import KVShape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.layout import Layout
+from kvlens.memory.layout import Layout
 from kvlens.methods import compresskv_budget as budget
 from kvlens.methods.base import Method, Prefilled, PromptFacts, RunContext
 from kvlens.methods.compresskv_heads import chosen, load

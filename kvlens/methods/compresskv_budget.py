@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from kvlens.layout import SLOT_TABLE_BYTES, Layout, Zones
+from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.shape import KVShape
 
 

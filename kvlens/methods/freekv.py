@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.layout import Layout
+from kvlens.memory.layout import Layout
 from kvlens.methods import freekv_layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.freekv_params import PRESETS, FreeKVParameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.freekv_params import FreeKVParameters
 from kvlens.shape import KVShape
 

@@ -6,8 +6,8 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from kvlens.budget import BudgetInfeasible
-from kvlens.layout import Layout
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.layout import Layout
 from kvlens.methods import sekv_layout
 from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.sekv_files import trained_router

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.sekv_params import SeKVParameters
 from kvlens.methods.sekv_spans import COMPRESSED
 from kvlens.shape import KVShape

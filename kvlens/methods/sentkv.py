@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.budget import BudgetInfeasible
-from kvlens.layout import Layout
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.layout import Layout
 from kvlens.methods import sentkv_layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
 from kvlens.methods.sentkv_params import PRESETS, SentKVParameters

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.sentkv_params import SentKVParameters
 from kvlens.shape import KVShape
 

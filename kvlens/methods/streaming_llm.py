@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.layout import Layout, Zones
+from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import Method, Prefilled, PromptFacts, param
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks

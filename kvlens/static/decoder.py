@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options, entropies
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt, prefill
 from kvlens.engine.session import Session
+from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method, StepEnd
 from kvlens.prompts import Prompt
 from kvlens.static import cuda

@@ -14,7 +14,7 @@ from kvlens.figures import memory as figures
 from kvlens.figures.metrics import duration, si_bytes
 from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
-from kvlens.holds import Hold, held_bytes, held_tokens
+from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.store.export import TIMELINE, export
 from kvlens.ui import data, gpubench, memorydata, session
 from kvlens.ui.chart import chart

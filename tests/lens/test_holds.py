@@ -11,8 +11,8 @@ from support import ListSink, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
-from kvlens.holds import Hold
-from kvlens.layout import SLOT_TABLE_BYTES
+from kvlens.memory.holds import Hold
+from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.rows import MASS_COLUMNS
 
 NAMES = list(methods.registry())
@@ -162,8 +162,8 @@ def test_a_held_run_keeps_the_truths(prompts: Prompts, name: str) -> None:
 
 def test_the_bytes_of_a_hold(demo: Any) -> None:
     """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they were."""
-    from kvlens.budget import Budget
     from kvlens.engine.session import Session
+    from kvlens.memory.budget import Budget
     from kvlens.methods.full import FullKV
 
     shape, prompt = demo.shape, random_prompt(300, vocabulary=1000)

@@ -14,8 +14,8 @@ import torch
 from support import ListSink, run, task_prompt
 
 from kvlens import methods
-from kvlens.holds import Hold
 from kvlens.kernels import attend, pool_attend
+from kvlens.memory.holds import Hold
 
 NAMES = list(methods.registry())
 NEW = 3

@@ -11,8 +11,8 @@ import torch
 from support import ListSink, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
-from kvlens.budget import BudgetInfeasible
 from kvlens.engine.engine import Engine
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.rows import MASS_COLUMNS
 
 NAMES = list(methods.registry())

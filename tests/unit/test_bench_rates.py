@@ -17,8 +17,8 @@ from kvlens.bench.gpu.floors import USED
 from kvlens.bench.gpu.rates import RECORDED, read
 from kvlens.bench.rates import ARMS, RatesRequest, Watch, figures
 from kvlens.bench.trials import Prompts
-from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
+from kvlens.memory.budget import Budget
 from kvlens.rows import StepRecord
 
 

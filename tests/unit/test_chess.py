@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support import ListSink, run, task_prompt
 
 from kvlens import methods
-from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import ROLE
 from kvlens.methods.base import RunContext, StepEnd
 from kvlens.methods.chess import Chess

@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import FREE
 from kvlens.methods import compresskv_budget as budget
 from kvlens.methods.base import RunContext

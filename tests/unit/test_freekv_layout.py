@@ -11,7 +11,7 @@ from freekv_trial import PARAMS, SHAPE, Trial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens.budget import BudgetInfeasible
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods import freekv_layout, freekv_score
 from kvlens.methods.base import make_parameters
 from kvlens.methods.freekv import FreeKV

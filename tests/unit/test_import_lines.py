@@ -64,7 +64,7 @@ def test_the_interface_imports_no_engine() -> None:
 def test_the_engine_knows_no_database_and_no_interface() -> None:
     files = sources(
         "kvlens/engine/engine.py", "kvlens/engine/loop.py", "kvlens/engine/session.py", "kvlens/recording/recorder.py", "kvlens/engine/hf_attention.py", "kvlens/memory/*.py",
-        "kvlens/holds.py", "kvlens/engine/comparison.py", "kvlens/lens/trials.py", "kvlens/lens/search.py",
+        "kvlens/memory/holds.py", "kvlens/engine/comparison.py", "kvlens/lens/trials.py", "kvlens/lens/search.py",
     )  # fmt: skip
     assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.ui")) == []
 

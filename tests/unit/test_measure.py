@@ -18,7 +18,7 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
     """StreamingLLM on a random model: recompute each step's attention from a stock cache over the kept positions."""
     prompt, new, sinks, window = random_prompt(200, seed=9), 6, 4, 20
     sink = ListSink()
-    from kvlens.layout import Layout, Zones
+    from kvlens.memory.layout import Layout, Zones
 
     budget = Layout(Zones(sinks, 0, 0, window), 199 // 16 + 3).bytes(tiny.shape)
     from kvlens.engine.session import Session

@@ -8,8 +8,8 @@ import pytest
 from support import task_prompt
 
 from kvlens import methods
-from kvlens.budget import Budget, BudgetInfeasible
 from kvlens.engine.engine import Engine, Options
+from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.preflight import estimate
 
 

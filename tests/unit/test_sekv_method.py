@@ -11,10 +11,10 @@ import pytest
 import sekv_reference as reference
 import torch
 
-from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory import ROLE
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.base import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv import SeKV
 from kvlens.methods.sekv_params import SeKVParameters

@@ -10,8 +10,8 @@ import pytest
 import sentkv_reference as reference
 import torch
 
-from kvlens.budget import BudgetInfeasible
 from kvlens.engine.session import Session
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.base import RunContext, StepEnd, make_parameters
 from kvlens.methods.sentkv import SentKVCompress
 from kvlens.methods.sentkv_params import SentKVParameters

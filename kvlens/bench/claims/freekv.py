@@ -14,8 +14,8 @@ from kvlens.bench.claims import Claim
 from kvlens.bench.claims.sekv_runs import sign_test
 from kvlens.bench.rates import corrected
 from kvlens.bench.trials import Prompts
-from kvlens.budget import Budget
 from kvlens.engine.engine import Engine, Options
+from kvlens.memory.budget import Budget
 from kvlens.methods import get, make_parameters
 from kvlens.methods.freekv_params import POOLINGS
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord

@@ -86,9 +86,9 @@ class Bench:
     def run(self, task: str, length: int, index: int, switches: dict[str, Any], budget: str | None) -> Seen:
         """One answer."""
         from kvlens.bench.trials import NEW_TOKENS
-        from kvlens.budget import Budget
         from kvlens.demo.tasks import score
         from kvlens.engine.engine import Options
+        from kvlens.memory.budget import Budget
 
         source, prompt, read = self.prompts(task, length, index)
         method, new, shape = methods.get("sekv"), NEW_TOKENS[task], self.engine.loaded.shape

@@ -14,8 +14,8 @@ import torch
 
 from kvlens.bench.gpu.floors import Rates, StepShape
 from kvlens.bench.gpu.replay import corrections
-from kvlens.layout import Layout
 from kvlens.memory import Placement, Selection
+from kvlens.memory.layout import Layout
 from kvlens.methods.base import Method, Prefilled, RunContext
 
 TURNS = 256

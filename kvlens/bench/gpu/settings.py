@@ -7,8 +7,8 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.bench.gpu.floors import CHESS_EVERY, CHUNK, PAGE, RANK, ROUTE, SINKS, SPAN, StepShape
-from kvlens.budget import Budget
 from kvlens.kernels.choice import Backend
+from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.shape import KVShape
 

@@ -77,11 +77,11 @@ def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.dev
 
 def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple[Any, _Sink]:
     from kvlens import methods
-    from kvlens.budget import Budget
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.models import load
+    from kvlens.memory.budget import Budget
     from kvlens.prompts import PromptText, tokenize
 
     method, loaded = methods.get(name), load("demo", device)
