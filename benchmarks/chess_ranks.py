@@ -18,10 +18,10 @@ import torch
 from kvlens.bench.claims.chess import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
-from kvlens.machine import machine
 from kvlens.methods import make_parameters
 from kvlens.methods.chess import Chess
 from kvlens.methods.chess_tree import page_vectors
+from kvlens.runs.machine import machine
 
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))
 VARIANTS: dict[str, dict[str, Any]] = {

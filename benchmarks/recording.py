@@ -23,9 +23,9 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
-from kvlens.machine import machine
 from kvlens.memory.budget import Budget
 from kvlens.prompts import PromptText, tokenize
+from kvlens.runs.machine import machine
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 _SERVE = """
 import json, os, sys, traceback
 import torch
-import kvlens.cli.main, kvlens.storing, kvlens.lens.reference, kvlens.engine.engine
+import kvlens.cli.main, kvlens.runs.storing, kvlens.runs.reference, kvlens.engine.engine
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()

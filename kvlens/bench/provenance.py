@@ -11,7 +11,7 @@ from typing import Any
 
 from kvlens import __version__, methods
 from kvlens.bench.trials import settings
-from kvlens.machine import machine
+from kvlens.runs.machine import machine
 
 
 @cache

@@ -9,12 +9,12 @@ import numpy as np
 
 from kvlens import tasks
 from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
-from kvlens.lens.fingerprint import fingerprint
-from kvlens.lens.reference import obtain, reference_key
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.runs import RunRequest
+from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.reference import obtain, reference_key
+from kvlens.runs.request import RunRequest
+from kvlens.runs.storing import Pairing, Prepared, plan, store
 from kvlens.store.reader import TraceReader
-from kvlens.storing import Pairing, Prepared, plan, store
 
 if TYPE_CHECKING:
     from kvlens.bench.sweepwork import Place

@@ -36,7 +36,7 @@ class Worker:
         from kvlens.bench.trials import Prompts
         from kvlens.engine.engine import Engine
         from kvlens.engine.models import load
-        from kvlens.runs import SMALL
+        from kvlens.runs.request import SMALL
 
         self.place = place
         loaded = load(place.model, place.device, place.dtype)

@@ -15,7 +15,7 @@ from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
-from kvlens.runs import default_preset
+from kvlens.runs.request import default_preset
 from kvlens.tasks import Asked
 
 NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}

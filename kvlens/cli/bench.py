@@ -150,7 +150,7 @@ def claims(
     from kvlens.bench.kept import check_file
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
-    from kvlens.machine import machine
+    from kvlens.runs.machine import machine
 
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")

@@ -64,7 +64,7 @@ def _load(model: str, device: str, dtype: str) -> LoadedModel:
     import torch
 
     from kvlens.engine.models import load
-    from kvlens.runs import SMALL
+    from kvlens.runs.request import SMALL
 
     loaded = load(model, device, dtype)
     if loaded.info["parameters"] < SMALL:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from kvlens.runs import Report
-    from kvlens.storing import Stored
+    from kvlens.runs.request import Report
+    from kvlens.runs.storing import Stored
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
 ProgressJson = Annotated[bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")]
@@ -24,7 +24,7 @@ def pair(
     progress_json: ProgressJson = False,
 ) -> None:
     """Repeat a stored run beside its full-KV reference. The last line of stdout is the new run's uid."""
-    from kvlens.lens.repeat import pair as repeat
+    from kvlens.runs.repeat import pair as repeat
 
     def work(folder: Path, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, list[str]]:
         stored, reference = repeat(folder, uid, forced, report, cancelled)

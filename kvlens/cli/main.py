@@ -107,7 +107,7 @@ def run(
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
     from kvlens.prompts import checked, decode, expecting
-    from kvlens.runs import RunRequest, carry_out, parse_set
+    from kvlens.runs.request import RunRequest, carry_out, parse_set
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()

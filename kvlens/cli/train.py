@@ -54,7 +54,7 @@ def sekv(
     from kvlens import methods
     from kvlens.engine.models import load
     from kvlens.prompts import decode
-    from kvlens.runs import default_preset, parse_set
+    from kvlens.runs.request import default_preset, parse_set
     from kvlens.training.sekv import SeKVTraining, train_sekv
 
     texts = [decode(path.read_bytes(), path.name).text for path in documents]

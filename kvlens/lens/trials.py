@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.memory.budget import Budget
     from kvlens.prompts import Prompt
-    from kvlens.runs import Report
+    from kvlens.runs.request import Report
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
-from kvlens.lens.repeat import Past, read_run, reload
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.rows import Loss
-from kvlens.runs import Report
+from kvlens.runs.repeat import Past, read_run, reload
+from kvlens.runs.request import Report
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
-    from kvlens.storing import Stored
+    from kvlens.runs.storing import Stored
 
 ANSWER_STEPS = 32
 """steps of an answer whose divergence a search adds up, at most"""
@@ -78,8 +78,8 @@ def whatif(
 
     The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be repeated.
     """
-    from kvlens.lens.reference import obtain, reference_key
-    from kvlens.storing import Pairing, plan, store
+    from kvlens.runs.reference import obtain, reference_key
+    from kvlens.runs.storing import Pairing, plan, store
 
     past = read_run(runs_dir, uid)
     heads = tuple(

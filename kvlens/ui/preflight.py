@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.preflight import estimate
+from kvlens.runs.preflight import estimate
 from kvlens.ui import widgets
 from kvlens.ui.request import MethodChoice, PromptChoice
 

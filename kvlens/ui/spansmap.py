@@ -15,13 +15,13 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.projection import pca, projection_figure
+from kvlens.runs.spanmap import LEAST_SPANS, MIN_DIST, SEED, settings
 from kvlens.ui import data, widgets
 from kvlens.ui.chart import chart
 from kvlens.ui.data import TraceReader
 from kvlens.ui.jobs import Job, JobManager
 from kvlens.ui.spansdata import COLOURS, View
 from kvlens.ui.spansview import span_clicked
-from kvlens.umapjob import LEAST_SPANS, MIN_DIST, SEED, settings
 
 NEIGHBORS = (5, 15, 30, 50)
 KINDS = {"pca": "PCA", "umap": "UMAP"}
@@ -45,7 +45,7 @@ class Maps:
             known = self._jobs.get(self._ids.get(out, ""))
             if known is None or not known.active:
                 numbers = (str(number) for number in (layer, kv_head, neighbors))
-                argv = [sys.executable, "-m", "kvlens.umapjob", str(data.runs_dir().resolve()), uid, *numbers, str(out)]
+                argv = [sys.executable, "-m", "kvlens.runs.spanmap", str(data.runs_dir().resolve()), uid, *numbers, str(out)]
                 self._ids[out] = self._jobs.submit(argv, f"UMAP of run {uid}")
 
     def shutdown(self) -> None:

@@ -14,7 +14,7 @@ from uiruns import Visit
 
 from kvlens.figures import chess as figures
 from kvlens.prompts import PromptText
-from kvlens.runs import RunRequest, carry_out
+from kvlens.runs.request import RunRequest, carry_out
 
 
 def charts(app: AppTest) -> list[Any]:

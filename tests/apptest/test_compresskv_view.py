@@ -13,7 +13,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.figures import compresskv as figures
-from kvlens.runs import RunRequest, carry_out
+from kvlens.runs.request import RunRequest, carry_out
 from kvlens.ui.methodview.compresskv import normalised
 
 

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
     from kvlens.prompts import PromptText
-    from kvlens.runs import RunRequest, carry_out
+    from kvlens.runs.request import RunRequest, carry_out
 
     made = tmp_path_factory.mktemp("freekv")
     source = PromptText(make_prompt("multikey", 600, 0.5, 1, demo_encode()).text)

@@ -12,7 +12,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.figures.metrics import si_bytes
-from kvlens.runs import RunRequest, carry_out
+from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
 from kvlens.ui.methodview import sentkv
 

@@ -15,11 +15,11 @@ from test_pages import words
 from uiruns import MARKUP, Runs, Visit
 
 from kvlens.rows import PrefillRecord
+from kvlens.runs.spanmap import settings
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.ui import spansmap
-from kvlens.umapjob import settings
 
 PLAIN, FEW, SILENT = "20260101-000000-plain", "20260101-000001-fewer", "20260101-000002-silent"
 

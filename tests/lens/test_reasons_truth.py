@@ -17,7 +17,7 @@ from kvlens.lens.facts import Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory import ROLE, Memory, Selection
 from kvlens.prompts import PromptText
-from kvlens.runs import RunRequest, carry_out
+from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
 
 RUNS = {

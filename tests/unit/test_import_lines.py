@@ -81,7 +81,7 @@ def test_the_store_knows_no_torch_and_no_interface() -> None:
 def test_a_fresh_process_loads_no_heavy_library() -> None:
     code = f"""
 import sys, kvlens.ui.data, kvlens.ui.details, kvlens.ui.frame, kvlens.ui.headview, kvlens.ui.preflight, kvlens.ui.submit
-import kvlens.ui.spanstable, kvlens.ui.spansmap, kvlens.umapjob
+import kvlens.ui.spanstable, kvlens.ui.spansmap, kvlens.runs.spanmap
 kvlens.ui.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -10,7 +10,7 @@ from support import task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.preflight import estimate
+from kvlens.runs.preflight import estimate
 
 
 @pytest.mark.parametrize("name", list(methods.registry()))

@@ -10,7 +10,7 @@ import pytest
 from support import task_prompt
 
 from kvlens import methods
-from kvlens.runs import RunRequest, carry_out
+from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui import spancuts

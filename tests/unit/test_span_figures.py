@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlens import umapjob
 from kvlens.figures.projection import pca, projection_figure
 from kvlens.figures.spans import UNKNOWN, Curve, Lane, length_histogram, shown, surprisal_figure
 from kvlens.figures.states import STATE_COLORS
+from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui import spansmap

@@ -157,7 +157,7 @@ def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]
     from kvlens.demo.tasks import score
     from kvlens.engine.engine import Options
     from kvlens.methods.compresskv import CompressKV
-    from kvlens.runs import default_preset
+    from kvlens.runs.request import default_preset
 
     make, preset = Prompts(engine, FIRST_SEED), default_preset("compresskv", engine.loaded.name)
     out = {name: np.zeros((len(TASKS), len(TOKENS), prompts)) for name in ARMS}

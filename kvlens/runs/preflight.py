@@ -35,7 +35,7 @@ def estimate(
     Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises ValueError
     with one sentence for an unknown model folder, method, preset, parameter or budget.
     """
-    from kvlens.runs import default_budget, default_preset
+    from kvlens.runs.request import default_budget, default_preset
 
     chosen = methods.get(method)
     parameters = methods.make_parameters(chosen, preset or default_preset(method, model), params)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import __version__, methods
-from kvlens.machine import machine
+from kvlens.runs.machine import machine
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold
 from kvlens.prompts import Prompt, PromptText
-from kvlens.runs import SMALL, Report, RunRequest, default_budget, default_preset
+from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Prepared:
     engine: Engine
     prompt: Prompt
     fingerprint: str
-    """of the model, see kvlens.lens.fingerprint"""
+    """of the model, see kvlens.runs.fingerprint"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     report("load", 0, 1)
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
-    from kvlens.lens.fingerprint import fingerprint
+    from kvlens.runs.fingerprint import fingerprint
     from kvlens.prompts import tokenize
 
     try:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.holds import Hold
 from kvlens.prompts import PromptText
 from kvlens.rows import SpanRow
-from kvlens.runs import Report, RunRequest
+from kvlens.runs.request import Report, RunRequest
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
-    from kvlens.storing import Prepared, Stored
+    from kvlens.runs.storing import Prepared, Stored
 
 _OLD = ("model", "method", "preset", "budget", "max_new", "seed", "temperature", "top_p", "device", "dtype", "coverage", "trace_level")
 """what a trace says of its request without keeping the request whole (kvlens before the lens)"""
@@ -90,7 +90,7 @@ def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
 
 def reload(past: Past, report: Report) -> Prepared:
     """The run's model and prompt once more. Raises ValueError, one sentence, when they are not what they were."""
-    from kvlens.storing import prepare
+    from kvlens.runs.storing import prepare
 
     prepared = prepare(past.request, past.source, report)
     if past.fingerprint is not None and prepared.fingerprint != past.fingerprint:
@@ -108,8 +108,8 @@ def reload(past: Past, report: Report) -> Prepared:
 
 def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, str]:
     """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the reference's uid)."""
-    from kvlens.lens.reference import obtain, reference_key
-    from kvlens.storing import Pairing, plan, store
+    from kvlens.runs.reference import obtain, reference_key
+    from kvlens.runs.storing import Pairing, plan, store
 
     past = read_run(runs_dir, uid)
     prepared = reload(past, report)

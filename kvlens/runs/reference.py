@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
-from kvlens.runs import Report, RunRequest
+from kvlens.runs.request import Report, RunRequest
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.engine.engine import Result
-    from kvlens.storing import Prepared
+    from kvlens.runs.storing import Prepared
 
 LOGITS_FILE = "logits.safetensors"
 MOST_BYTES = 8 * 2**30
@@ -103,7 +103,7 @@ def _full(request: RunRequest) -> RunRequest:
 
 
 def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]) -> Reference:
-    from kvlens.storing import Pairing, plan, store
+    from kvlens.runs.storing import Pairing, plan, store
 
     _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
@@ -116,7 +116,7 @@ def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, rep
 def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled: Callable[[], bool]) -> None:
     """Raises what the run would raise before it decodes anything, so that a refused run leaves no reference behind."""
     from kvlens.engine.engine import Cancelled
-    from kvlens.storing import plan
+    from kvlens.runs.storing import plan
 
     planned = plan(request)
 
@@ -137,7 +137,7 @@ def _compute_again(
 ) -> Reference | None:
     """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same tokens."""
     from kvlens.engine.engine import Cancelled
-    from kvlens.storing import plan
+    from kvlens.runs.storing import plan
 
     try:
         with TraceReader.open(runs_dir, uid) as reader:

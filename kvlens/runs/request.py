@@ -105,8 +105,8 @@ def carry_out(
     Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget; nothing is
     stored then. Raises the store's TraceError when the trace cannot be written.
     """
-    from kvlens.lens.reference import obtain, reference_key
-    from kvlens.storing import Pairing, plan, prepare, store
+    from kvlens.runs.reference import obtain, reference_key
+    from kvlens.runs.storing import Pairing, plan, prepare, store
 
     prepared = prepare(request, source, report)
     pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
