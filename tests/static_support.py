@@ -10,8 +10,8 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.engine import Options
+from kvlens.gpu.static import StaticDecoder
 from kvlens.memory.budget import Budget
-from kvlens.static import StaticDecoder
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 from triton.runtime.jit import JITFunction
 
-import kvlens.static.recall
+import kvlens.gpu.static.recall
+from kvlens.gpu.static import StaticDecoder, cuda
 from kvlens.kernels import aot
 from kvlens.kernels.zone_plan import zone_plan_triton
-from kvlens.static import StaticDecoder, cuda
 
 STEPS = 5
 ARCHITECTURE = 90
@@ -39,7 +39,7 @@ def main() -> None:
     JITFunction.run = compile_only
     triton.runtime.driver.set_active(aot._Absent(ARCHITECTURE))  # type: ignore[arg-type]
     torch.Tensor.new_empty = torch.Tensor.new_zeros  # type: ignore[method-assign,assignment]
-    kvlens.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
+    kvlens.gpu.static.recall.fetch = cuda.fetch  # type: ignore[assignment]
     found: dict[str, list[list[str]]] = {}
     for case in (on_random(CASES[i]) for i in (0, 2, 5, 8, 13)):
         made: StaticDecoder = decoder(model, random_prompt(400), case, STEPS, kernels="triton")

@@ -14,10 +14,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
-from kvlens.bench.gpu.floors import USED
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, settings
 from kvlens.engine.engine import Engine, Options
+from kvlens.gpu.bench.floors import USED
 from kvlens.memory.budget import Budget
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 

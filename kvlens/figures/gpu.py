@@ -1,4 +1,4 @@
-"""GPU results as figures: ceilings, kernels as shares of them, steps over their floors. Rows as kvlens.bench.gpu.result has them."""
+"""GPU results as figures: ceilings, kernels as shares of them, steps over their floors. Rows as kvlens.gpu.bench.result has them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from kvlens.bench.gpu.floors import TITLES
-from kvlens.bench.gpu.result import CeilingRow, KernelRow, RecordingRow, StepRow
 from kvlens.figures.quality import METHOD_COLORS
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, finish
+from kvlens.gpu.bench.floors import TITLES
+from kvlens.gpu.bench.result import CeilingRow, KernelRow, RecordingRow, StepRow
 
 
 def zero_copy(rows: Sequence[CeilingRow]) -> go.Figure:

@@ -10,12 +10,12 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from kvlens.bench.gpu.floors import TITLES
-from kvlens.bench.gpu.rates import WORDS, words
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
-from kvlens.bench.gpu.schema import measured, read
 from kvlens.figures.drawn import drawn
 from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
+from kvlens.gpu.bench.floors import TITLES
+from kvlens.gpu.bench.rates import WORDS, words
+from kvlens.gpu.bench.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
+from kvlens.gpu.bench.schema import measured, read
 from kvlens.ui.benchview import folder
 from kvlens.ui.chart import chart
 from kvlens.ui.widgets import error, plain

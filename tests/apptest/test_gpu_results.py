@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
-from kvlens.bench.gpu.floors import Rates
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RateSource, RecordingRow, Row, StepRow
+from kvlens.gpu.bench.floors import Rates
+from kvlens.gpu.bench.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RateSource, RecordingRow, Row, StepRow
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 

@@ -13,9 +13,9 @@ from support import random_llama, random_prompt, task_prompt
 from torch._dynamo.utils import counters
 
 from kvlens.engine.engine import Engine
+from kvlens.gpu.static import BatchDecoder, StaticDecoder
 from kvlens.kernels.compat import INTERPRET
 from kvlens.methods import get
-from kvlens.static import BatchDecoder, StaticDecoder
 
 STEPS = 8
 LENGTHS = (640, 640, 560)

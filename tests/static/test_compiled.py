@@ -10,8 +10,8 @@ from static_support import CASES, FETCHING, Case, Counting, decoder
 from support import random_llama, random_prompt
 from torch._dynamo.utils import counters
 
+from kvlens.gpu.static import StaticDecoder
 from kvlens.methods import get
-from kvlens.static import StaticDecoder
 
 STEPS = 32
 HOST = ("item", "tolist", "cpu", "numpy", "nonzero", "tensor", "unique", "masked_select", "to_list")

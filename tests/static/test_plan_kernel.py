@@ -12,11 +12,11 @@ from static_support import CASES, Case, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
+from kvlens.gpu.static.recall import StaticRecall
 from kvlens.kernels.arrivals import fill_cells_triton
 from kvlens.kernels.compat import INTERPRET
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import zone_plan_torch
-from kvlens.static.recall import StaticRecall
 
 STEPS = 4
 EXACT = {"atol": 0.0, "rtol": 0.0}
@@ -81,7 +81,7 @@ def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, m
         filled.append(bool(fill.any()))
         fill_cells_triton(new, turn, span, offset, fill, keys, values)
 
-    monkeypatch.setattr("kvlens.static.factors.fill_cells_triton", fill)
+    monkeypatch.setattr("kvlens.gpu.static.factors.fill_cells_triton", fill)
     try:
         factors = made.session.rows.factors
         assert factors is not None
@@ -111,7 +111,7 @@ def test_who_plans(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         memory, rows = made.session.memory, made.session.rows
         assert made.session.recall.plan is zone_plan_torch
         assert StaticRecall(memory, rows, "triton").plan is zone_plan_triton
-        monkeypatch.setattr("kvlens.static.recall.backend", lambda tensor: "triton")
+        monkeypatch.setattr("kvlens.gpu.static.recall.backend", lambda tensor: "triton")
         assert StaticRecall(memory, rows).plan is zone_plan_triton
         assert StaticRecall(memory, rows, "torch").plan is zone_plan_torch
     finally:

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import attention_step, ceilings, ledger, run
-from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.failures import sentence
-from kvlens.bench.gpu.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
-from kvlens.bench.gpu.headlines import HEADLINES, Headline, compare
-from kvlens.bench.gpu.part import Bench, Part
-from kvlens.bench.gpu.rates import at_papers
-from kvlens.bench.gpu.rates import read as read_rates
-from kvlens.bench.gpu.replay import corrections, wishes
-from kvlens.bench.gpu.report import MARKS, page, with_tables
-from kvlens.bench.gpu.result import HeadlineRow, StepRow
-from kvlens.bench.gpu.run import Request, measure
-from kvlens.bench.gpu.schema import measured, read
+from kvlens.gpu.bench import attention_step, ceilings, ledger, run
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.failures import sentence
+from kvlens.gpu.bench.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
+from kvlens.gpu.bench.headlines import HEADLINES, Headline, compare
+from kvlens.gpu.bench.part import Bench, Part
+from kvlens.gpu.bench.rates import at_papers
+from kvlens.gpu.bench.rates import read as read_rates
+from kvlens.gpu.bench.replay import corrections, wishes
+from kvlens.gpu.bench.report import MARKS, page, with_tables
+from kvlens.gpu.bench.result import HeadlineRow, StepRow
+from kvlens.gpu.bench.run import Request, measure
+from kvlens.gpu.bench.schema import measured, read
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("ceilings", "ledger", "headlines")
@@ -164,7 +164,7 @@ class Hide:
         if name.split(".")[0] not in ("duckdb", "streamlit", "plotly", "umap", "pyarrow", "pydantic", "typer"):
             return self.finder.find_spec(name, path, target)
 sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
-from kvlens.bench.gpu import __main__
+from kvlens.gpu.bench import __main__
 sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256", "--batches", "1"]
 sys.exit(__main__.main())"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
@@ -282,7 +282,7 @@ def test_a_file_of_something_else_is_one_sentence(tmp_path: Path) -> None:
 def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    for command in (["-m", "kvlens", "bench", "gpu"], ["-m", "kvlens.bench.gpu"]):
+    for command in (["-m", "kvlens", "bench", "gpu"], ["-m", "kvlens.gpu.bench"]):
         done = subprocess.run(
             [sys.executable, *command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
         )
@@ -293,7 +293,7 @@ def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
 
 def test_it_loads_no_store_and_no_pages() -> None:
     code = """
-import sys, kvlens.bench.gpu.run
+import sys, kvlens.gpu.bench.run
 print([name for name in ("duckdb", "streamlit", "plotly", "umap", "pydantic", "transformers") if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "[]", done.stderr[-2000:]
@@ -305,7 +305,7 @@ print([name for name in ("duckdb", "streamlit", "plotly", "umap", "pydantic", "t
 def test_the_docs_are_what_the_results_say() -> None:
     results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert with_tables(text, page(results, read_rates())) == text, "run python -m kvlens.bench.gpu.report --write docs/performance.md"
+    assert with_tables(text, page(results, read_rates())) == text, "run python -m kvlens.gpu.bench.report --write docs/performance.md"
     assert text.count(MARKS[0]) == 1
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import decode, decoding, offloaded
-from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, traffic
-from kvlens.bench.gpu.headlines import HEADLINES, compare
-from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.rates import RateTable, at_papers
-from kvlens.bench.gpu.report import page
-from kvlens.bench.gpu.result import Entry, Result, StepRow
-from kvlens.bench.gpu.run import BATCHES, CONTEXTS, all_parts
+from kvlens.gpu.bench import decode, decoding, offloaded
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, traffic
+from kvlens.gpu.bench.headlines import HEADLINES, compare
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.rates import RateTable, at_papers
+from kvlens.gpu.bench.report import page
+from kvlens.gpu.bench.result import Entry, Result, StepRow
+from kvlens.gpu.bench.run import BATCHES, CONTEXTS, all_parts
 from kvlens.memory.prompt import PromptStore
 
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import paths
-from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.floors import Rates, step_shape
-from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.paths import Chunks, Zoned
-from kvlens.bench.gpu.paths_other import SeKV
+from kvlens.gpu.bench import paths
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.floors import Rates, step_shape
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.paths import Chunks, Zoned
+from kvlens.gpu.bench.paths_other import SeKV
 from kvlens.kernels.compat import INTERPRET
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import zone_plan_torch

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import decode, decoding, offloaded, recording
-from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, step_shape, traffic
-from kvlens.bench.gpu.model import random_model, random_prompt
-from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.result import StepRow
+from kvlens.gpu.bench import decode, decoding, offloaded, recording
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, step_shape, traffic
+from kvlens.gpu.bench.model import random_model, random_prompt
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.result import StepRow
 
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
 RECALLING = ("sekv", "freekv", "sentkv", "blocking")

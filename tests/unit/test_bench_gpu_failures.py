@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu.failures import sentence
+from kvlens.gpu.bench.failures import sentence
 from kvlens.kernels.compat import power_of_two
 from kvlens.memory.pinned import PinnedSlabs
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import ceilings, kernel_checks
-from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.result import CeilingRow, CheckRow, KernelRow, Row
-from kvlens.bench.gpu.run import Request, measure
-from kvlens.bench.gpu.schema import read
+from kvlens.gpu.bench import ceilings, kernel_checks
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.result import CeilingRow, CheckRow, KernelRow, Row
+from kvlens.gpu.bench.run import Request, measure
+from kvlens.gpu.bench.schema import read
 
 COPY = CeilingRow("device copy", "1 MiB", 1.0, 2.0, "B/s", 2.0)
 
@@ -69,7 +69,7 @@ def test_a_kernel_that_cannot_be_run_is_a_failed_check_and_the_others_go_on(monk
     def broken(*arguments: Any) -> None:
         raise RuntimeError("out of resource: shared memory")
 
-    from kvlens.bench.gpu.device import DryDevice
+    from kvlens.gpu.bench.device import DryDevice
 
     monkeypatch.setattr(kernel_checks.merge, "merge", broken)
     rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.bench.gpu import attention_step, decode, rates
-from kvlens.bench.gpu.device import DryDevice
-from kvlens.bench.gpu.floors import DECODE_METHODS, LLAMA_8B, METHODS, USED, Rates, decode_shape, step_shape, traffic
-from kvlens.bench.gpu.headlines import HEADLINES, compared
-from kvlens.bench.gpu.part import Bench
-from kvlens.bench.gpu.rates import PAPERS, RECORDED, Line, RateTable, read, swept, words
-from kvlens.bench.gpu.report import page
-from kvlens.bench.gpu.run import Request, measure
-from kvlens.bench.gpu.schema import read as read_result
+from kvlens.gpu.bench import attention_step, decode, rates
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.floors import DECODE_METHODS, LLAMA_8B, METHODS, USED, Rates, decode_shape, step_shape, traffic
+from kvlens.gpu.bench.headlines import HEADLINES, compared
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.rates import PAPERS, RECORDED, Line, RateTable, read, swept, words
+from kvlens.gpu.bench.report import page
+from kvlens.gpu.bench.run import Request, measure
+from kvlens.gpu.bench.schema import read as read_result
 
 FOUND = {
     "sekv": Rates(miss=0.5, zoom=0.2), "freekv": Rates(miss=0.75, correction=0.8), "sentkv": Rates(reuse=0.4), "blocking": Rates(miss=0.6),

@@ -13,11 +13,11 @@ import pytest
 from test_cli import kvlens
 
 from kvlens import methods
-from kvlens.bench.gpu.floors import USED
-from kvlens.bench.gpu.rates import RECORDED, read
 from kvlens.bench.rates import ARMS, RatesRequest, Watch, figures
 from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
+from kvlens.gpu.bench.floors import USED
+from kvlens.gpu.bench.rates import RECORDED, read
 from kvlens.memory.budget import Budget
 from kvlens.rows import StepRecord
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.capture import captured
-from kvlens.static import cuda
+from kvlens.gpu.capture import captured
+from kvlens.gpu.static import cuda
 
 DEVICE = torch.device("cuda", 0)
 
@@ -51,7 +51,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         CUDAGraph=Graph, graph=Capture, device=lambda device: stream("main"), stream=stream, current_stream=lambda device: now[0],
         synchronize=lambda device: said.append("waited"), now=now,
     )  # fmt: skip
-    monkeypatch.setattr("kvlens.capture.torch.cuda", stands)
+    monkeypatch.setattr("kvlens.gpu.capture.torch.cuda", stands)
     return said
 
 

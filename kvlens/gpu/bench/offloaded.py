@@ -1,0 +1,105 @@
+"""transformers' own offloaded cache: every layer's keys and values go to host memory after their use and come back a layer ahead.
+
+It is transformers' code as it is, on the same model, with transformers' SDPA attention: pageable host memory, whole tensors both ways, a
+concatenation per layer and step, no graph. Several sequences are one batch of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens.gpu.bench.device import p95
+from kvlens.gpu.bench.model import random_model
+from kvlens.gpu.bench.part import Bench
+
+SECONDS = 20.0
+"""a step takes up to seconds: fewer than 200 are timed where they would take longer than this"""
+FEWEST = 5
+ROOM = 1.25
+"""host memory asked for beside the cache, as a share of it: layers come and go"""
+
+
+def refused(bench: Bench, context: int, batch: int, link: float | None) -> str | None:
+    """Why it is not tried: host memory that does not suffice, or a bus that would be held too long. link: bytes per second, if known."""
+    whole = batch * bench.model.kv.full_kv_bytes(context)
+    free = host_bytes()
+    if free is not None and ROOM * whole > free and not bench.dry:
+        return f"does not fit: needs {ROOM * whole / 1e9:.1f} GB of host memory, {free / 1e9:.1f} GB free; --batches 1 needs less"
+    wait = FEWEST * 2 * whole / link if link else 0.0
+    if wait > SECONDS and not bench.dry:
+        return f"left out: {FEWEST} steps would hold the bus for {wait:.0f} s at the least"
+    return None
+
+
+GROUPS = (("memory.max", "memory.current", "memory.stat", "inactive_file"),
+          ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"))  # fmt: skip
+"""where a control group of either version says its limit, what is used of it, and how much of that are files it can forget"""
+
+
+def host_bytes(system: Path = Path("/")) -> int | None:
+    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not known."""
+
+    def number(path: str, name: str) -> int:
+        lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
+        return next(int(words[1]) for words in lines if words[0] == name)
+
+    found = []
+    with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):
+        found.append(1024 * number("proc/meminfo", "MemAvailable:"))
+    for limit, used, stat, files in GROUPS:
+        with contextlib.suppress(OSError, StopIteration, ValueError, IndexError):  # 'max' is no limit, and no number
+            most, now = (int((system / "sys/fs/cgroup" / name).read_text(encoding="ascii")) for name in (limit, used))
+            found.append(most - now + number(f"sys/fs/cgroup/{stat}", files))
+    return max(0, min(found)) if found else None
+
+
+@torch.inference_mode()
+def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
+    """Columns of a step row. On the CPU there is nothing to offload to: the same cache without it."""
+    from kvlens.engine.hf_attention import ATTENTION
+
+    loaded = bench.keep_alone("model", lambda: random_model(bench))
+    loaded.model.set_attn_implementation("sdpa")
+    try:
+        bench.device.reset_peak()
+        cache = _filled(bench, loaded.model.config, context, batch)
+        tokens = torch.ones(batch, 1, dtype=torch.long, device=bench.device.at)
+
+        def step() -> None:
+            logits = loaded.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            tokens.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+        begun = time.monotonic()
+        bench.device.times(step, 1)
+        each = (time.monotonic() - begun) / 2  # a step comes before the one that is timed
+        count = bench.repeats if bench.dry else max(FEWEST, min(bench.repeats, int(SECONDS / each)))
+        times = bench.device.times(step, count)
+    finally:
+        loaded.model.set_attn_implementation(ATTENTION)
+    few = f"; {count} steps instead of {bench.repeats}" if count < bench.repeats else ""
+    return {
+        "graph": False, "steps": count, "median": statistics.median(times), "p95": p95(times), "stall": None,
+        "peak_bytes": bench.device.peak_bytes(), "resident_bytes": 0, "kernels": "torch",
+        "note": "transformers' DynamicCache with offloading and SDPA" + few,
+    }  # fmt: skip
+
+
+def _filled(bench: Bench, config: Any, context: int, batch: int) -> Any:
+    """A cache that holds `context` random tokens of every sequence in every layer, all but the first layer's in host memory."""
+    from transformers import DynamicCache
+
+    kv, normal = bench.model.kv, bench.device.normal
+    cache = DynamicCache(config=config, offloading=not bench.dry)
+    layers: Any = cache.layers
+    for at, layer in enumerate(layers):
+        layer.update(*(normal(batch, kv.kv_heads, context, kv.head_dim) for _ in range(2)))
+        if at and not bench.dry:
+            layer.offload()
+            bench.device.wait()
+    return cache

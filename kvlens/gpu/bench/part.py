@@ -1,0 +1,97 @@
+"""What a part of the benchmark is given, and what it is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.floors import LLAMA_8B, TINY, Model
+from kvlens.gpu.bench.rates import RateTable, read
+from kvlens.gpu.bench.result import Row
+
+HERE = Path(__file__).resolve().parent
+KERNELS = HERE.parents[2] / "kernels"
+POOL_BYTES = 4 << 30
+"""host memory pinned at most; beyond it layers share the pool"""
+
+
+@dataclass
+class Bench:
+    """What every part is given. `result`: what earlier parts found, ceilings among it."""
+
+    device: DryDevice
+    contexts: Sequence[int]
+    batches: Sequence[int]
+    result: dict[str, Any]
+    rates: RateTable = field(default_factory=RateTable)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """what several parts use and is dear to make"""
+
+    @property
+    def dry(self) -> bool:
+        return self.device.dry
+
+    @property
+    def model(self) -> Model:
+        return TINY if self.dry else LLAMA_8B
+
+    @property
+    def repeats(self) -> int:
+        """Calls that are timed, one by one."""
+        return 3 if self.dry else 200
+
+    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+        """What was made under this name, else what `make` makes."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return self.kept[name]
+
+    def keep_alone(self, name: str, make: Callable[[], Any]) -> Any:
+        """The same, and what was kept under other names is given back first: a device has no room for two models."""
+        if any(other != name for other in self.kept):
+            self.kept = {other: made for other, made in self.kept.items() if other == name}
+            self.device.release()
+        return self.keep(name, make)
+
+    @cached_property
+    def pool(self) -> torch.Tensor:
+        """Units of pages in pinned host memory, [pages, H_kv, 2, 32, D]. Made once: pinning takes seconds."""
+        kv = self.model.kv
+        pages = 2048 if self.dry else POOL_BYTES // (kv.kv_heads * 32 * kv.head_token_bytes)
+        pool = self.device.pinned(pages, kv.kv_heads, 2, 32, kv.head_dim)
+        block = self.device.normal(min(pages, 1024), *pool.shape[1:])
+        for first in range(0, pages, len(block)):
+            pool[first : first + len(block)].copy_(block[: pages - first])
+        return pool
+
+
+@dataclass(frozen=True)
+class Part:
+    """`run` may give its rows one by one: those before a failure are kept. `files`: sources whose change makes an old entry stale, beside
+    the kernels and what all parts share."""
+
+    name: str
+    run: Callable[[Bench], Iterable[Row]]
+    files: tuple[str, ...]
+    smaller: str
+    """what to try when memory runs out"""
+    replays: bool = False
+    """it replays recorded rates, so that others make an old entry stale as well"""
+
+    @property
+    def sources(self) -> str:
+        """Digest of the code that measures, and of the rates it replays."""
+        digest = hashlib.sha256()
+        shared = [HERE / name for name in ("device.py", "part.py", "floors.py", *self.files)]
+        for path in (*sorted(KERNELS.glob("*.py")), *shared):
+            digest.update(path.read_bytes())
+        if self.replays:
+            digest.update(repr({method: line.rates for method, line in read().lines.items()}).encode())
+        return digest.hexdigest()[:16]

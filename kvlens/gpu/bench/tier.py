@@ -1,0 +1,93 @@
+"""The engine on the device against the engine on the CPU: every method on the demo model, in fp32. What runs first on a machine with a
+GPU: pinned memory, streams, events and the kernels as sessions use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvlens.gpu.bench.failures import sentence
+from kvlens.gpu.bench.result import CheckRow
+from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+
+LENGTH, NEW, SHARE = 512, 16, "0.3"
+RANKS = 0.02
+"""by this share the bytes of spans stored as factors may differ: their ranks come from a decomposition on the device"""
+
+
+@dataclass
+class _Sink:
+    """Adds up what the ledger says."""
+
+    bytes: dict[str, int] = field(default_factory=lambda: {"h2d": 0, "d2h": 0})
+    backwards: int = 0
+    """copies that end before they begin"""
+
+    def begin(self, meta: dict[str, Any]) -> None:
+        """Nothing is kept of it."""
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self._add(record)
+
+    def step(self, record: StepRecord) -> None:
+        self._add(record)
+
+    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
+        """Nothing is kept of it."""
+
+    def _add(self, record: PrefillRecord | StepRecord) -> None:
+        for row in record.transfers:
+            self.bytes[row.direction] += row.bytes
+            self.backwards += row.end_us < row.start_us
+
+
+def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
+    """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others go on."""
+    from kvlens import methods
+    from kvlens.memory.link import link_name
+
+    found = []
+    links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
+    settings = [(name, {"form": "raw"} if name == "sekv" else {}, 0.0) for name in methods.registry()]
+    for name, overrides, tolerance in (*settings, ("sekv", {"form": "factors"}, RANKS)):
+        label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
+        try:
+            found += _compare(label, name, overrides, device, tolerance, steps)
+        except Exception as problem:
+            found.append(CheckRow(f"{label}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False))
+    return found
+
+
+def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float,
+             steps: int) -> list[CheckRow]:  # fmt: skip
+    (host, host_sink), (ours, our_sink) = (_run(name, overrides, where, steps) for where in ("cpu", str(device)))
+    wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
+    gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
+    failed = [check.name for check in ours.checks if not check.passed]
+    return [
+        CheckRow(f"{label}: share of tokens that differ ({ours.kernels})", wrong, 0.0, wrong == 0),
+        CheckRow(f"{label}: share of the ledger's {sum(host_sink.bytes.values())} B that differs", gap, tolerance, gap <= tolerance),
+        CheckRow(f"{label}: self-checks that fail, copies that end before they begin{': ' * bool(failed)}{', '.join(failed)}",
+                 float(len(failed) + our_sink.backwards), 0.0, not failed and not our_sink.backwards),
+    ]  # fmt: skip
+
+
+def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple[Any, _Sink]:
+    from kvlens import methods
+    from kvlens.demo.encode import demo_encode
+    from kvlens.demo.tasks import make_prompt
+    from kvlens.engine.engine import Engine, Options
+    from kvlens.engine.models import load
+    from kvlens.memory.budget import Budget
+    from kvlens.prompts import PromptText, tokenize
+
+    method, loaded = methods.get(name), load("demo", device)
+    params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)
+    text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
+    prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
+    budget = None if method.keeps_all else Budget.parse(SHARE)
+    sink = _Sink()
+    return Engine(loaded).run(prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink), sink

@@ -1,0 +1,117 @@
+"""Recall inside a static step: plan on the device, move the missing rows, count. Host code only picks the layer."""
+
+from __future__ import annotations
+
+import torch
+
+from kvlens.gpu.static import cuda
+from kvlens.gpu.static.rows import HostRows
+from kvlens.kernels.choice import Backend, backend
+from kvlens.kernels.zone_plan import zone_plan_triton
+from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
+from kvlens.memory import FREE, ROLE, Memory, Selection
+from kvlens.rows import SpanRow
+
+ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)
+
+
+class StaticRecall:
+    """The recall zones of a run. `moved` int64 [2, L, H_kv]: bytes moved since the session began, before an attention that waited for
+    them and after it, exactly. `bytes`: of the tables it keeps on the device. `kernels`: what plans, and puts factors' tokens into cells.
+    """
+
+    def __init__(self, memory: Memory, rows: HostRows, kernels: Backend | None = None) -> None:
+        """kernels: None: the kernel on CUDA, torch operations elsewhere."""
+        self.memory, self.rows = memory, rows
+        self.kernels: Backend = kernels or backend(memory.is_hot)
+        shape, device, spans = memory.shape, memory.device, memory.spans.capacity
+        self.tables: dict[int, ZoneTables] = {}
+        for layer in range(shape.layers):
+            cells = memory.layout.of(layer).recall // rows.page
+            if cells:
+                # storages of their own: a compiled function may not write to inputs that lie in one
+                sizes = (spans, spans, cells, cells)
+                held, stamp, span, offset = (torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes)
+                self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
+        self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
+        if rows.factors is not None:
+            rows.factors.use(self.kernels)
+        self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
+
+    def _rounds(self, cells: int) -> int:
+        """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
+        page = self.rows.page
+        if page > 1:
+            return rounds_for(1, 1)
+        shortest, longest = self.memory.layout.recall_spans or (1, cells)
+        return rounds_for(max(1, shortest), max(1, min(longest, cells)))
+
+    def check(self, spans: list[SpanRow]) -> None:
+        """Spans that a method opened between steps are as long as its layout said."""
+        limits = self.memory.layout.recall_spans
+        if limits is None:
+            return
+        for row in spans:
+            tokens = row.tok_end - row.tok_start
+            if row.state in ("cold", "coarse"):
+                assert limits[0] <= tokens <= limits[1], f"a span of {tokens} tokens, where the layout says {limits}"
+
+    @property
+    def bytes(self) -> int:
+        tables = [x for t in self.tables.values() for x in (t.held, t.stamp, t.span, t.offset, t.live)]
+        factors = self.rows.factors.bytes if self.rows.factors is not None else 0
+        return factors + sum(x.numel() * x.element_size() for x in (*tables, self.moved))
+
+    def bring(self, layer: int, selection: Selection, fire: torch.Tensor, clock: torch.Tensor, later: bool) -> torch.Tensor | None:
+        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position. -> bytes moved
+        [H_kv]; None where the layer has no recall zone or nobody can wish."""
+        tables, want = self.tables.get(layer), selection.want
+        if tables is None or want.shape[1] == 0:
+            return None
+        memory, rows, factors = self.memory, self.rows, self.rows.factors
+        rounds = 1 if selection.fits else self._rounds(tables.live.shape[1])
+        wishes = Wishes(want, selection.tokens, fire, clock, rounds, selection.reuse, selection.equal_reuse)
+        packed = None if factors is None else factors.tokens_of(rows.at(layer))
+        spans, unit_bytes = memory.spans, rows.page * memory.shape.head_token_bytes
+        source = Source(spans.lengths, spans.starts, packed, rows.page, rows.origin, unit_bytes)
+        moves = self.plan(tables, self._names(layer), wishes, source)
+        self._move(layer, moves.unit)
+        moved = moves.bytes
+        if factors is not None:
+            assert selection.tokens is None, "part of a span can be fetched only where it lies raw"
+            assert selection.reuse
+            assert not selection.equal_reuse
+            assert moves.came is not None
+            assert moves.rebuilt is not None
+            at = rows.at(layer)
+            moved = moved + factors.bring(at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer))
+        self.moved[int(later), layer].add_(moved)
+        return moved
+
+    def _zone(self, layer: int) -> slice:
+        start = self.memory.hot.pool(layer).start["recall"]
+        return slice(start, start + self.memory.layout.of(layer).recall)
+
+    def _cells(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of the zone, [H_kv, tokens, D]."""
+        slots, zone = self.memory.hot.slots(layer), self._zone(layer)
+        return slots.keys[:, zone], slots.values[:, zone]
+
+    def _move(self, layer: int, unit: torch.Tensor) -> None:
+        page = self.rows.page
+        keys, values = (x.unflatten(1, (-1, page)) for x in self._cells(layer))
+        move = cuda.fetch if keys.is_cuda else fetch
+        move(self.rows.layer(layer), unit, keys, values)
+
+    def _names(self, layer: int) -> Names:
+        slots, zone = self.memory.hot.slots(layer), self._zone(layer)
+        return Names(slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer], ROLES)
+
+
+def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P, D]. A plain gather
+    that reads a unit for every cell: fixed shapes, whatever is missing."""
+    found = pool.flatten(0, 1)[unit.clamp(min=0)]
+    new = (unit >= 0)[:, :, None, None]
+    keys.copy_(torch.where(new, found[:, :, 0], keys))
+    values.copy_(torch.where(new, found[:, :, 1], values))
