@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvlens.bench.claims.chess import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.methods import make_parameters
-from kvlens.methods.chess import Chess
-from kvlens.methods.chess_tree import page_vectors
+from kvlens.methods.chess.claims import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
+from kvlens.methods.chess.method import Chess
+from kvlens.methods.chess.tree import page_vectors
 from kvlens.runs.machine import machine
 
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))

@@ -30,7 +30,7 @@ from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.methods.sekv_router import load_router
+from kvlens.methods.sekv.router import load_router
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 ROUTER = Path(models.__file__).parent / "demo" / "sekv_router.safetensors"

@@ -33,7 +33,7 @@ def chess(
     dtype: Dtype = "float32",
 ) -> None:
     """When a model is uncertain: CHESS's thresholds on entropy and varentropy per page, from its answers with all of its cache."""
-    from kvlens.calibrate import chess as calibration
+    from kvlens.methods.chess import calibrate as calibration
 
     loaded = _load(model, device, dtype)
     sources = _read(texts) or calibration.generated(loaded, prompts, max_new)
@@ -54,7 +54,7 @@ def compresskv(
 
     Texts hide generated needles in their sentences; a .json prompt with an answer and a needle is asked as it is.
     """
-    from kvlens.calibrate.compresskv import calibrate
+    from kvlens.methods.compresskv.calibrate import calibrate
 
     written = calibrate(_load(model, device, dtype), _read(texts) or None, out, trials=trials, length=length, report=show)
     typer.echo(str(written))

@@ -13,11 +13,11 @@ from kvlens.methods.base import Method, MethodInfo, describe, make_parameters
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
     "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
-    "sekv": "kvlens.methods.sekv:SeKV",
-    "chess": "kvlens.methods.chess:Chess",
-    "freekv": "kvlens.methods.freekv:FreeKV",
-    "sentkv": "kvlens.methods.sentkv:SentKVCompress",
-    "compresskv": "kvlens.methods.compresskv:CompressKV",
+    "sekv": "kvlens.methods.sekv.method:SeKV",
+    "chess": "kvlens.methods.chess.method:Chess",
+    "freekv": "kvlens.methods.freekv.method:FreeKV",
+    "sentkv": "kvlens.methods.sentkv.method:SentKVCompress",
+    "compresskv": "kvlens.methods.compresskv.method:CompressKV",
 }
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from kvlens import methods
-from kvlens.methods import sekv_layout
-from kvlens.methods.sekv_params import SeKVParameters
+from kvlens.methods.sekv import layout as sekv_layout
+from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal, fixed_chunks
 from kvlens.store.reader import TraceReader

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.methods.sekv_params import SeKVParameters
+from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.spans import Span
 from kvlens.ui import spancuts
 from kvlens.ui.data import TraceReader

@@ -12,7 +12,7 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.figures import chess as figures
+from kvlens.methods.chess import figures
 from kvlens.prompts import PromptText
 from kvlens.runs.request import RunRequest, carry_out
 

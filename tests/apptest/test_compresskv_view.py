@@ -12,9 +12,9 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.figures import compresskv as figures
+from kvlens.methods.compresskv import figures
+from kvlens.methods.compresskv.view import normalised
 from kvlens.runs.request import RunRequest, carry_out
-from kvlens.ui.methodview.compresskv import normalised
 
 
 def charts(app: AppTest) -> list[Any]:

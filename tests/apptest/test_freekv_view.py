@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.figures import freekv as figures
+from kvlens.methods.freekv import figures
 from kvlens.store.reader import TraceReader
 
 

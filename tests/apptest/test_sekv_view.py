@@ -12,9 +12,9 @@ from test_pages import words
 from uiruns import Runs, Visit
 
 from kvlens.figures.metrics import si_bytes
+from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview import sekv_table
 
 ARMS: dict[str, dict[str, str]] = {
     "trained": {},

@@ -12,9 +12,9 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.figures.metrics import si_bytes
+from kvlens.methods.sentkv import view as sentkv
 from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview import sentkv
 
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "truncated": ("0.5", {}),

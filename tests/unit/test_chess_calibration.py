@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kvlens.bench.claims import chess as claims
-from kvlens.bench.claims.chess import KEEP, Point
-from kvlens.calibrate.chess import calibrate, generated, pages_of, quantile
 from kvlens.cli.main import app
 from kvlens.methods.base import RunContext
-from kvlens.methods.chess import Chess
-from kvlens.methods.chess_params import ChessParameters
-from kvlens.methods.chess_trigger import page_uncertainty
+from kvlens.methods.chess import claims
+from kvlens.methods.chess.calibrate import calibrate, generated, pages_of, quantile
+from kvlens.methods.chess.claims import KEEP, Point
+from kvlens.methods.chess.method import Chess
+from kvlens.methods.chess.params import ChessParameters
+from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.prompts import BadPrompt, PromptText
 from kvlens.shape import KVShape
 
@@ -80,7 +80,7 @@ def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
 
 
 def test_the_shipped_thresholds_say_where_they_come_from(demo: Any) -> None:
-    from kvlens.methods.chess_trigger import SHIPPED
+    from kvlens.methods.chess.trigger import SHIPPED
 
     found = json.loads(SHIPPED.read_text())
     assert found["provenance"]["model"] == "demo"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support import random_llama
 
-from kvlens.bench.claims import sekv
-from kvlens.bench.claims.sekv_runs import Pair, Seen, sign_test
 from kvlens.engine.engine import Engine
+from kvlens.methods.sekv import claims as sekv
+from kvlens.methods.sekv.claims_runs import Pair, Seen, sign_test
 
 
 @pytest.mark.parametrize(("better", "worse", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (6, 0, 2 / 64), (3, 3, 1.0), (1, 8, 20 / 512)])

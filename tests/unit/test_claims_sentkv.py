@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from support import random_llama
 
-from kvlens.bench.claims import sentkv
-from kvlens.bench.claims.sentkv import ARMS, Seen
 from kvlens.engine.engine import Engine
+from kvlens.methods.sentkv import claims as sentkv
+from kvlens.methods.sentkv.claims import ARMS, Seen
 
 
 def seen(right: list[float]) -> list[Seen]:

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import random_llama, random_prompt
 
-from kvlens.calibrate import compresskv as calibration
-from kvlens.calibrate.compresskv_scores import HeadScores, LayerErrors
 from kvlens.calibrate.fullrun import watch
 from kvlens.calibrate.projection import heads_off, output_projections
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
+from kvlens.methods.compresskv import calibrate as calibration
+from kvlens.methods.compresskv.calibrate_scores import HeadScores, LayerErrors
 from kvlens.methods.full import FullKV
 from kvlens.prompts import PromptText
 
@@ -124,8 +124,8 @@ def test_the_answer_span_is_the_answer(demo: Any) -> None:
 
 
 def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -> None:
-    from kvlens.methods.compresskv_heads import load
-    from kvlens.methods.compresskv_params import CompressKVParameters
+    from kvlens.methods.compresskv.heads import load
+    from kvlens.methods.compresskv.params import CompressKVParameters
 
     seen: list[dict[str, Any]] = []
     path = calibration.calibrate(demo, None, tmp_path / "c.json", trials=3, length=256, report=seen.append)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvlens.bench.claims import compresskv as claims
-from kvlens.methods.compresskv_heads import Calibration
+from kvlens.methods.compresskv import claims
+from kvlens.methods.compresskv.heads import Calibration
 
 
 def test_a_difference_counts_when_its_interval_leaves_out_zero() -> None:

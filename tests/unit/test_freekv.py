@@ -11,8 +11,8 @@ import pytest
 import torch
 from freekv_trial import PARAMS, SHAPE, Trial, tensor
 
-from kvlens.methods import freekv_score
-from kvlens.methods.freekv_params import POOLINGS, FreeKVParameters
+from kvlens.methods.freekv import score as freekv_score
+from kvlens.methods.freekv.params import POOLINGS, FreeKVParameters
 from kvlens.shape import KVShape
 
 HAND_KEYS = {0: [(1, 0), (0, 1)], 1: [(2, 0), (2, 0)], 2: [(0, 3), (0, 3)], 3: [(-4, 0), (0, -4)]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvlens.bench.claims import freekv as claims
-from kvlens.bench.claims.freekv import Seen
+from kvlens.methods.freekv import claims
+from kvlens.methods.freekv.claims import Seen
 
 
 def trials(rights: list[float], corrected: float = 0.0) -> list[Seen]:

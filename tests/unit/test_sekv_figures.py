@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlens.figures import sekv as figures
+from kvlens.methods.sekv import figures
 
 
 def table(**columns: list[float]) -> pd.DataFrame:

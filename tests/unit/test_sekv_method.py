@@ -16,9 +16,9 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.memory import ROLE
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.base import Rotate, RunContext, StepEnd
-from kvlens.methods.sekv import SeKV
-from kvlens.methods.sekv_params import SeKVParameters
-from kvlens.methods.sekv_router import Router, save_router
+from kvlens.methods.sekv.method import SeKV
+from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.router import Router, save_router
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

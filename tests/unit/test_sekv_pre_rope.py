@@ -15,7 +15,7 @@ from test_sekv_method import PARAMS, SHAPE, Trial, full_attention, tensor
 
 from kvlens.engine.rotary import rotary_of
 from kvlens.methods.base import Rotate, StepEnd
-from kvlens.methods.sekv_params import SeKVParameters
+from kvlens.methods.sekv.params import SeKVParameters
 
 PRE = dataclasses.replace(PARAMS, pre_rope=True)
 ALL = dataclasses.replace(PRE, tau=0.0, form="factors", energy=1.0, max_rank=8)
@@ -208,7 +208,7 @@ def test_a_model_without_rotary_positions_is_refused_with_a_sentence() -> None:
 
 
 def test_training_refuses_pre_rope(tmp_path: Path) -> None:
-    from kvlens.training.sekv import train_sekv
+    from kvlens.methods.sekv.training import train_sekv
 
     with pytest.raises(ValueError, match="leave pre_rope off"):
         train_sekv(None, None, tmp_path, 1, [[1], [2]], PRE)  # type: ignore[arg-type]

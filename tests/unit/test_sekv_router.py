@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvlens.methods import sekv_router as sr
+from kvlens.methods.sekv import router as sr
 
 L, H, H_KV, D, DIM, S = 2, 4, 2, 8, 3, 5
 

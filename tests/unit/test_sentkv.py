@@ -13,8 +13,8 @@ import torch
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.base import RunContext, StepEnd, make_parameters
-from kvlens.methods.sentkv import SentKVCompress
-from kvlens.methods.sentkv_params import SentKVParameters
+from kvlens.methods.sentkv.method import SentKVCompress
+from kvlens.methods.sentkv.params import SentKVParameters
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlens.figures import sentkv as figures
+from kvlens.methods.sentkv import figures
 
 
 def axis_titles(figure: go.Figure) -> list[str]:

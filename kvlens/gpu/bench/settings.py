@@ -55,8 +55,8 @@ def setting(name: str, shape: StepShape, kv: KVShape, context: int, max_new: int
 
 def _zoom_budget(params: Any, shape: StepShape, kv: KVShape, context: int, max_new: int) -> Budget:
     """Bytes with room for the spans that are expanded at a time, and those that a step replaces."""
-    from kvlens.methods import sekv_layout
-    from kvlens.methods.sekv_spans import segment
+    from kvlens.methods.sekv import layout as sekv_layout
+    from kvlens.methods.sekv.spans import segment
     from kvlens.spans import Surprisal
 
     spans = segment(params, [1.0] * (context - 1 - params.window), 0, Surprisal(1.0, 1.0), 0)

@@ -1,0 +1,127 @@
+"""CHESS's thresholds: how uncertain a model is while it answers with all of its cache (sec. 3.3, 5.1, Fig. 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvlens.calibrate.provenance import provenance, save
+from kvlens.demo.tasks import make_prompt
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.models import LoadedModel
+from kvlens.methods.base import MemoryView, StepEnd, WindowLeave
+from kvlens.methods.chess.trigger import page_uncertainty
+from kvlens.methods.full import FullKV, FullParameters
+from kvlens.prompts import BadPrompt, PromptText, tokenize
+
+PAGES = (8, 16, 32)
+"""page sizes that thresholds are measured for: the spread of a page's entropies depends on how many there are"""
+GENERATED = (("list", 12), ("list", 8), ("chain", 6), ("note", 1))
+"""tasks of generated prompts, with how many items or hops (a note has neither): those with long answers"""
+LENGTHS = (512, 1024, 2048)
+FIRST_SEED = 9_000_000
+
+
+def calibrate(
+    loaded: LoadedModel, sources: list[PromptText], out: Path, max_new: int = 256, percentile: float = 99.0,
+    report: Callable[[dict[str, Any]], None] = lambda figures: None,
+) -> Path:  # fmt: skip
+    """Greedy answers of at most `max_new` tokens under full KV, cut into pages as CHESS cuts them; the given percentile of the pages'
+    entropy and varentropy, each by itself, goes to `out`.
+
+    A page size of which fewer pages were filled than the percentile has parts (100 for the 99th) is left out.
+
+    Raises ValueError when the percentile is none or too few pages were filled, BadPrompt for a text that does not fit the model.
+    """
+    if not 0 < percentile < 100:
+        raise ValueError(f"the percentile must lie between 0 and 100, not {percentile:g}.")
+    if not sources:
+        raise ValueError("there is no text to calibrate on.")
+    engine = Engine(loaded)
+    answers: list[tuple[int, list[tuple[float, float]]]] = []
+    for done, source in enumerate(sources):
+        prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, max_new)
+        seen: list[tuple[float, float]] = []
+        engine.run(prompt, _watching(seen), FullParameters(), options=Options(max_new=max_new))
+        answers.append((len(prompt.ids) - 1, seen))
+        report({"prompts": done + 1, "of": len(sources), "tokens": sum(len(values) for _, values in answers)})
+    least = math.ceil(100 / (100 - percentile))
+    sizes = {page: _of_size(answers, page, percentile) for page in PAGES}
+    filled = {str(page): figures for page, figures in sizes.items() if figures["pages"] >= least}
+    if not filled:
+        raise ValueError(
+            f"the answers filled {sizes[PAGES[0]]['pages']} pages of {PAGES[0]} tokens, and percentile {percentile:g} needs {least}: give "
+            "more texts, texts that the model continues for longer, a larger --max-new or a lower --percentile."
+        )
+    origin = provenance(
+        loaded, percentile=percentile, max_new=max_new, prompts=len(sources), tokens=sum(len(values) for _, values in answers),
+        prompt_tokens=_ends([n for n, _ in answers]), tasks=sorted({s.task for s in sources if s.task}),
+        seeds=_ends([s.seed for s in sources if s.seed is not None]),
+    )  # fmt: skip
+    return save(out, "chess", {"pages": filled}, origin)
+
+
+def _ends(values: list[int]) -> list[int]:
+    """[smallest, largest]; [] of none."""
+    return [min(values), max(values)] if values else []
+
+
+def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]:
+    """`count` prompts of the demo language in the model's own tokens, those that leave room for `max_new`."""
+    lengths = [length for length in LENGTHS if length + max_new <= loaded.max_positions]
+    if not lengths:
+        raise BadPrompt(f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and {max_new} new ones.")
+    made = []
+    for index in range(count):
+        task, size = GENERATED[index % len(GENERATED)]
+        length = lengths[index // len(GENERATED) % len(lengths)]
+        text = make_prompt(
+            task, length, (index % 5) / 4, FIRST_SEED + index, lambda text: loaded.tokenizer.encode(text, add_special_tokens=False),
+            hops=size, items=size,
+        )  # fmt: skip
+        made.append(PromptText(text.text, text.answer, text.needle, text.task, text.seed))
+    return made
+
+
+def _watching(seen: list[tuple[float, float]]) -> type[FullKV]:
+    """Full KV that notes what CHESS would be told of each step: (entropy, varentropy) of the distribution it produced."""
+
+    class Watch(FullKV):
+        def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+            seen.append((end.next_entropy, end.next_varentropy))
+            return None
+
+    return Watch
+
+
+def pages_of(answer: tuple[int, list[tuple[float, float]]], page: int) -> list[list[tuple[float, float]]]:
+    """An answer (position of its first distribution, values) -> the pages that lie in it whole, at the method's page boundaries."""
+    start, values = answer
+    first = -start % page
+    return [values[at : at + page] for at in range(first, len(values) - page + 1, page)]
+
+
+def _of_size(answers: list[tuple[int, list[tuple[float, float]]]], page: int, percentile: float) -> dict[str, Any]:
+    pages = [values for answer in answers for values in pages_of(answer, page)]
+    if not pages:
+        return {"pages": 0}
+    found: dict[str, list[float]] = {"entropy_nats": [page_uncertainty(values, "page")[0] for values in pages]}
+    for kind in ("page", "token"):
+        found[f"varentropy_{kind}_nats2"] = [page_uncertainty(values, kind)[1] for values in pages]
+    figures: dict[str, Any] = {name: quantile(values, percentile) for name, values in found.items()}
+    above = [
+        (e > figures["entropy_nats"], v > figures["varentropy_page_nats2"])
+        for e, v in zip(found["entropy_nats"], found["varentropy_page_nats2"], strict=True)
+    ]
+    return {"pages": len(pages), **figures, "above_both": sum(map(all, above)), "above_one": sum(map(any, above))}
+
+
+def quantile(values: list[float], percentile: float) -> float:
+    """Linear interpolation between the two nearest of the sorted values."""
+    ordered = sorted(values)
+    at = percentile / 100 * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])

@@ -1,0 +1,121 @@
+"""SeKV's arithmetic: which slots, tables and buffers a run needs, and what is left for expanded spans. No torch.
+
+The budget is the peak of device-resident KV inside a step (sec. 3.3): anchors, summaries, coarse means, window and reconstructed
+spans. Eq. 17 leaves out the coarse means, slot tables and staging; they are held, so they count here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
+from kvlens.memory.layout import Layout, Zones
+from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.spans import COMPRESSED
+from kvlens.shape import KVShape
+from kvlens.spans import Span
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes for one run. Everything but `recall` is fixed by prompt and parameters."""
+
+    kept: int
+    """slots of sinks, anchors and raw spans, with room for those of decoded blocks"""
+    coarse: int
+    """slots of coarse entries, and rows of the routing table"""
+    spans: int
+    """ids, the window's included"""
+    ring: int
+    """slots of the window"""
+    window_from: int
+    longest: int
+    """tokens of the longest span that can be expanded"""
+    shortest: int
+    """tokens of the shortest one"""
+    leaves: int
+    """blocks of decoded tokens that leave the window at most"""
+
+    def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
+        """With `recall` slots for expanded spans."""
+        staging = staging_bytes(params, shape, self.longest) if recall else 0
+        zones, lengths = Zones(self.kept, self.coarse, recall, self.ring), (self.shortest, self.longest)
+        return Layout(zones, self.spans, staging, self.window_from, recall_spans=lengths if recall else None)
+
+    def bytes(self, params: SeKVParameters, shape: KVShape, recall: int) -> int:
+        """Device bytes with `recall` slots: layout, routing tables, and a block on its way out of the window."""
+        leaving = params.block * shape.token_bytes if self.leaves else 0
+        return self.layout(params, shape, recall).bytes(shape) + router_bytes(params, shape, self.coarse) + leaving
+
+    def least_recall(self, params: SeKVParameters) -> int:
+        """Slots without which some span could never be expanded."""
+        return 0 if params.zoom == "off" or not params.reconstruction else self.longest
+
+    def recall_within(self, params: SeKVParameters, shape: KVShape, budget: int | None, span_tokens: int) -> int | None:
+        """Slots that the budget leaves for expanded spans, at most all tokens of all spans; None when it is infeasible."""
+        least = self.least_recall(params)
+        most = span_tokens if least else 0
+        if budget is None:
+            return most
+        spare = budget - self.bytes(params, shape, least)
+        return None if spare < 0 else min(most, least + spare // Zones(1, 0, 0, 0).bytes(shape))
+
+
+def check_dim(params: SeKVParameters, head_dim: int) -> None:
+    """Raises ValueError when the routing space would be larger than a key."""
+    if params.dim > head_dim:
+        raise ValueError(f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}.")
+
+
+def staging_bytes(params: SeKVParameters, shape: KVShape, longest: int) -> int:
+    """The largest unit that can be on its way: factors come through one buffer, raw spans go straight to their slots."""
+    factors = factor_bytes(longest, params.max_rank, params.max_rank, shape.head_dim, shape.itemsize)
+    raw = raw_bytes(longest, shape.head_dim, shape.itemsize)
+    return {"raw": 0, "factors": factors, "smaller": min(factors, raw)}[params.form]
+
+
+def router_bytes(params: SeKVParameters, shape: KVShape, coarse: int) -> int:
+    """Routing summaries [L, H, coarse, d'] (second term of eq. 17), ids and lengths of their spans, and the W that the pca router
+    fits to this prompt. A trained W belongs to the model, not to the cache."""
+    summaries = shape.layers * shape.q_heads * coarse * params.dim * shape.itemsize
+    fitted = 4 * shape.layers * (shape.kv_heads * params.dim * shape.head_dim + shape.q_heads) if params.router == "pca" else 0
+    return summaries + coarse * (8 + 4) + fitted
+
+
+def anchor_cap(params: SeKVParameters, shape: KVShape, budget: int | None) -> int | None:
+    """Most anchors of the prompt: a share of the device budget."""
+    return None if budget is None else int(params.anchor_share * budget) // Zones(1, 0, 0, 0).bytes(shape)
+
+
+def block_anchor_cap(params: SeKVParameters) -> int:
+    """Most anchors in a block of decoded tokens: one per l_max tokens."""
+    return params.block // params.l_max
+
+
+def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_new: int) -> Plan:
+    """Sizes for a prompt cut into `spans` (up to where the window begins) and max_new decoded tokens."""
+    window_from = spans[-1].tok_end if spans else 0
+    in_window = prompt_tokens - window_from
+    leaves = -(-max(0, max_new - params.block) // params.block)
+    compressed = [len(span) for span in spans if span.kind in COMPRESSED]
+    kept = sum(len(span) for span in spans if span.kind not in COMPRESSED)
+    per_block_coarse = -(-params.block // params.l_max) if params.segmentation == "chunks" else max(1, params.block // params.l_min)
+    per_block_kept = block_anchor_cap(params)
+    if params.segmentation == "paper" or params.block < params.l_min:
+        per_block_kept = params.block
+    if leaves:
+        kept += leaves * per_block_kept + (params.block if window_from < params.sinks else 0)
+    coarse = len(compressed) + leaves * per_block_coarse
+    block_spans = leaves * (params.block if params.segmentation == "paper" else per_block_coarse + per_block_kept + 1)
+    longest = max([*compressed, params.block if leaves else 0])
+    shortest = min([*compressed, _shortest_of_block(params, window_from) if leaves else longest])
+    ring = in_window + min(params.block, max_new)
+    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, shortest, leaves)
+
+
+def _shortest_of_block(params: SeKVParameters, window_from: int) -> int:
+    """Tokens that a compressed span of decoded tokens has at least."""
+    if params.segmentation != "chunks":
+        return min(params.l_min, params.block)
+    return 1 if window_from < params.sinks else params.block % params.l_max or params.l_max

@@ -1,0 +1,262 @@
+"""SeKV: spans cut by surprisal, coarse on the device and low-rank in host memory, expanded where a query asks for detail."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.layout import Layout
+from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.sekv import layout as sekv_layout
+from kvlens.methods.sekv.files import trained_router
+from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
+from kvlens.methods.sekv.spans import COMPRESSED, segment
+from kvlens.shape import KVShape
+from kvlens.spans import Span, Surprisal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory import Placement, Selection
+
+ROLES = {"sink": "sink", "anchor": "anchor", "short": "resident"}
+"""Role of the kept tokens of each kind of span."""
+
+
+class SeKV(Method):
+    """Resolution-adaptive cache. Per (layer, query head) a span is read through its mean key and value with log|S| added to the
+    score, or token by token once its gate sigmoid(q' . K_S / sqrt(d') + log|S|) exceeds tau (eq. 5, 9). What is fetched is shared by
+    the group of a KV head; which resolution is read is each query head's own. Departures from the paper: docs/fidelity.md.
+
+    State, shapes: C rows of the routing table, one per compressed span, in the order of birth.
+    """
+
+    name = "sekv"
+    title = "SeKV"
+    paper = "Abaskohi et al., SeKV: Resolution-Adaptive KV Cache with Hierarchical Semantic Memory for Long-Context LLM Inference"
+    summary = (
+        "cuts the prompt where tokens surprise, keeps those tokens and one coarse entry per span on the device, the spans as "
+        "low-rank factors in host memory, and brings back the ones a query head asks for"
+    )
+    Parameters = SeKVParameters
+    presets = PRESETS
+    exact_without_budget = False
+    floor_is_exact = False
+    untrained = {"router": "pca"}  # noqa: RUF012
+    observed_queries = 128
+    journal_names = JOURNAL
+    params: SeKVParameters
+
+    def __init__(self, params: SeKVParameters, context: RunContext) -> None:
+        super().__init__(params, context)
+        sekv_layout.check_dim(params, context.shape.head_dim)
+        if params.pre_rope and context.rotate is None:
+            raise ValueError(
+                f"pre_rope needs rotary positions that depend on nothing but the position, and '{context.model_name}' has none: "
+                "leave pre_rope off."
+            )
+        self._trained = trained_router(params, context) if params.router == "trained" else None
+        self._rows = 0
+        self._nats: list[float] = []
+
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        draw = random.Random(0)  # surprisals are not known yet: exponential ones stand in for them
+        nats = [draw.expovariate(1.0) for _ in range(prompt_tokens - params.window)]
+        spans = segment(params, nats, 0, Surprisal(1.0, 1.0), 0)
+        plan = sekv_layout.plan(params, spans, prompt_tokens, max_new)
+        return plan.bytes(params, shape, plan.least_recall(params))
+
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        prefix = max(0, prompt.prompt_tokens - params.window)
+        cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
+        return segment(params, surprisal[:prefix], 0, Surprisal.of(surprisal), cap)
+
+    # ------------------------------------------------------------------------------------------------------------ end of prefill
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        import torch
+
+        from kvlens.methods.sekv import router as sekv_router
+
+        context, params = self.context, self.params
+        self._nats = prompt.surprisal.tolist()
+        self._stats = Surprisal.of(self._nats)
+        spans, plan = self._cut(context.budget_bytes)
+        tokens = sum(len(span) for span in spans if span.kind in COMPRESSED)
+        blocks = plan.leaves * params.block
+        recall = plan.recall_within(params, context.shape, context.budget_bytes, tokens + blocks)
+        if recall is None:
+            raise BudgetInfeasible(self.name, context.budget_bytes or 0, self._smallest(), context.full_kv_bytes)
+        self._allocate(plan)
+        if self._trained is None:
+            self._weight.copy_(sekv_router.fit_pca(prompt.keys, 1, params.dim))
+        placement = self._place(spans, 1, prompt.keys, prompt.values, 0)
+        if self._trained is None:
+            self._fit_threshold(prompt.last_queries, torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED]))
+        if params.tau >= 0:
+            self._threshold.fill_(float(sekv_router.logit(torch.tensor(params.tau))))
+        for layer, logits in enumerate(self._threshold):
+            self.note("logit_tau", logits.clone().masked_fill(logits.isinf(), float("nan")), layer)
+        return plan.layout(params, context.shape, recall), placement
+
+    def _cut(self, budget: int | None) -> tuple[list[Span], sekv_layout.Plan]:
+        """Spans of the prompt before the window, and the sizes they need."""
+        params, context = self.params, replace(self.context, budget_bytes=budget)
+        spans = self.segments(params, context, self._nats)
+        return spans, sekv_layout.plan(params, spans, context.prompt_tokens, context.max_new)
+
+    def _smallest(self) -> int:
+        """The least budget that is feasible: a larger one allows more anchors, so it is approached from below."""
+        need, budget = 0, -1
+        while need > budget:
+            budget = need
+            _, plan = self._cut(budget)
+            need = plan.bytes(self.params, self.context.shape, plan.least_recall(self.params))
+        return budget
+
+    def _allocate(self, plan: sekv_layout.Plan) -> None:
+        import torch
+
+        context, params, shape = self.context, self.params, self.context.shape
+        device, rows = context.device, plan.coarse
+        self._capacity, self._ring = plan.spans, plan.ring
+        self._summary = torch.zeros(shape.layers, shape.q_heads, rows, params.dim, dtype=context.dtype, device=device)
+        self._span = torch.zeros(rows, dtype=torch.long, device=device)
+        self._length = torch.ones(rows, device=device)
+        trained = self._trained
+        if trained is not None:
+            self._weight, self._threshold = trained.weight.to(device), trained.threshold.to(device)
+            if trained.gates is not None:
+                trained.gates.to(device)
+        else:
+            self._weight = torch.zeros(shape.layers, shape.kv_heads, params.dim, shape.head_dim, device=device)
+            self._threshold = torch.zeros(shape.layers, shape.q_heads, device=device)
+
+    def _place(self, spans: list[Span], first_id: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Placement:
+        """Where the spans of one range go; registers the compressed ones in the routing table. keys, values [L, H_kv, m, D]."""
+        import torch
+
+        from kvlens.memory import Placement
+        from kvlens.methods.sekv import router as sekv_router
+        from kvlens.methods.sekv.codec import Pending, SpanCodec
+
+        device, params = keys.device, self.params
+        compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
+        kept = [t for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
+        mean_keys, mean_values = (self._means(x, [spans[i] for i in compressed], start) for x in (keys, values))
+        summary = sekv_router.summaries(self._heads(self._weight), mean_keys.float())
+        shared = summary.unflatten(1, (keys.shape[1], -1)).mean(2)
+        packing: dict[int, Pending] = {}
+        for place, i in enumerate(compressed):
+            row = self._rows + place
+            self._summary[:, :, row] = summary[:, :, place].to(self._summary.dtype)
+            self._span[row], self._length[row] = first_id + i, len(spans[i])
+            packing[first_id + i] = Pending(spans[i].tok_start, shared[:, :, place])
+        self._rows += len(compressed)
+        return Placement(
+            spans,
+            ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
+            [ROLES.get(span.kind, "resident") for span in spans],
+            torch.tensor(kept, dtype=torch.long, device=device),
+            compressed,
+            mean_keys,
+            mean_values,
+            compressed,
+            SpanCodec(params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell),
+        )
+
+    def _tell(self, ids: list[int], figures: dict[str, torch.Tensor]) -> None:
+        """The codec has packed the spans `ids` of one placement: figures [S, L, H_kv] by name."""
+        import torch
+
+        self.note("spans", torch.tensor(ids, dtype=torch.float32))
+        for name, values in figures.items():
+            for layer in range(values.shape[1]):
+                for head in range(values.shape[2]):
+                    self.note(name, values[:, layer, head], layer, head)
+
+    def _means(self, x: torch.Tensor, spans: list[Span], start: int) -> torch.Tensor:
+        """x [L, H_kv, m, D] of the tokens from `start` on -> weighted means [L, H_kv, len(spans), D] (eq. 2)."""
+        import torch
+
+        from kvlens.methods.sekv.router import surprisal_weights
+
+        out = x.new_zeros(*x.shape[:2], len(spans), x.shape[3])
+        for i, span in enumerate(spans):
+            nats = torch.tensor(self._nats[span.tok_start : span.tok_end], device=x.device).nan_to_num(0.0)
+            weight = surprisal_weights(nats if self.params.weights == "surprisal" else torch.ones_like(nats))
+            rows = x[:, :, span.tok_start - start : span.tok_end - start].float()
+            out[:, :, i] = (rows * weight[:, None]).sum(2).to(x.dtype)
+        return out
+
+    def _fit_threshold(self, queries: torch.Tensor, ends: torch.Tensor) -> None:
+        """tau of the pca router from the last prompt queries [L, H, w, D]; a span counts for queries after its last token."""
+        import torch
+
+        from kvlens.methods.sekv import router as sekv_router
+
+        if not len(ends):
+            return
+        n, w = self.context.prompt_tokens, queries.shape[2]
+        unseen = (ends > torch.arange(n - w, n)[:, None]).to(queries.device)
+        for layer, weight in enumerate(self._weight):  # of all layers at once a long prompt's scores would be gigabytes
+            routed = sekv_router.route(self._heads(weight), queries[layer].float())
+            score = sekv_router.scores(routed, self._summary[layer].float(), self._length, self._span > 0)[..., : len(ends)]
+            self._threshold[layer] = sekv_router.fit_threshold(score.masked_fill(unseen, float("-inf")), self.params.zoom_rate)
+
+    def _heads(self, weight: torch.Tensor) -> torch.Tensor:
+        """W [..., H or H_kv, d', D] -> one per query head."""
+        return weight if self._trained is not None else weight.repeat_interleave(self.context.shape.group, dim=-3)
+
+    # ------------------------------------------------------------------------------------------------------------------ decoding
+    def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+        import torch
+
+        from kvlens.memory import Selection
+        from kvlens.methods.sekv import router as sekv_router
+
+        params, shape = self.params, self.context.shape
+        if params.zoom == "off" or len(self._span) == 0:
+            return None
+        alive = self._span > 0
+        routed = sekv_router.route(self._heads(self._weight[layer]), q.float()[:, None])
+        score = sekv_router.scores(routed, self._summary[layer].float(), self._length, alive)
+        z = sekv_router.expand(score, self._threshold[layer])[:, 0].unflatten(0, (shape.kv_heads, -1))
+        score = score[:, 0].unflatten(0, (shape.kv_heads, -1))
+        best = score.amax(1) if params.pool == "max" else score.mean(1)
+        empty = torch.zeros(*z.shape[:2], self._capacity, dtype=torch.bool, device=q.device)
+        index = self._span.expand_as(z)
+        nan = torch.full((shape.kv_heads, self._capacity), float("nan"), device=q.device)
+        logged = nan.scatter(1, self._span.expand_as(best), best.masked_fill(~alive, float("nan")))
+        zoomable = empty[0, 0].scatter(0, self._span, alive)
+        priority = best.masked_fill(~z.any(1), float("-inf"))
+        order = priority.argsort(dim=-1, descending=True, stable=True)
+        wanted = self._span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
+        if not params.reconstruction:
+            z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
+        later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
+        return Selection(empty.scatter(2, index, z), wanted, now=later, cause="zoom", later_cause="zoom", zoomable=zoomable, score=logged)
+
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        params = self.params
+        self._nats.append(end.surprisal)
+        start = memory.window_start
+        if end.position + 1 - start < self._ring:
+            return None
+        stop = start + params.block
+        spans = segment(params, self._nats[start:stop], start, self._stats, sekv_layout.block_anchor_cap(params))
+        placement = self._place(spans, len(memory.spans), *memory.read_window(start, stop), start)
+        return WindowLeave(start, stop, placement)
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        index = (self._summary, self._span, self._length)
+        return {"routing": index if self._trained is not None else (*index, self._weight, self._threshold)}
+
+    def factor_form(self) -> FactorForm | None:
+        params = self.params
+        return None if params.form == "raw" else FactorForm(params.max_rank, self.context.rotate if params.pre_rope else None)

@@ -1,0 +1,235 @@
+"""Training of SeKV's router (SeKV sec. 3.3, appendix A): the model stays frozen, W, tau and g_phi learn.
+
+What the paper leaves open and we decided: W starts as the principal directions of the keys of the first document; all positions of
+a document's suffix are trained, the spans come from its prefix; a position of a head is mined when its `strongest` spans hold at least
+`concentration` of its attention; losses are means (sekv_losses). Everything is a parameter of `SeKVTraining` and goes into the provenance.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import platform
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from kvlens.engine.models import shape_of
+from kvlens.methods.sekv import router as sekv_router
+from kvlens.methods.sekv import training_losses as losses
+from kvlens.methods.sekv.layout import check_dim
+from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.training_examples import Example, draw, prepare
+from kvlens.methods.sekv.training_settings import SeKVTraining
+from kvlens.methods.sekv.training_student import Pass, RouterModule, attending
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+class Trainer:
+    """Owns the module, its optimizer, the step and the best state so far."""
+
+    def __init__(self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor) -> None:
+        """start: W to begin with [L, H, d', D]."""
+        torch.manual_seed(settings.seed)
+        self.model, self.params, self.settings, self.steps = model, params, settings, steps
+        self.module = RouterModule(start, params.max_rank, settings.tau).to(start.device)
+        groups = [
+            {"params": [self.module.weight, self.module.tau], "share": 1.0},
+            {"params": list(self.module.gates.parameters()), "share": settings.gate_rate},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.step, self.stale, self.best, self.best_step = 0, 0, math.inf, 0
+        self.best_state = self._copy()
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+
+    def budget_weight(self) -> float:
+        """lambda_3, annealed from 0 over the first half of the training."""
+        return self.settings.lambda_budget * min(1.0, 2 * self.step / self.steps)
+
+    def rate(self) -> float:
+        """Learning rate of the current step."""
+        warm = max(1, round(self.settings.warmup * self.steps))
+        if self.step < warm:
+            return self.settings.learning_rate * (self.step + 1) / warm
+        return self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
+
+    def example(self, documents: Sequence[Sequence[int]], length: int, rng: random.Random) -> Example | None:
+        return _example(self.model, documents, length, self.params, self.settings, rng)
+
+    def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
+        """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the targets."""
+        s = self.settings
+        trip = Pass(s.suffix, example.prefix, self.module)
+        with attending(self.model):
+            logits = self.model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[0]
+        score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
+        gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
+        sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
+        target, mine = losses.coverage_set(example.mass, s.rho), losses.mined(example.mass, s.concentration, s.strongest)
+        parts = {
+            "distill": losses.distillation(example.teacher, logits),
+            "zoom": losses.zoom(score, target, mine, s.w_plus),
+            "recon": losses.reconstruction(gates, sigma, example.prefix.energy),
+            "budget": losses.budget(z, gates, s.beta),
+        }
+        whole = parts["distill"] + s.lambda_zoom * parts["zoom"] + s.lambda_recon * parts["recon"] + budget_weight * parts["budget"]
+        expanded = z.detach() > 0.5
+        figures = {name: float(value.detach()) for name, value in parts.items()} | {
+            "zoom_rate": float(expanded.float().mean()),
+            "mined": float(mine.float().mean()),
+            "target_rate": float(target[mine].float().mean()) if mine.any() else math.nan,
+            "hit_rate": float(expanded[mine][target[mine]].float().mean()) if mine.any() else math.nan,
+            "rank_k": float(gates[0].detach().sum(-1).mean()),
+            "rank_v": float(gates[1].detach().sum(-1).mean()),
+        }
+        return whole, figures
+
+    def advance(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
+        """One optimizer step; the documents it draws depend on seed and step only."""
+        rng = random.Random(self.settings.seed * 1_000_003 + self.step)
+        length = self.settings.lengths[min(self.step * len(self.settings.lengths) // self.steps, len(self.settings.lengths) - 1)]
+        self.optimizer.zero_grad(set_to_none=True)
+        seen: list[dict[str, float]] = []
+        for _ in range(self.settings.batch):
+            example = self.example(documents, length, rng)
+            if example is not None:
+                loss, figures = self.loss(example, self.budget_weight())
+                (loss / self.settings.batch).backward()
+                seen.append(figures)
+        torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate() * group["share"]
+        self.optimizer.step()
+        with torch.no_grad():
+            self.module.tau.clamp_(1e-4, 1 - 1e-4)
+        self.step += 1
+        return {"step": self.step, "length": length, "lr": self.rate(), **_mean(seen)}
+
+    @torch.no_grad()
+    def evaluate(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
+        """The objective with the whole budget weight on the same held-out documents every time; keeps the best state."""
+        rng = random.Random(self.settings.seed + 1)
+        seen = []
+        for _ in range(self.settings.evaluate_on):
+            example = self.example(documents, self.settings.lengths[-1], rng)
+            if example is not None:
+                loss, figures = self.loss(example, self.settings.lambda_budget)
+                seen.append({"loss": float(loss), **figures})
+        figures = _mean(seen)
+        if figures.get("loss", math.inf) < self.best:
+            self.best, self.best_step, self.best_state, self.stale = figures["loss"], self.step, self._copy(), 0
+        elif 2 * self.step >= self.steps:
+            self.stale += 1
+        return {f"held_out_{name}": value for name, value in figures.items()}
+
+    def save(self, path: Path) -> None:
+        """Write the checkpoint whole or not at all."""
+        state = {name: getattr(self, name) for name in ("step", "stale", "best", "best_step", "best_state")}
+        torch.save(state | {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, path.with_suffix(".tmp"))
+        path.with_suffix(".tmp").replace(path)
+
+    def restore(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        self.module.load_state_dict(state.pop("module"))
+        self.optimizer.load_state_dict(state.pop("optimizer"))
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def router(self, provenance: dict[str, Any]) -> sekv_router.Router:
+        """The best state as a router."""
+        self.module.load_state_dict(self.best_state)
+        return sekv_router.Router(
+            "trained", self.module.weight.detach(), sekv_router.logit(self.module.tau.detach()), self.module.gates, provenance
+        )
+
+
+def _example(
+    model: PreTrainedModel, documents: Sequence[Sequence[int]], length: int, params: SeKVParameters, settings: SeKVTraining,
+    rng: random.Random,
+) -> Example | None:  # fmt: skip
+    cap = int(params.anchor_share * settings.budget * length)
+    return prepare(model, draw(documents, length, rng), settings.suffix, params, cap)
+
+
+def _mean(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Mean of each figure over the rows in which it is a number."""
+    names = rows[0] if rows else {}
+    kept = {name: [row[name] for row in rows if not math.isnan(row[name])] for name in names}
+    return {name: sum(values) / len(values) if values else math.nan for name, values in kept.items()}
+
+
+def train_sekv(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+    steps: int,
+    documents: Sequence[str | Sequence[int]],
+    params: SeKVParameters,
+    settings: SeKVTraining | None = None,
+    progress: Progress | None = None,
+    about: dict[str, Any] | None = None,
+) -> Path:
+    """Train a router for `model` on `documents` (texts or token ids) into the folder `out`; returns the router's safetensors file.
+
+    The same call again continues from `out`/checkpoint.pt. `out`/log.jsonl has one line per step. `about` describes model and data
+    in the provenance. Raises ValueError when no document is long enough to have a span outside the window, or for pre_rope.
+    """
+    if params.pre_rope:
+        raise ValueError("the router is trained on keys after their rotary embedding: leave pre_rope off, and set it when running.")
+    settings = settings or SeKVTraining()
+    check_dim(params, shape_of(model.config, model.dtype.itemsize).head_dim)
+    out.mkdir(parents=True, exist_ok=True)
+    model.eval().requires_grad_(False)
+    ids = [tokenizer(text, add_special_tokens=True)["input_ids"] if isinstance(text, str) else list(text) for text in documents]
+    held_out = max(1, round(settings.held_out * len(ids)))
+    if len(ids) < 2:
+        raise ValueError("training needs at least two documents: one of them is held out.")
+    training, evaluation = ids[:-held_out], ids[-held_out:]
+    first = _example(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
+    if first is None:
+        raise ValueError(f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}.")
+    group = first.mass.shape[1] // first.prefix_keys.shape[1]
+    trainer = Trainer(model, params, settings, steps, sekv_router.fit_pca(first.prefix_keys, group, params.dim))
+    checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
+    lines: list[str] = []
+    if checkpoint.exists():
+        trainer.restore(checkpoint)
+        lines = [line for line in log.read_text().splitlines() if json.loads(line)["step"] <= trainer.step]
+    log.write_text("".join(line + "\n" for line in lines))
+    begun = time.time()
+    while trainer.step < steps and trainer.stale < settings.patience:
+        figures = trainer.advance(training)
+        if trainer.step % settings.evaluate_every == 0 or trainer.step == steps:
+            figures |= trainer.evaluate(evaluation)
+        with log.open("a") as file:
+            file.write(json.dumps({name: round(value, 6) for name, value in figures.items()}) + "\n")
+        if trainer.step % settings.evaluate_every == 0 or trainer.step == steps:
+            trainer.save(checkpoint)
+        if progress:
+            progress({**figures, "of": steps, "seconds": round(time.time() - begun, 1)})
+    provenance = {
+        "made_by": "kvlens.methods.sekv.training",
+        "about": about or {},
+        "steps": trainer.step,
+        "steps_planned": steps,
+        "best_step": trainer.best_step,
+        "held_out_loss": trainer.best,
+        "documents": {"training": len(training), "held_out": len(evaluation), "tokens": sum(map(len, ids))},
+        "parameters": dataclasses.asdict(params),
+        "training": dataclasses.asdict(settings),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    path = out / "sekv_router.safetensors"
+    sekv_router.save_router(trainer.router(provenance), path)
+    return path
