@@ -15,7 +15,7 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.bench import kept as keeping
-from kvlens.bench.explaintable import SCOPES, TOPS, summarise
+from kvlens.bench.explain_table import SCOPES, TOPS, summarise
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
 from kvlens.engine.comparison import Reference

@@ -90,10 +90,10 @@ def sweep(
     ),
 ) -> None:
     """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to continue."""
-    from kvlens.bench import sweepfile
     from kvlens.bench.kept import check_file
-    from kvlens.bench.sweep import SweepRequest
-    from kvlens.bench.sweep import sweep as run
+    from kvlens.bench.sweep import file as sweepfile
+    from kvlens.bench.sweep.run import SweepRequest
+    from kvlens.bench.sweep.run import sweep as run
     from kvlens.cli.progress import stop_signals
 
     check_file(out, "--out")

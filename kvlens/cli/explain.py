@@ -23,7 +23,7 @@ def explain(
 ) -> None:
     """The share of lost answers restored by holding the triples with most regret, against random ones and the needle everywhere."""
     from kvlens.bench.explain import POINTS, ExplainRequest, measure
-    from kvlens.bench.explaintable import document, markdown
+    from kvlens.bench.explain_table import document, markdown
     from kvlens.bench.kept import check_file
 
     check_file(out, "--out")

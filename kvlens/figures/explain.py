@@ -1,4 +1,4 @@
-"""How good the lens is, as a figure: of lost answers, the share that comes back by what is held. Lines as kvlens.bench.explaintable
+"""How good the lens is, as a figure: of lost answers, the share that comes back by what is held. Lines as kvlens.bench.explain_table
 writes them; no Streamlit, no files."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.bench.explaintable import ARMS
+from kvlens.bench.explain_table import ARMS
 from kvlens.figures.theme import finish
 
 LABELS = {

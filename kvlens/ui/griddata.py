@@ -12,7 +12,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.bench.summary import grouped, summary
-from kvlens.bench.sweepfile import parse
+from kvlens.bench.sweep.file import parse
 from kvlens.figures.grid import Cell
 
 NAMES = ("suite", "task", "method", "budget", "length", "depth")

@@ -10,8 +10,8 @@ import pytest
 import streamlit as st
 from uiruns import Runs, Visit
 
-from kvlens.bench import sweepfile
 from kvlens.bench.summary import summary
+from kvlens.bench.sweep import file as sweepfile
 from kvlens.figures.grid import grid, panels
 from kvlens.ui import gridview
 from kvlens.ui.griddata import Look, Suite, cells, lines, read_look, trials_of

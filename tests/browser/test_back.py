@@ -14,7 +14,7 @@ from test_benchmarks import ABOUT, trials
 from uiserver import Open, Server, player
 from uiserver import settled as at_rest
 
-from kvlens.bench import sweepfile
+from kvlens.bench.sweep import file as sweepfile
 
 pytestmark = pytest.mark.browser
 

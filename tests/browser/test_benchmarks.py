@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from uiruns import Runs
 from uiserver import Open, Server, player
 
-from kvlens.bench import sweepfile
+from kvlens.bench.sweep import file as sweepfile
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2},

@@ -11,7 +11,7 @@ import pytest
 
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
-from kvlens.bench.explaintable import ARMS, document, summarise
+from kvlens.bench.explain_table import ARMS, document, summarise
 from kvlens.lens.attribution import attribute_records
 from kvlens.rows import Loss, Oracle
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlens.bench.explaintable import ARMS
+from kvlens.bench.explain_table import ARMS
 from kvlens.figures.explain import LABELS, restored, table
 
 SHARE = {"share": 0.96, "low": 0.86, "high": 0.99, "n": 50}

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens import tasks
-from kvlens.bench import sweepfile
-from kvlens.bench.sweep import SweepRequest, sweep
-from kvlens.bench.sweeplanes import Lane
-from kvlens.bench.sweepwork import WorkerLost
+from kvlens.bench.sweep import file as sweepfile
+from kvlens.bench.sweep.lanes import Lane
+from kvlens.bench.sweep.run import SweepRequest, sweep
+from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from test_sweep import SMALL
 
-from kvlens.bench.sweep import SweepRequest, sweep
-from kvlens.bench.sweeplanes import ProcessLane, lanes
-from kvlens.bench.sweepwork import Place, WorkerLost
+from kvlens.bench.sweep.lanes import ProcessLane, lanes
+from kvlens.bench.sweep.run import SweepRequest, sweep
+from kvlens.bench.sweep.work import Place, WorkerLost
 from kvlens.bench.trials import Trial
 
 

@@ -14,8 +14,8 @@ from pydantic import Field, field_validator
 
 from kvlens import tasks
 from kvlens.bench import kept as lines_kept
-from kvlens.bench.sweeplanes import Lane, lanes, run_lanes
-from kvlens.bench.sweepwork import Place
+from kvlens.bench.sweep.lanes import Lane, lanes, run_lanes
+from kvlens.bench.sweep.work import Place
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, Trial
 

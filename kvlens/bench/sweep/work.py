@@ -60,7 +60,7 @@ class Worker:
 
         if self.place.runs is None:
             return {"key": self.key(trial), **carry_out(self.engine, self.prompts, trial)}
-        from kvlens.bench.sweeptrace import carry_out_stored
+        from kvlens.bench.sweep.trace import carry_out_stored
 
         return {"key": self.key(trial), **carry_out_stored(self.engine, self.prompts, trial, self.place, Path(self.place.runs))}
 

@@ -17,7 +17,7 @@ from kvlens.runs.storing import Pairing, Prepared, plan, store
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
-    from kvlens.bench.sweepwork import Place
+    from kvlens.bench.sweep.work import Place
     from kvlens.engine.engine import Engine
 
 
