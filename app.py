@@ -2,8 +2,8 @@
 
 import streamlit as st
 
-from kvlens.ui.nav import ICON, STYLE, navigation
-from kvlens.ui.widgets import guarded
+from kvlens.ui.common.nav import ICON, STYLE, navigation
+from kvlens.ui.common.widgets import guarded
 
 st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
 st.html(STYLE)

@@ -94,7 +94,7 @@ def main() -> None:
     given = parser.parse_args()
     from kvlens.store.reader import TraceReader
     from kvlens.store.synthetic import write_synthetic
-    from kvlens.ui.player import payload
+    from kvlens.ui.common.player import payload
 
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)

@@ -3,7 +3,10 @@ claims, a GPU's times."""
 
 import streamlit as st
 
-from kvlens.ui import benchview, explainview, gpubench, gridview, nav
+from kvlens.ui.benchmarks import benchview, gridview
+from kvlens.ui.benchmarks import explain as explainview
+from kvlens.ui.benchmarks import gpu as gpubench
+from kvlens.ui.common import nav
 
 nav.enter()
 st.subheader("Benchmarks")

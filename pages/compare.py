@@ -2,9 +2,12 @@
 
 import streamlit as st
 
-from kvlens.ui import comparegroups, comparepick, compareview, nav, session, widgets
-from kvlens.ui.compareplayer import committed
-from kvlens.ui.state import from_player
+from kvlens.ui.common import nav, session, widgets
+from kvlens.ui.common.state import from_player
+from kvlens.ui.compare import groups as comparegroups
+from kvlens.ui.compare import pick as comparepick
+from kvlens.ui.compare import view as compareview
+from kvlens.ui.compare.player import committed
 
 nav.enter()
 

@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from kvlens.ui import data, nav
-from kvlens.ui.jobview import links
-from kvlens.ui.runtable import run_details, run_table
-from kvlens.ui.submit import sample_button
+from kvlens.ui.common import data, nav
+from kvlens.ui.common.jobview import links
+from kvlens.ui.common.submit import sample_button
+from kvlens.ui.home.runtable import run_details, run_table
 
 nav.enter()
 st.subheader("Runs")

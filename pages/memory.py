@@ -1,7 +1,8 @@
 """Memory: what each tier held, what moved and when, where each span lay, what was moved and not used; export for Perfetto."""
 
-from kvlens.ui import memoryview, nav, session
-from kvlens.ui.frame import choose_run
+from kvlens.ui.common import nav, session
+from kvlens.ui.common.frame import choose_run
+from kvlens.ui.memory import view as memoryview
 
 nav.enter()
 found = choose_run("Memory")

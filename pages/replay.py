@@ -2,14 +2,15 @@
 
 import streamlit as st
 
-from kvlens.ui import details, lensbars, lensview, nav, session
-from kvlens.ui.data import fit, forget_runs, open_run, player_payloads
-from kvlens.ui.frame import choose_run
-from kvlens.ui.lensdata import of_this_run
-from kvlens.ui.player import KEY, committed, player
-from kvlens.ui.reportbutton import report_button
-from kvlens.ui.state import from_player
-from kvlens.ui.widgets import guarded
+from kvlens.ui.common import nav, session
+from kvlens.ui.common.data import fit, forget_runs, open_run, player_payloads
+from kvlens.ui.common.frame import choose_run
+from kvlens.ui.common.lensdata import of_this_run
+from kvlens.ui.common.player import KEY, committed, player
+from kvlens.ui.common.reportbutton import report_button
+from kvlens.ui.common.state import from_player
+from kvlens.ui.common.widgets import guarded
+from kvlens.ui.replay import details, lensbars, lensview
 
 nav.enter()
 

@@ -2,12 +2,13 @@
 
 import streamlit as st
 
-from kvlens.ui import data, nav, preflight, widgets
-from kvlens.ui.jobview import job_list, job_panel
-from kvlens.ui.methodform import method_form
-from kvlens.ui.promptform import prompt_form
-from kvlens.ui.submit import submit
-from kvlens.ui.tokens import encoder
+from kvlens.ui.common import data, nav, widgets
+from kvlens.ui.common.jobview import job_list, job_panel
+from kvlens.ui.common.submit import submit
+from kvlens.ui.common.tokens import encoder
+from kvlens.ui.run import preflight
+from kvlens.ui.run.methodform import method_form
+from kvlens.ui.run.promptform import prompt_form
 
 nav.enter()
 job = st.query_params.get("job")

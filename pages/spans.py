@@ -2,8 +2,11 @@
 
 import streamlit as st
 
-from kvlens.ui import nav, session, spansmap, spanstable, spansview
-from kvlens.ui.frame import choose_run
+from kvlens.ui.common import nav, session
+from kvlens.ui.common.frame import choose_run
+from kvlens.ui.spans import map as spansmap
+from kvlens.ui.spans import table as spanstable
+from kvlens.ui.spans import view as spansview
 
 nav.enter()
 found = choose_run("Spans")

@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Runs, Visit, write_runs
 
-from kvlens.ui.widgets import FAILED
+from kvlens.ui.common.widgets import FAILED
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
-from kvlens.ui import chart as module
-from kvlens.ui.chart import Data, table_file
+from kvlens.ui.common import chart as module
+from kvlens.ui.common.chart import Data, table_file
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
 PAGES = ("heads", "method", "memory", "spans", "replay", "compare")

@@ -14,7 +14,7 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui import comparegroups
+from kvlens.ui.compare import groups as comparegroups
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from uiruns import Runs, Visit
 from kvlens.bench.summary import summary
 from kvlens.bench.sweep import file as sweepfile
 from kvlens.figures.grid import grid, panels
-from kvlens.ui import gridview
-from kvlens.ui.griddata import Look, Suite, cells, lines, read_look, trials_of
+from kvlens.ui.benchmarks import gridview
+from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, read_look, trials_of
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2}, "date": "2026-01-01", "torch": "2", "trials": 9, "planned": 12, "request": {"model": "demo"},
@@ -116,7 +116,7 @@ def test_a_trial_without_a_trace_is_run_again(visit: Visit, runs: Runs, results:
         asked.append(trial)
         raise ValueError("the method 'freekv' is not installed here.")
 
-    monkeypatch.setattr("kvlens.ui.trialview.submit_trial", refuse)
+    monkeypatch.setattr("kvlens.ui.benchmarks.trials.submit_trial", refuse)
     next(button for button in app.button if "again" in button.label).click().run()
     assert (asked[0]["seed"], asked[0]["method"], asked[0]["budget"], asked[0]["model"]) == (2, "freekv", "20%", "demo")
     assert "not installed here" in app.error[0].value

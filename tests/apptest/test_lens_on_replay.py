@@ -15,9 +15,9 @@ from uiruns import Visit
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui import lensjobs
-from kvlens.ui.jobview import manager
-from kvlens.ui.request import HoldChoice, pair_command, whatif_command
+from kvlens.ui.common import lensjobs
+from kvlens.ui.common.jobview import manager
+from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command
 
 
 @pytest.fixture(scope="module")

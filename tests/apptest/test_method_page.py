@@ -17,9 +17,9 @@ from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
-from kvlens.ui import methodview
-from kvlens.ui.methodview import parts
-from kvlens.ui.methodview.journal import listing, long
+from kvlens.ui import method as methodview
+from kvlens.ui.method import parts
+from kvlens.ui.method.journal import listing, long
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
 HOSTILE = "<a href='https://example.com'>x</a> **y**"
@@ -137,7 +137,7 @@ def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: 
 
 def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = {"name": "elsewhere", "title": "Elsewhere", "summary": "keeps it", "paper": "P", "journal_names": {"threshold": "a share"}}
-    monkeypatch.setattr("kvlens.ui.data.catalogue", lambda: [entry])
+    monkeypatch.setattr("kvlens.ui.common.data.catalogue", lambda: [entry])
     app = pick(visit(folder, "method", run=TALKER), "threshold")
     assert app.subheader[0].value == "Elsewhere"
     assert "threshold: a share" in words(app)
@@ -163,10 +163,10 @@ def test_a_method_with_a_view_of_its_own_may_use_the_map(visit: Visit, folder: P
 def test_every_method_has_a_view_and_an_absent_one_falls_through(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in methodview.VIEWS:
         assert callable(methodview.view(name))
-    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.methodview.absent:show")
+    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.method.absent:show")
     for name in ("mine", "a plugin's"):
-        assert methodview.view(name).__module__ == "kvlens.ui.methodview.generic"
-    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.methodview.journal:journal")
+        assert methodview.view(name).__module__ == "kvlens.ui.method.generic"
+    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.method.journal:journal")
     assert methodview.view("mine").__name__ == "journal"
 
 

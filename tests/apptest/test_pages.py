@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.player.codec import unpack
+from kvlens.ui.common.player.codec import unpack
 
 
 def words(app: AppTest) -> str:
@@ -44,7 +44,7 @@ def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
     def page() -> None:
         import pandas as pd
 
-        from kvlens.ui.runtable import run_details
+        from kvlens.ui.home.runtable import run_details
 
         rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
         table = pd.DataFrame([{"uid": uid, "error": None, "output_text": " 7304.", "reference": None, "parent": None, "forced": forced}
@@ -70,7 +70,7 @@ def test_replay_shows_the_facts_and_the_expected_answer(visit: Visit, runs: Runs
 
 def test_what_a_run_that_is_not_whole_is() -> None:
     def page() -> None:
-        from kvlens.ui.widgets import status_banner
+        from kvlens.ui.common.widgets import status_banner
 
         for status, steps in (("completed", 9), ("failed", 8), ("cancelled", 0)):
             status_banner(status, steps, None)

@@ -17,10 +17,10 @@ from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.prompts import decode
 from kvlens.store.reader import TraceReader
-from kvlens.ui import submit
-from kvlens.ui.jobs import Job, JobManager
-from kvlens.ui.jobview import manager, progress_text
-from kvlens.ui.request import MethodChoice, PromptChoice, changed_parameters, command
+from kvlens.ui.common import submit
+from kvlens.ui.common.jobs import Job, JobManager
+from kvlens.ui.common.jobview import manager, progress_text
+from kvlens.ui.common.request import MethodChoice, PromptChoice, changed_parameters, command
 
 
 def wait(jobs: JobManager, uid: str, seconds: int = 30) -> Job:

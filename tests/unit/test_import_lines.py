@@ -80,9 +80,9 @@ def test_the_store_knows_no_torch_and_no_interface() -> None:
 
 def test_a_fresh_process_loads_no_heavy_library() -> None:
     code = f"""
-import sys, kvlens.ui.data, kvlens.ui.details, kvlens.ui.frame, kvlens.ui.headview, kvlens.ui.preflight, kvlens.ui.submit
-import kvlens.ui.spanstable, kvlens.ui.spansmap, kvlens.runs.spanmap
-kvlens.ui.data.methods.catalogue()
+import sys, kvlens.ui.common.data, kvlens.ui.replay.details, kvlens.ui.common.frame, kvlens.ui.heads.view, kvlens.ui.run.preflight, kvlens.ui.common.submit
+import kvlens.ui.spans.table, kvlens.ui.spans.map, kvlens.runs.spanmap
+kvlens.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]

@@ -14,7 +14,7 @@ from kvlens.figures import memory, states
 from kvlens.figures.overlap import overlap
 from kvlens.intervals import covered, lanes
 from kvlens.rows import SPAN_STATES
-from kvlens.ui import memorydata
+from kvlens.ui.memory import data as memorydata
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,7 @@ def test_a_cell_that_was_not_recorded_is_grey_and_clicks_name_their_cell() -> No
 
 
 def test_states_have_the_colours_of_the_player() -> None:
-    script = (ROOT / "kvlens/ui/player/color.js").read_text(encoding="utf-8")
+    script = (ROOT / "kvlens/ui/common/player/color.js").read_text(encoding="utf-8")
     names = re.findall(r'"(\w+)"', re.search(r"STATE_NAMES = \[(.*?)\]", script).group(1))
     numbers = re.findall(r"\[(\d+), (\d+), (\d+)\]", re.search(r"STATE_COLORS = \[(.*)\];", script).group(1))
     colors = ["#{:02X}{:02X}{:02X}".format(*map(int, rgb)) for rgb in numbers]

@@ -8,8 +8,8 @@ import pytest
 from lensruns import SPAN, STEP, write_lens_runs
 
 from kvlens.store.reader import TraceReader
-from kvlens.ui import data, places
-from kvlens.ui.state import Selection
+from kvlens.ui.common import data, places
+from kvlens.ui.common.state import Selection
 
 
 def test_a_link_says_the_whole_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

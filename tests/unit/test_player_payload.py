@@ -16,10 +16,10 @@ from kvlens.rows import SPAN_STATES
 from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.details import metric_table, window_range
-from kvlens.ui.player import lens, payload
-from kvlens.ui.player.codec import NOT_RECORDED, pack, quantise, unpack
-from kvlens.ui.state import Selection
+from kvlens.ui.common.player import lens, payload
+from kvlens.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
+from kvlens.ui.common.state import Selection
+from kvlens.ui.replay.details import metric_table, window_range
 
 
 @pytest.fixture(scope="module")

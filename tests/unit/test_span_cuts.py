@@ -13,8 +13,8 @@ from kvlens import methods
 from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui import spancuts
-from kvlens.ui.spancuts import Text
+from kvlens.ui.spans import cuts as spancuts
+from kvlens.ui.spans.cuts import Text
 
 RUNS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},

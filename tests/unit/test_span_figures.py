@@ -17,7 +17,7 @@ from kvlens.figures.states import STATE_COLORS
 from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui import spansmap
+from kvlens.ui.spans import map as spansmap
 
 
 @pytest.fixture

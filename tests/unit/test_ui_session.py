@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlens.ui import session
-from kvlens.ui.state import Selection
+from kvlens.ui.common import session
+from kvlens.ui.common.state import Selection
 
 
 class Query(dict[str, str]):

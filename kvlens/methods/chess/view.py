@@ -12,9 +12,9 @@ from kvlens.figures.metrics import si_bytes
 from kvlens.methods.chess import figures
 from kvlens.methods.chess.figures import DUE, LEVELS, UNCERTAIN, Level, Reconstruction
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview import parts
-from kvlens.ui.methodview.journal import journal
-from kvlens.ui.widgets import plain
+from kvlens.ui.common.widgets import plain
+from kvlens.ui.method import parts
+from kvlens.ui.method.journal import journal
 
 WHY = {0: "no", UNCERTAIN: "yes: uncertain", DUE: "yes: its turn"}
 

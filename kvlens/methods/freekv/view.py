@@ -11,8 +11,8 @@ import streamlit as st
 from kvlens.figures.metrics import si_bytes
 from kvlens.methods.freekv import figures
 from kvlens.store.reader import TraceReader
-from kvlens.ui.headdata import reduce_steps
-from kvlens.ui.methodview import parts
+from kvlens.ui.heads.data import reduce_steps
+from kvlens.ui.method import parts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sekv import figures
 from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview import parts
+from kvlens.ui.method import parts
 
 
 def show(reader: TraceReader) -> None:

@@ -13,8 +13,8 @@ from kvlens.figures.passages import passage
 from kvlens.methods.sentkv import figures
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
-from kvlens.ui.methodview import parts
-from kvlens.ui.widgets import plain
+from kvlens.ui.common.widgets import plain
+from kvlens.ui.method import parts
 
 
 def show(reader: TraceReader) -> None:

@@ -1,0 +1,180 @@
+"""The Benchmarks page's grids: where in a prompt of which length a method loses the answer, and the trials behind every cell."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.grid import FEW, grid
+from kvlens.figures.quality import AXES, COSTS, quality
+from kvlens.ui.benchmarks import benchview
+from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, read_look, suites
+from kvlens.ui.benchmarks.trials import show_trials
+from kvlens.ui.common import session
+from kvlens.ui.common.chart import chart, menu
+from kvlens.ui.common.widgets import copy_link, error, notice, plain
+
+_LOOK, _WRITTEN = "bench_look", "bench_written"
+VIEWS = ("Exact match", "Difference from full KV")
+AGAINST = ("budget_share", *COSTS, "length")
+
+
+_figure = st.cache_data(max_entries=32, show_spinner=False)(grid)
+
+
+def look() -> tuple[Look, list[str]]:
+    """What is looked at. A URL that this session did not write itself (pasted link, Back button) wins over the session."""
+    params = {name: st.query_params[name] for name in NAMES if name in st.query_params}
+    problems: list[str] = []
+    if params and params != st.session_state.get(_WRITTEN):
+        st.session_state[_LOOK], problems = read_look(params)
+        for key in ("bench_suite", "bench_task"):
+            st.session_state.pop(key, None)
+    return st.session_state.get(_LOOK, Look()), problems
+
+
+def _keep(chosen: Look) -> None:
+    st.session_state[_LOOK] = chosen
+    st.session_state[_WRITTEN] = chosen.query()
+    session.write_url(chosen.query())
+
+
+def show_grid() -> None:
+    """Grids of one sweep and task, the trials of the selected cell, and exact match against what it cost."""
+    chosen, problems = look()
+    left, right = st.columns([6, 1], vertical_alignment="bottom")
+    left.markdown("##### Where the answer is lost")
+    found, damaged = suites(benchview.folder())
+    for sentence in damaged:
+        error(f"{sentence[0].upper()}{sentence[1:]}")
+    if not found:
+        if not damaged:
+            st.info("No sweep was measured yet: run `kvlens bench sweep`.")
+        return
+    with right:
+        copy_link()
+    suite, task, difference = _controls(found, chosen, problems)
+    table = cells(suite, task, difference)
+    chosen = Look(suite.name, task, chosen.method, chosen.budget, chosen.length, chosen.depth)
+    chosen = _known(chosen, table, problems)
+    notice(problems)
+    if table.empty:
+        _scores(suite, task)
+    else:
+        _draw(suite, task, table, chosen, difference)
+        if chosen.cell is not None:
+            show_trials(suite, task, chosen.cell)
+        _against(suite, task)
+    _keep(chosen)
+
+
+def _scores(suite: Suite, task: str) -> None:
+    """A task without a grid: the mean score of every method and budget."""
+    st.info("The prompts of this task have no length and depth to order them by; here are its mean scores.")
+    frame = lines(suite, task, ()).drop(columns=["budget_share", "infeasible", "rule"])
+    st.dataframe(frame, hide_index=True, column_config=benchview.columns())
+    menu(frame, _file(suite, task), "bench_scores", image=False)
+
+
+def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tuple[Suite, str, bool]:
+    names = list(found)
+    if chosen.suite is not None and chosen.suite not in found:
+        problems.append(f"sweep {chosen.suite[:40]!r} is not in the results folder; showing {names[0]}")
+    places = st.columns([2, 4, 5] if len(names) > 1 else [4, 7], vertical_alignment="bottom")
+    second, third = places[-2:]
+    if st.session_state.get("bench_suite") not in found:
+        st.session_state["bench_suite"] = chosen.suite if chosen.suite in found else names[0]
+    name = places[0].selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
+    suite = found[str(name)]
+    tasks = suite.tasks()
+    if chosen.task is not None and chosen.task not in tasks:
+        problems.append(f"task {chosen.task[:40]!r} is not in this sweep; showing {tasks[0]}")
+    if st.session_state.get("bench_task") not in tasks:
+        st.session_state["bench_task"] = chosen.task if chosen.task in tasks else tasks[0]
+    task = second.segmented_control("Task", tasks, key="bench_task", required=True, persist_state="session", format_func=task_label)
+    view = third.segmented_control("Colour", VIEWS, default=VIEWS[0], key="bench_view", required=True, persist_state="session")
+    return suite, str(task), view == VIEWS[1]
+
+
+def task_label(name: str) -> str:
+    """A task's name as Markdown shows it; of a file the kind and the file, without its folder."""
+    kind, colon, path = name.partition(":")
+    return plain(f"{kind}: {Path(path).name}" if colon else name)
+
+
+def _file(suite: Suite, task: str) -> str:
+    """Stem of the names of downloaded files."""
+    return re.sub(r"[^0-9A-Za-z._-]+", "-", f"kvlens-{suite.name}-{task}")
+
+
+def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
+    """The look, without a cell that the sweep does not have."""
+    if chosen.cell is None:
+        return chosen
+    if table.empty:
+        return chosen.at(None)
+    rows = table[["method", "budget", "length", "depth"]].itertuples(index=False, name=None)
+    if chosen.cell in set(rows):
+        return chosen
+    problems.append("the selected cell is not in this sweep; none selected")
+    return chosen.at(None)
+
+
+def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference: bool) -> None:
+    key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
+    chart(
+        _figure(table, benchview.titles(), chosen.cell, difference), table.drop(columns=["value", "note"]),
+        _file(suite, task), key, f"{task}: exact match by depth and length, a panel per method and budget",
+        on_select=lambda: _clicked(key, chosen),
+    )  # fmt: skip
+    about = suite.about
+    few = f"Dotted edge: fewer than {FEW} prompts. " if (table["n"].between(1, FEW - 1)).any() else ""
+    model = about.get("request", {}).get("model")
+    st.caption(plain(
+        f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are shares of full KV on the "
+        "device; CHESS, which keeps all of it there, is held to that share of attended tokens. Prompts differ from cell to cell and are "
+        f"the same for every method, at most {int(table['n'].max())} in a cell; model {model}, {about.get('trials')} of "
+        f"{about.get('planned')} trials of the sweep. Measured {benchview.where(about)}."
+    ))  # fmt: skip
+
+
+def _clicked(key: str, chosen: Look) -> None:
+    """A click on a cell selects it; a second one on the same cell takes the selection back."""
+    state = st.session_state.get(key)
+    points = state["selection"]["points"] if state else []
+    target: Any = points[0].get("customdata") if points else None
+    if isinstance(target, list) and len(target) == 4:
+        cell = (str(target[0]), str(target[1]), int(target[2]), float(target[3]))
+        st.session_state[_LOOK] = chosen.at(None if cell == chosen.cell else cell)
+        st.session_state[_WRITTEN] = {name: st.query_params[name] for name in NAMES if name in st.query_params}
+
+
+def _against(suite: Suite, task: str) -> None:
+    st.markdown("##### Exact match against what it costs")
+    axis = str(st.segmented_control(
+        "Against", AGAINST, default=AGAINST[0], format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(), key="bench_against",
+        required=True, persist_state="session",
+    ))  # fmt: skip
+    if axis == "length":
+        frame = lines(suite, task, ("length",))
+        limited = [budget for budget in dict.fromkeys(frame["budget"]) if budget]
+        free = frame[frame["budget"] == ""]
+        frame = pd.concat([frame[frame["budget"] != ""], *(free.assign(panel=budget) for budget in limited)])
+        frame["panel"] = frame["panel"].fillna(frame["budget"]) if "panel" in frame else frame["budget"]
+        panel, names = "panel", {budget: f"budget {budget}" for budget in limited}
+    else:
+        frame = lines(suite, task, ("length",))
+        panel, names = "length", {length: f"{length:,} tokens" for length in frame["length"].dropna().unique()}
+    if frame.empty or frame["exact"].isna().all():
+        st.info("No trial of this task has been finished.")
+        return
+    chart(
+        quality(frame, axis, benchview.titles(), panel, names), partial(pd.DataFrame, frame), f"{_file(suite, task)}-by-{axis}",
+        f"bench_lines_{axis}", f"{task}: exact match against {AXES[axis][0]}",
+    )  # fmt: skip
+    st.caption("Over all depths; bars are 95 % Wilson intervals. A method whose prompts were all infeasible has no point.")

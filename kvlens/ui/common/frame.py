@@ -1,0 +1,84 @@
+"""The head of every page that looks at a run: which run, what is selected, a link to exactly this view."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.ui.common import data, session, widgets
+from kvlens.ui.common.data import TraceError, TraceReader
+from kvlens.ui.common.state import Selection
+
+
+def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
+    """Draws the head of the page and returns the run and the selection inside it; None when there is nothing to show, said on the page."""
+    chosen, problems = session.selection()
+    table = data.runs()
+    if table.empty:
+        st.subheader(title)
+        st.info("There are no runs yet. Start one, then come back to look at it.")
+        st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
+        return None
+    uids = [str(uid) for uid in table["uid"]]
+    wanted = chosen.run if chosen.run is not None else _newest_readable(table)
+    left, right = st.columns([6, 1], vertical_alignment="bottom")
+    labels = dict(zip(uids, (run_label(row) for _, row in table.iterrows()), strict=True))
+    options = uids if wanted in uids else [wanted, *uids]
+    st.session_state["run_picker"] = wanted
+    left.selectbox("Run", options, key="run_picker", format_func=lambda uid: labels.get(uid, uid), on_change=_picked)
+    try:
+        reader = data.open_run(wanted)
+    except TraceError as problem:
+        widgets.error(str(problem))
+        st.page_link("pages/home.py", label="All runs", icon=":material/list:")
+        return None
+    chosen, clamped = data.fit(reader, chosen.merged({"run": wanted}))
+    session.store(chosen)
+    session.write_selection()
+    with right:
+        widgets.copy_link()
+    widgets.notice(problems + clamped)
+    widgets.status_banner(reader.status, reader.n_steps, reader.error)
+    if not reader.n_steps:
+        st.info("Nothing was decoded in this run, so there is nothing to show.")
+        return None
+    return reader, chosen
+
+
+def run_label(row: object) -> str:
+    """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not whole."""
+    get = row.get  # type: ignore[attr-defined]
+    preset = _text(get("preset"))
+    parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method")) + (f" ({preset})" if preset else "")]
+    if _true(get("hold")):
+        parts.append("what-if")
+    elif _true(get("forced")):
+        parts.append("forced")
+    if text := _text(get("model")):
+        parts.append(f"model {text}")
+    if text := _text(get("budget")):
+        parts.append(f"budget {text}" if _text(get("budget_bytes")) else "no budget limit")
+    for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
+        if (value := get(name)) == value and value is not None:
+            parts.append(f"{int(value):,} {unit[:-1] if int(value) == 1 else unit}")
+    if get("status") != "completed":
+        parts.append(str(get("status")))
+    return " · ".join(part for part in parts if part) + f" · {get('uid')}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None or value != value else str(value)
+
+
+def _true(value: object) -> bool:
+    return value is not None and value == value and bool(value)
+
+
+def _newest_readable(table: object) -> str:
+    rows = table[table["status"] != "unreadable"]  # type: ignore[index]
+    return str((rows if len(rows) else table)["uid"].iloc[0])  # type: ignore[index]
+
+
+def _picked() -> None:
+    """Another run opens on its own step of loss, or at its beginning; the metric is kept where it exists."""
+    uid = st.session_state["run_picker"]
+    session.change({"run": uid, "step": None, "span": None, "layer": None, "head": None})

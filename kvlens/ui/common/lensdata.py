@@ -1,0 +1,122 @@
+"""What the runs of a folder have to do with each other: references, forced repeats, repeats with a span held resident."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.store.reader import TraceError
+from kvlens.ui.common import data, lensjobs
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A stored repeat of a run with spans held resident, as its meta tells it."""
+
+    uid: str
+    holds: tuple[dict[str, Any], ...]
+    """span, tok_start, tok_end, heads [[layer, kv_head]...], from_step"""
+    summary: dict[str, Any]
+    """step, kl_before, kl_after, answer_before, answer_after, expected, restored, agrees_after, held_bytes, held_tokens, search"""
+    full_kv_bytes: int | None
+    budget_bytes: int | None
+    all_heads: int
+    """(layer, KV head) of the model"""
+
+    @property
+    def spans(self) -> list[int]:
+        return sorted({int(hold["span"]) for hold in self.holds})
+
+    @property
+    def heads(self) -> list[tuple[int, int]]:
+        """(layer, KV head) that any span is held for."""
+        return sorted({(int(layer), int(head)) for hold in self.holds for layer, head in hold["heads"]})
+
+    @property
+    def from_step(self) -> int:
+        return min(int(hold["from_step"]) for hold in self.holds)
+
+
+def whatif_of(meta: dict[str, Any], uid: str) -> WhatIf | None:
+    """The repeat that a run's meta describes; None for other runs."""
+    holds, summary = meta.get("hold"), meta.get("whatif")
+    if not holds:
+        return None
+    return WhatIf(uid, tuple(holds), summary or {}, meta.get("full_kv_bytes"), meta.get("budget_bytes"), meta["layers"] * meta["kv_heads"])
+
+
+def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:
+    """What was tried on a run, newest first. Repeats that cannot be read are left out; the Runs page names them."""
+    found = []
+    for other in table.loc[(table["parent"] == uid) & truth(table["hold"]) & (table["status"] == "completed"), "uid"]:
+        try:
+            tried = whatif_of(data.open_run(str(other)).meta, str(other))
+        except TraceError:
+            continue
+        if tried is not None:
+            found.append(tried)
+    return found
+
+
+def forced_repeat(uid: str, table: pd.DataFrame) -> str | None:
+    """The newest whole run that repeats this one on its reference's tokens, nothing held."""
+    rows = table[(table["parent"] == uid) & truth(table["forced"]) & ~truth(table["hold"]) & (table["status"] == "completed")]
+    return str(rows["uid"].iloc[0]) if len(rows) else None
+
+
+def roles(table: pd.DataFrame) -> list[str]:
+    """What each run is to the others, in words; '' for a run that stands alone."""
+    wanted = table["reference"].dropna().value_counts()
+    words = []
+    for _, row in table.iterrows():
+        if _true(row["hold"]):
+            words.append(f"what-if of …{row['parent'][-6:]}" if _text(row["parent"]) else "what-if")
+        elif _text(row["reference"]):
+            words.append("against full KV, forced" if _true(row["forced"]) else "against full KV")
+        elif row["uid"] in wanted.index:
+            words.append(f"reference of {wanted[row['uid']]}")
+        else:
+            words.append("")
+    return words
+
+
+def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
+    """(in words, uid) of the stored runs that a run belongs with: its reference, what it repeats, what repeats it; at most eight."""
+    row = table[table["uid"] == uid].iloc[0]
+    stored = set(table["uid"])
+    found = [
+        (label, str(row[column]))
+        for column, label in (("reference", "Its full-KV reference"), ("parent", "The run it repeats"))
+        if row[column] in stored
+    ]
+    for _, other in table[table["parent"] == uid].iterrows():
+        label = "What-if" if _true(other["hold"]) else "Forced repeat"
+        found.append((f"{label} of {str(other['created'])[11:16]}", str(other["uid"])))
+    return found[:8]
+
+
+def truth(column: pd.Series) -> pd.Series:
+    """A column of true, false and not recorded as booleans."""
+    return column.map(_true).astype(bool)
+
+
+def _true(value: object) -> bool:
+    return value is not None and value == value and bool(value)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def of_this_run(uid: str) -> dict[str, str]:
+    """The parts of the URL that belong to the Replay page of this run alone: a job that repeats it, a repeat that is looked at."""
+    extra = {}
+    if lensjobs.job_of(uid) is not None:
+        extra["job"] = st.query_params["job"]
+    asked = st.query_params.get("whatif")
+    if asked and asked in set(data.runs_lately().query("parent == @uid")["uid"]):
+        extra["whatif"] = asked
+    return extra

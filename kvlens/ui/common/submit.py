@@ -1,0 +1,60 @@
+"""From the form to a queued job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from kvlens import tasks
+from kvlens.prompts import PromptText
+from kvlens.ui.common import data
+from kvlens.ui.common.jobview import manager
+from kvlens.ui.common.request import MethodChoice, PromptChoice, command
+from kvlens.ui.common.tokens import encoder, special_tokens
+from kvlens.ui.run.promptform import sample
+
+
+def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
+    """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
+    file = manager().scratch("prompt.json", prompt.file_text())
+    title = f"{choice.method}{f' ({choice.preset})' if choice.preset else ''} on {choice.model}, budget {choice.budget}: {prompt.source}"
+    return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
+
+
+def submit_trial(trial: Mapping[str, Any]) -> str:
+    """Queues the run of a benchmark's trial, compared with full KV, whose Replay opens when it is done; returns the job's id.
+
+    Keys: task, length, depth, seed, index, method, budget ('': no limit), preset, overrides (parameters over the preset's), and
+    where they are not the usual ones model ('demo') and max_new (the task's own). Raises ValueError with one sentence."""
+    model = str(trial.get("model") or "demo")
+    asked = tasks.remake(trial, encoder(model)[0], special_tokens(model))
+    entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
+    if entry is None:
+        raise ValueError(f"the method '{trial['method']}' is not installed here.")
+    place = "" if asked.depth is None else f", depth {asked.depth:.0%}"
+    source = f"{asked.task}, {asked.length or 'whole'} tokens{place}, seed {asked.seed}"
+    prompt = PromptChoice(PromptText(asked.text, asked.answer, tuple(asked.needle), asked.task, asked.seed), source)
+    # A method that keeps every token on the device is held to its budget by a parameter, which is among the overrides.
+    budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
+    most = int(trial.get("max_new") or tasks.get(asked.task).new_tokens)
+    choice = MethodChoice(
+        str(trial["method"]), model, trial.get("preset"), budget, most, 0, dict(trial.get("overrides") or {}), trial["method"] != "full"
+    )
+    return submit(prompt, choice, "pages/replay.py")
+
+
+def sample_choice() -> tuple[PromptChoice, MethodChoice]:
+    """What the 'Run the sample prompt' button runs: the demo model under SeKV, or the first method there is."""
+    entries = {entry["name"]: entry for entry in data.catalogue()}
+    entry = entries.get("sekv") or next(iter(entries.values()))
+    preset = next((name for name in ("demo", *entry["presets"]) if name in entry["presets"]), None)
+    budget = "100%" if entry["keeps_all"] else "40%"
+    return sample(encoder("demo")[0]), MethodChoice(entry["name"], "demo", preset, budget, 48, 0, against=not entry["keeps_all"])
+
+
+def sample_button(label: str = "Run the sample prompt") -> None:
+    """One click to a first run; goes to the page that shows its progress."""
+    if st.button(label, type="primary", icon=":material/play_arrow:"):
+        st.switch_page("pages/run.py", query_params={"job": submit(*sample_choice())})

@@ -1,0 +1,173 @@
+"""The Heads page: controls, figures with click, table and downloads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.drawn import map_frame, unit_name
+from kvlens.figures.heads import head_histogram, head_map
+from kvlens.figures.metrics import Metric, head_label, metric_of, value_text
+from kvlens.figures.timeline import head_timeline
+from kvlens.ui.common import data, session
+from kvlens.ui.common.chart import chart
+from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.download import downloads
+from kvlens.ui.common.state import Selection
+from kvlens.ui.heads.data import AGGREGATES, Series, series, summary
+
+
+@dataclass(frozen=True)
+class View:
+    """What the page shows: the shared selection and the page's own range and aggregate."""
+
+    chosen: Selection
+    metric: Metric
+    agg: str
+    start: int
+    stop: int
+    """one past the last step"""
+    whole: bool
+    """all steps of the run"""
+    fit: bool
+    """colours span the recorded values"""
+
+    def query(self) -> dict[str, str]:
+        """The page's own URL parameters; left out where they are the default."""
+        return ({} if self.agg == "mean" else {"agg": self.agg}) | ({} if self.whole else {"steps": f"{self.start}-{self.stop - 1}"})
+
+    @property
+    def cell(self) -> tuple[int, int]:
+        return self.chosen.layer or 0, self.chosen.head or 0
+
+
+def controls(reader: TraceReader, chosen: Selection) -> View | None:
+    """Metric, aggregate and step range; None when the run holds no figures per head."""
+    names = data.summary_metrics(reader)
+    if not names:
+        st.info("This run recorded no figures per head, so there is nothing to map.")
+        return None
+    name = chosen.metric if chosen.metric in names else data.opening_metric(names)
+    left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
+    st.session_state["heads_metric"] = name
+    left.selectbox("Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked)
+    if "heads_agg" not in st.session_state:
+        wanted = st.query_params.get("agg", "mean")
+        st.session_state["heads_agg"] = wanted if wanted in AGGREGATES else "mean"
+    agg = middle.selectbox("Over the steps", AGGREGATES, key="heads_agg", persist_state="session")
+    fit = third.toggle(
+        "Fit colours", key="heads_fit", persist_state="session", help="Colours span the recorded values, not the natural range."
+    )  # fmt: skip
+    last = reader.n_steps - 1
+    if reader.meta.get("trace_level") == "summary" or last < 1:
+        right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")
+        start, end = 0, last
+    else:
+        start, end = _step_range(reader, right, last)
+    return View(chosen, metric_of(str(name)), str(agg), start, end + 1, (start, end) == (0, last), bool(fit))
+
+
+def _step_range(reader: TraceReader, place: st.delta_generator.DeltaGenerator, last: int) -> tuple[int, int]:
+    key = f"heads_steps_{reader.uid}"
+    if key not in st.session_state:
+        st.session_state[key] = parse_steps(st.query_params.get("steps"), last)
+    start, end = cast("tuple[int, int]", place.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
+    return int(start), int(end)
+
+
+def parse_steps(text: str | None, last: int) -> tuple[int, int]:
+    """'a-b' as a range inside 0..last; anything else is the whole run."""
+    first, _, second = (text or "").partition("-")
+    if not (first.isdigit() and second.isdigit() and len(first) < 10 and len(second) < 10):
+        return 0, last
+    start, end = min(int(first), last), min(int(second), last)
+    return (start, end) if start <= end else (0, last)
+
+
+def _metric_picked() -> None:
+    session.change({"metric": st.session_state["heads_metric"]})
+
+
+def figures(reader: TraceReader, view: View) -> None:
+    """Map and spread beside the selected head's curve; clicks move the shared selection."""
+    values = summary(reader, view.metric.name, view.agg, view.start, view.stop)
+    layer, head = view.cell
+    group = reader.q_heads // reader.kv_heads
+    label = head_label(layer, head, group)
+    how = f"{view.agg} over steps {view.start}–{view.stop - 1}"
+    st.text(
+        f"{view.metric.title}: {view.metric.doc}."
+        + (" A figure of the KV head, shown for each of its query heads." if view.metric.level == "kv" else "")
+    )
+    left, right = st.columns([11, 9], gap="medium")
+    with left:
+        key = f"map_{session.revision()}_{layer}_{head}"
+        steps = f"steps-{view.start}-{view.stop - 1}"
+        chart(
+            head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit),
+            lambda: map_frame(values, reader.kv_heads, view.metric, view.agg), f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", key,
+            f"{view.metric.title} by layer and query head", on_select=lambda: cell_clicked(key),
+        )  # fmt: skip
+        st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
+    with right:
+        found: Series = series(reader, view.metric.name, layer, head)
+        if np.isfinite(found.values).any():
+            name = f"timeline_{session.revision()}_{view.chosen.step}"
+            chart(
+                head_timeline(found.values, view.metric, label, view.chosen.step or 0, view.start, view.stop),
+                pd.DataFrame({"step": range(found.values.size), unit_name(view.metric): found.values}),
+                f"{reader.uid}-{view.metric.name}-L{layer}-Q{head}", name, f"{view.metric.title} of {label} over decode steps",
+                on_select=lambda: _step_clicked(name),
+            )  # fmt: skip
+        else:
+            st.info(f"{view.metric.title} was not recorded per step for {label}.")
+        chart(
+            head_histogram(values, view.metric, (layer, head)), lambda: map_frame(values, reader.kv_heads, view.metric, view.agg),
+            f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", "spread", "Spread over query heads",
+        )  # fmt: skip
+
+
+def clicked(key: str) -> list[int]:
+    """customdata of the point that was clicked; empty when none was, or when it is not whole numbers."""
+    state = st.session_state.get(key)
+    points = state["selection"]["points"] if state else []
+    found = points[0].get("customdata") if points else None
+    items = found if isinstance(found, list) else [found]
+    return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
+
+
+def cell_clicked(key: str, group: int = 1) -> None:
+    """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group` query heads."""
+    if len(cell := clicked(key)) == 2:
+        session.change({"layer": cell[0], "head": cell[1] * group})
+
+
+def _step_clicked(key: str) -> None:
+    if len(step := clicked(key)) == 1:
+        session.change({"step": step[0]})
+
+
+def table(reader: TraceReader, view: View) -> None:
+    """All heads with their statistics, sortable; a selected row selects the head."""
+    where = f"steps {view.start}–{view.stop - 1}" + (", all of the run" if view.whole else "")
+    st.markdown(f"##### All query heads, {where}")
+    stats = reader.head_table(view.start, view.stop)
+    shown = stats.drop(columns=["run_uid", "method", "model"])
+    key = f"head_table_{session.revision()}"
+    st.dataframe(
+        shown, hide_index=True, width="stretch", height=340, key=key, on_select=lambda: _row_clicked(key, stats),
+        selection_mode="single-row",
+    )  # fmt: skip
+    st.caption("None: not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads.")
+    downloads(reader, view.start, view.stop, view.whole)
+
+
+def _row_clicked(key: str, stats: object) -> None:
+    rows = st.session_state[key]["selection"]["rows"]
+    if rows:
+        row = stats.iloc[rows[0]]  # type: ignore[attr-defined]
+        session.change({"layer": int(row["layer"]), "head": int(row["q_head"])})

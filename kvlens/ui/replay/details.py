@@ -1,0 +1,198 @@
+"""Tables below the player. Every number is a recorded column; what was not recorded says so."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.metrics import counted, head_label, metric_of, si_bytes
+from kvlens.figures.passages import passage
+from kvlens.ui.common.chart import canvas_menu
+from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.player.payload import cube
+from kvlens.ui.common.state import Selection
+
+
+def facts(reader: TraceReader) -> None:
+    """One line about the run, failed self-checks, and the expected answer beside what came out."""
+    meta = reader.meta
+    preset = f" ({meta['preset']})" if meta.get("preset") else ""
+    method = f"{meta.get('method')}{preset}"
+    budget = meta.get("budget_bytes")
+    full = meta.get("full_kv_bytes")
+    limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
+    if budget is not None and full:
+        limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
+    checks = reader.self_checks()
+    passed = f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
+    drawn = f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
+    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {counted(reader.n_steps, 'step')} · "
+            f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}")  # fmt: skip
+    if len(checks) and not checks["passed"].all():
+        failed = ", ".join(checks.loc[~checks["passed"], "name"])
+        st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+    if meta.get("answer"):
+        fed = "Fed, full KV's tokens" if meta.get("forced") else "Generated"
+        st.text(f"Expected answer: {str(meta['answer']).strip()}\n{fed}: {generated_text(reader).strip()}")
+
+
+def conditions(reader: TraceReader) -> None:
+    """The effective configuration, the self-checks and everything else a run says of itself."""
+    checks, meta = reader.self_checks(), reader.meta
+    left, right = st.columns(2)
+    with left.expander("Effective configuration"):
+        st.code(json.dumps(meta.get("config"), indent=1, ensure_ascii=False), language="json")
+    with right.expander("Self-checks and conditions"):
+        st.dataframe(checks, hide_index=True, width="stretch")
+        rest = {key: value for key, value in meta.items() if key not in ("config", "prompt_text", "model_info")}
+        st.code(json.dumps(rest, indent=1, ensure_ascii=False), language="json", height=240)
+
+
+def generated_text(reader: TraceReader) -> str:
+    """All generated tokens, special ones included, as they were logged."""
+    tokens = reader.tokens()
+    return "".join(tokens.loc[tokens["step"].notna(), "text"])
+
+
+def attended(reader: TraceReader, chosen: Selection) -> None:
+    """The spans that the selected head attended at the selected step."""
+    step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
+    _spans(reader, step, layer, head, head_label(layer, head, reader.q_heads // reader.kv_heads), chosen.span)
+
+
+def decided(reader: TraceReader, chosen: Selection) -> None:
+    """Transfers of the selected step, and what was decided for the selected KV head."""
+    _transfers(reader, chosen.step or 0)
+    _events(reader, chosen.step or 0, chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads))
+
+
+def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
+    """What the player shows, to take away: its pictures, and the chosen metric of all heads and steps. `key`: the player's."""
+    if chosen.metric is None:
+        return
+    step, metric = chosen.step or 0, metric_of(chosen.metric)
+    label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
+    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.get('method')}, {reader.uid}"
+    canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
+
+
+def metric_table(reader: TraceReader, name: str) -> pd.DataFrame:
+    """step, layer, q_head, kv_head and the metric with its unit, a row per step and query head; NaN: not recorded."""
+    values = cube(reader, name)
+    step, layer, head = (axis.ravel() for axis in np.indices(values.shape))
+    kv_head = head // (reader.q_heads // reader.kv_heads)
+    return pd.DataFrame({"step": step, "layer": layer, "q_head": head, "kv_head": kv_head, metric_of(name).label: values.ravel()})
+
+
+def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:
+    """Text of token positions [start, end), shortened in the middle."""
+    text = passage(tokens, start, end)
+    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
+
+
+def window_range(spans: pd.DataFrame, step: int, written: int) -> tuple[int, int]:
+    """Positions [start, end) of the window at a step: those of the `written` ones that no other living span covers."""
+    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    covered = np.zeros(written, bool)
+    for start, end in zip(alive["tok_start"], alive["tok_end"], strict=True):
+        covered[int(start) : int(end)] = True
+    free = np.flatnonzero(~covered)
+    return (int(free[0]), int(free[-1]) + 1) if free.size else (written, written)
+
+
+def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, selected: int | None) -> None:
+    st.markdown(f"##### What {label} attended at step {step}")
+    listed = reader.head_spans(step, layer, head)
+    table = listed[listed["mass"] > 0]
+    if table.empty:
+        st.caption("Attention per span was not recorded for this step.")
+        return
+    tokens = reader.tokens()
+    window = window_range(reader.spans(), step, int(tokens["step"].isna().sum()) + step)
+    ranges = [
+        window if kind == "window" else (int(a), int(b))
+        for kind, a, b in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)
+    ]
+    shown = pd.DataFrame(
+        {
+            "span": table["span"].astype("Int64"),
+            "mass": table["mass"],
+            "state": table["state"].fillna("not recorded"),
+            "kind": table["kind"],
+            "tokens": [f"{start}–{end - 1}" if end > start else "none yet" for start, end in ranges],
+            "text": [span_text(tokens, start, end) for start, end in ranges],
+            "why it is a span": table["reason"],
+        }
+    )
+    if selected in set(table["span"]):
+        shown.insert(0, "selected", ["●" if span == selected else "" for span in shown["span"]])
+    columns = {
+        "mass": st.column_config.ProgressColumn("mass ≈ (share)", min_value=0.0, max_value=1.0, format="%.5f"),
+        "text": st.column_config.TextColumn(width="large"),
+    }
+    st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
+    st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
+
+
+def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
+    """What the list leaves out. `tail`: mass on spans that are not listed, NaN when not recorded."""
+    if pd.isna(tail):
+        text = "The mass of the spans that are not listed was not recorded."
+    else:
+        text = f"Spans that are not listed hold {tail:.4f} together, so the listed ones hold {1 - tail:.4f}."
+    text += " Each listed mass is stored to about ±√mass/255, so their sum may differ from that."
+    if selected is not None and selected not in listed:
+        text += f" The selected span {selected} is not in this list."
+    return text
+
+
+def _transfers(reader: TraceReader, step: int) -> None:
+    table = reader.transfers(step=step)
+    sums = table.groupby("direction")["bytes"].sum()
+    st.markdown(f"##### Moved at step {step}")
+    st.caption(f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to the host, "
+               f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them.")  # fmt: skip
+    if table.empty:
+        return
+    shown = pd.DataFrame(
+        {
+            "direction": table["direction"].map({"h2d": "to device", "d2h": "to host"}),
+            "cause": table["cause"],
+            "layer": table["layer"].astype("Int64"),
+            "KV head": table["kv_head"].map(lambda head: "all" if pd.isna(head) else str(int(head))),
+            "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
+            "bytes": table["bytes"].astype("int64"),
+            "copy (µs)": (table["end_us"] - table["start_us"]).astype("int64"),
+            "wait (µs)": table["wait_us"].astype("int64"),
+            "blocking": table["blocking"].astype(bool),
+        }
+    )
+    st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))
+
+
+def event_value(kind: str, value: float) -> str:
+    """An event's value with its unit: tokens of a span that was refused or evicted, bytes of a span that was moved."""
+    if pd.isna(value):
+        return "–"
+    return counted(value, "token") if kind in ("refused", "evict", "offload") else f"{value:,.6g} bytes"
+
+
+def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
+    table = reader.events(step=step, layer=layer, kv_head=kv_head)
+    st.markdown(f"##### Decided at step {step} for L{layer} KV{kv_head}")
+    if table.empty:
+        st.caption("No event was logged for this KV head at this step.")
+        return
+    shown = pd.DataFrame(
+        {
+            "event": table["kind"].str.replace("_", " "),
+            "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
+            "query head": table["q_head"].map(lambda head: "–" if pd.isna(head) else f"Q{int(head)}"),
+            "KV head": table["kv_head"].map(lambda head: "–" if pd.isna(head) else f"KV{int(head)}"),
+            "value": [event_value(kind, value) for kind, value in zip(table["kind"], table["value"], strict=True)],
+        }
+    )
+    st.dataframe(shown, hide_index=True, width="stretch", height=min(250, 38 + 35 * len(shown)))

@@ -1,0 +1,149 @@
+"""The verdict on a run: where it lost against full KV, what was missed there, why, and what moved. Recorded columns, or 'not recorded'."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.metrics import counted, si_bytes
+from kvlens.lens.verdict import Missed, Verdict
+from kvlens.ui.common import data, lensdata, lensjobs, places
+from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.player.lens import diverged
+from kvlens.ui.common.player.payload import needle_tokens
+from kvlens.ui.common.state import Selection
+from kvlens.ui.common.widgets import plain
+from kvlens.ui.replay import lenswhatif
+from kvlens.ui.replay.details import span_text
+from kvlens.ui.replay.lensbars import sampling, token_range
+
+
+def banner(reader: TraceReader) -> None:
+    """On top of a what-if's own replay: what was held, and of which run it is a repeat."""
+    tried = lensdata.whatif_of(reader.meta, reader.uid)
+    if tried is None:
+        return
+    with st.container(border=True):
+        st.markdown(f"**What if it had been there:** {plain(lenswhatif.held_words(tried))}; everything else as in the run it repeats.")
+        lenswhatif.outcome(tried)
+        if parent := reader.meta.get("parent"):
+            place = places.in_run(str(parent))
+            st.page_link("pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place)
+
+
+def panel(reader: TraceReader, chosen: Selection) -> None:
+    """The verdict and, beside it, what can be tried; below them a running repeat and what was tried before."""
+    table = data.runs_lately()
+    found = data.loss_verdict(reader)
+    job = lensjobs.job_of(reader.uid)
+    with st.container(border=True, key="verdict"):
+        if found is None:
+            _without_loss(reader, table, busy=job is not None)
+        else:
+            left, right = st.columns([7, 5], gap="large")
+            with left:
+                st.markdown("\n\n".join(lines(reader, found)))
+                _contexts(reader, table, busy=job is not None)
+            with right:
+                lenswhatif.form(reader, chosen, found, busy=job is not None)
+        if job is not None:
+            lensjobs.follow(job)
+        lenswhatif.tried(reader, table, chosen)
+
+
+def lines(reader: TraceReader, found: Verdict) -> list[str]:
+    """The verdict as Markdown paragraphs; text of tokens is escaped."""
+    said = [
+        f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · logit difference "
+        f"{plain(signed(found.logit_diff))} · KL {plain(f'{found.kl:.3g}')} nats"
+    ]
+    missed = found.missed
+    if missed is None:
+        if len(reader.triples(found.step)):
+            said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
+        else:
+            said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
+        return [*said, _moved(found)]
+    group = reader.q_heads // reader.kv_heads
+    heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
+    said.append(
+        f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} · full KV's mass on it "
+        f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret {plain(f'{missed.regret:.2f}')}"
+    )
+    return [*said, f"**Why it was not there**: {plain(missed.reason.says)}.", _moved(found)]
+
+
+def _span(reader: TraceReader, missed: Missed) -> str:
+    tokens = reader.tokens()
+    if missed.kind == "window":
+        return f"span {missed.span}, the window"
+    start, end = missed.tok_start, missed.tok_end
+    needle = needle_tokens(tokens, reader.meta.get("needle") or [])
+    star = ", part of the needle" if any(a < end and b > start for a, b in needle) else ""
+    return f"span {missed.span}, {token_range(start, end)}{star}, “{span_text(tokens, start, end, 70).strip()}”"
+
+
+def _moved(found: Verdict) -> str:
+    text = f"**Moved to the device** at step {found.step}: {plain(si_bytes(found.h2d_bytes))}"
+    if found.missed is not None and found.h2d_bytes:
+        least = "at least " if found.unnamed_bytes else ""
+        text += f", of which span {found.missed.span}, over all heads: {least}{plain(si_bytes(found.missed.h2d_bytes))}"
+    return text + "."
+
+
+def quoted(token: str) -> str:
+    """A token in quotation marks, blanks visible, safe in Markdown."""
+    shown = token.replace("\n", "⏎")
+    blank = "·" * len(shown)
+    return f"“{plain(shown) if shown.strip() else blank}”"
+
+
+def signed(value: float) -> str:
+    """With a true minus sign."""
+    return f"{value:+.3g}".replace("-", "−")
+
+
+def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
+    loss = reader.loss()
+    if len(loss):
+        worst = loss.loc[loss["kl"].idxmax()]
+        most = plain(f"{float(worst['kl']):.3g}")
+        st.markdown(
+            f"**Nothing was lost**: at all {len(loss)} compared steps this run's most probable token is full KV's. "
+            f"The largest KL is {most} nats, at step {int(worst['step'])}."
+        )
+        _contexts(reader, table, busy)
+    elif reader.meta.get("method") == "full":
+        pairs = int((table["reference"] == reader.uid).sum())
+        whose = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
+        st.markdown(f"**This run is full KV itself.** {whose}")
+    else:
+        left, right = st.columns([3, 1], vertical_alignment="center")
+        left.markdown(
+            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens and compared at every step."
+        )
+        with right:
+            _compare(reader, table, busy, "Compare with full KV")
+
+
+def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
+    """A free run goes its own way after its first other token; the page says so and offers the forced comparison."""
+    last = diverged(reader)
+    if last is None:
+        if reader.meta.get("forced"):
+            st.caption("Forced: this run was fed full KV's tokens, so its contexts are full KV's at every step.")
+        return
+    st.caption(f"From step {last + 1} on contexts differ: this run went on with its own token, so later steps are not compared.")
+    _compare(reader, table, busy, "Compare all steps with full KV")
+
+
+def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:
+    """The way to the forced comparison: to the one there is, else to a job that makes it."""
+    if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
+        place = places.in_run(other)
+        st.page_link("pages/replay.py", label="Replay the comparison at all steps", icon=":material/compare_arrows:", query_params=place)
+    elif st.button(
+        label, icon=":material/compare_arrows:", disabled=busy, help="Repeats the run, fed with full KV's tokens, as a run of its own."
+    ):
+        st.query_params["job"] = lensjobs.start_pair(reader.uid)
+        st.rerun()

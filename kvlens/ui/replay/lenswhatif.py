@@ -1,0 +1,152 @@
+"""What if a span had been there: the choice of what to hold, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.metrics import si_bytes
+from kvlens.lens.verdict import Verdict
+from kvlens.ui.common import lensdata, lensjobs, places
+from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.lensdata import WhatIf
+from kvlens.ui.common.player.payload import needle_tokens
+from kvlens.ui.common.request import HoldChoice
+from kvlens.ui.common.state import Selection
+from kvlens.ui.common.widgets import plain
+
+_RESTORED = {True: "yes", False: "no", None: "cannot be told"}
+
+
+def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> None:
+    """The selected span (else the one of the verdict) or more, for which heads and from which step."""
+    missed = found.missed
+    span = chosen.span if chosen.span is not None else (missed.span if missed is not None else None)
+    if span is None:
+        st.markdown("**What if it had been there?** Click a token of a span to choose it.")
+        return
+    st.markdown("**What if it had been there?**")
+    layer, head = chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads)
+    choices = spans_to_hold(reader, span, found)
+    places = {"all KV heads": ("all", "all"), f"those of layer {layer}": (str(layer), "all"), f"L{layer} KV{head}": (str(layer), str(head))}
+    first, second, third = st.columns([5, 4, 3])
+    what = first.selectbox("Hold", list(choices), key=f"hold_what_{reader.uid}_{span}", persist_state="session")
+    where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
+    start = third.number_input("from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session")
+    with st.container(horizontal=True):
+        hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy)
+        how = "Repeats the run again and again, heads with most regret first, until the answer is back."
+        search = st.button("Find the smallest set of heads", icon=":material/search:", disabled=busy, help=how)
+    st.caption("The run is repeated with the exact keys and values of these tokens on the device, all else the same.")
+    if hold or search:
+        layers, heads = places[str(where)]
+        st.query_params["job"] = lensjobs.start_whatif(reader.uid, HoldChoice(choices[str(what)], layers, heads, int(start), search))
+        st.rerun()
+
+
+def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, tuple[int, ...]]:
+    """What may be held, in words: the span, the needle's spans where more than one holds it, the five missed most at the step of loss."""
+    choices: dict[str, tuple[int, ...]] = {f"span {span}": (span,)}
+    spans = reader.spans()
+    there = spans[(spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)]
+    needle = needle_tokens(reader.tokens(), reader.meta.get("needle") or [])
+    inside = [
+        int(s) for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
+        if any(a < end and b > start for a, b in needle)
+    ]  # fmt: skip
+    if inside and inside != [span]:
+        choices[f"the needle: {len(inside)} span{'s' if len(inside) > 1 else ''}"] = tuple(inside)
+    triples = reader.triples(found.step)
+    most = list(dict.fromkeys(int(s) for s, regret in zip(triples["span"], triples["regret"], strict=True) if regret > 0))[:5]
+    if len(most) > 1:
+        choices[f"the {len(most)} spans missed most"] = tuple(most)
+    return choices
+
+
+def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
+    """What was tried on this run: the outcome of the one in the URL (?whatif=), else of the newest, and a list of all."""
+    found = lensdata.whatifs(reader.uid, table)
+    if not found:
+        return
+    asked = st.query_params.get("whatif")
+    shown = next((one for one in found if one.uid == asked), found[0])
+    st.markdown(f"**Tried:** {plain(held_words(shown))}.")
+    outcome(shown)
+    left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
+    place = places.in_run(shown.uid, chosen)
+    left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place)
+    both = chosen.query() | {"cmp": shown.uid}
+    middle.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=both)
+    if len(found) > 1:
+        with right.expander(f"All {len(found)} tries on this run"):
+            st.dataframe(pd.DataFrame([_row(one) for one in found]), hide_index=True, width="stretch")
+
+
+def outcome(one: WhatIf) -> None:
+    """Answer and divergence before and after, and what holding it would have cost."""
+    said = one.summary
+    if not said:
+        st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
+        return
+    answer, numbers = st.columns([5, 6], gap="large")
+    answer.text(
+        f"Answer before: {_line(said.get('answer_before'))}\nAnswer with it held: {_line(said.get('answer_after'))}\n"
+        f"Expected: {_line(said.get('expected'))}"
+    )
+    step = said.get("step")
+    facts = (
+        ("Answer restored", _RESTORED[said.get("restored")]),
+        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.get('kl_before'))} → {_nats(said.get('kl_after'))}"),
+        ("It would have cost", si_bytes(said.get("held_bytes"))),
+    )
+    for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
+        column.metric(label, value)
+    numbers.caption(plain(_cost(one)))
+    if (search := said.get("search")) is not None:
+        names = ", ".join(f"L{layer} KV{head}" for layer, head in search.get("heads") or [])
+        found = f"Smallest set found: {names}" if names else "Not even holding it for all of these heads brings the answer back"
+        st.markdown(plain(f"{found} ({search.get('tried')} repeats)."))
+
+
+def held_words(one: WhatIf) -> str:
+    """'span 12 (tokens 300-331) held for L0 KV1, L1 KV0 from step 3 on'."""
+    spans = ", ".join(f"span {hold['span']} (tokens {hold['tok_start']}–{int(hold['tok_end']) - 1})" for hold in one.holds)
+    heads = one.heads
+    whole = len(heads) == one.all_heads and len(heads) > 1
+    names = f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])
+    more = f" and {len(heads) - 6} more KV heads" if len(heads) > 6 and not whole else ""
+    return f"{spans} held exactly resident for {names}{more} from step {one.from_step} on"
+
+
+def _cost(one: WhatIf) -> str:
+    """What the held bytes are a share of."""
+    held = one.summary.get("held_bytes")
+    if held is None:
+        return "Its bytes were not recorded."
+    parts = [f"{one.summary.get('held_tokens')} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
+    if one.full_kv_bytes:
+        parts.append(f"{held / one.full_kv_bytes:.2%} of full KV")
+    if one.budget_bytes:
+        parts.append(f"{held / one.budget_bytes:.1%} on top of the budget")
+    return " · ".join(parts)
+
+
+def _row(one: WhatIf) -> dict[str, Any]:
+    said = one.summary
+    return {
+        "spans": ", ".join(map(str, one.spans)), "KV heads": len(one.heads), "from step": one.from_step,
+        "restored": _RESTORED[said.get("restored")], "KL before (nats)": said.get("kl_before"), "KL after (nats)": said.get("kl_after"),
+        "answer": _line(said.get("answer_after")), "held": si_bytes(said.get("held_bytes")), "run": one.uid,
+    }  # fmt: skip
+
+
+def _line(text: object) -> str:
+    return "not recorded" if text is None else " ".join(str(text).split()) or "nothing"
+
+
+def _nats(value: float | None) -> str:
+    if value is None:
+        return "not recorded"
+    return "< 0.001" if 0 < value < 0.001 else f"{value:.3g}"

@@ -1,0 +1,57 @@
+"""What a run will need, before it is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from kvlens.figures.metrics import si_bytes
+from kvlens.runs.preflight import estimate
+from kvlens.ui.common import widgets
+from kvlens.ui.common.request import MethodChoice, PromptChoice
+
+
+@st.cache_data(max_entries=64, show_spinner="Estimating…")
+def _estimate(text: str, model: str, method: str, preset: str | None, changed: dict[str, Any], budget: str, max_new: int) -> dict[str, Any]:
+    return estimate(text, model, method, changed, budget, max_new, preset)
+
+
+def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
+    """Draws the estimate; True when the run can be started."""
+    try:
+        found = _estimate(prompt.prompt.text, choice.model, choice.method, choice.preset, choice.changed, choice.budget, choice.max_new)
+    except (ValueError, OSError, KeyError) as problem:
+        widgets.error(str(problem))
+        return False
+    with st.container(border=True):
+        st.caption("Estimate before the run (not measured)")
+        columns = st.columns(5)
+        facts = (
+            ("Prompt", _tokens(found["prompt_tokens"])), ("Full KV at the end", _bytes(found["full_kv_bytes"])),
+            ("Budget", _limit(found)), ("Least this method needs", _bytes(found["min_budget_bytes"])),
+            ("Trace on disk", _bytes(found["trace_bytes"])),
+        )  # fmt: skip
+        for column, (label, value) in zip(columns, facts, strict=True):
+            column.metric(label, value)
+        if (every := found["oracle_every"]) is not None:
+            steps = "every step" if every == 1 else f"one step in {every}"
+            st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
+        for warning in found["warnings"]:
+            st.warning(widgets.plain(warning))
+    return found["feasible"] is not False
+
+
+def _bytes(count: int | None) -> str:
+    return "unknown" if count is None else si_bytes(count)
+
+
+def _tokens(count: int | None) -> str:
+    return "unknown" if count is None else f"{count:,} tokens"
+
+
+def _limit(found: dict[str, Any]) -> str:
+    """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
+    if found["full_kv_bytes"] is None:
+        return "unknown"
+    return "no limit" if found["budget_bytes"] is None else si_bytes(found["budget_bytes"])

@@ -1,0 +1,124 @@
+"""The prompt: a generated task, an upload or pasted text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import streamlit as st
+
+from kvlens.demo.tasks import TASKS, make_prompt
+from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
+from kvlens.ui.common.request import PromptChoice
+from kvlens.ui.common.widgets import error
+
+_TASK_WORDS = {
+    "needle": "needle: one fact hidden in filler, asked for at the end",
+    "multikey": "multikey: the asked fact among others of its kind",
+    "chain": "chain: facts that must be followed one after the other",
+    "note": "note: a longer note to recite",
+    "list": "list: several facts to gather",
+}
+Encode = Callable[[str], list[int]]
+SAMPLE = ("multikey", 1024, 0.4, 4)
+"""task, length in tokens, depth, seed of the sample prompt"""
+
+
+def prompt_form(encode: Encode) -> PromptChoice | None:
+    """Draws the form; None while there is no usable prompt (the reason is on the page)."""
+    kinds = ("Generated task", "Upload", "Paste")
+    kind = st.segmented_control("Prompt", kinds, default=kinds[0], key="form_source", required=True, persist_state="session")
+    if kind == "Upload":
+        return _upload()
+    if kind == "Paste":
+        return _paste()
+    return _generated(encode)
+
+
+def sample(encode: Encode) -> PromptChoice:
+    """The prompt of the 'Run the sample prompt' button."""
+    return generate(encode, *SAMPLE)
+
+
+def generate(encode: Encode, task: str, length: int, depth: float, seed: int) -> PromptChoice:
+    """A generated task; ValueError with one sentence when the length does not hold it."""
+    made = make_prompt(task, length, depth, seed, encode)
+    return PromptChoice(
+        PromptText(made.text, made.answer, made.needle, task, seed), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}"
+    )
+
+
+def _generated(encode: Encode) -> PromptChoice | None:
+    task = st.selectbox("Task", TASKS, index=TASKS.index(SAMPLE[0]), format_func=lambda name: _TASK_WORDS.get(name, name),
+                        key="form_task", persist_state="session")  # fmt: skip
+    left, middle, right = st.columns(3)
+    length = left.number_input("Length (tokens)", 32, 65_536, SAMPLE[1], step=128, key="form_length", persist_state="session")
+    depth = middle.slider(
+        "Depth (0 % = start)", 0, 100, round(SAMPLE[2] * 100), 5, key="form_depth", persist_state="session", format="%d %%"
+    )
+    seed = right.number_input("Prompt seed", 0, 2**31 - 1, SAMPLE[3], key="form_prompt_seed", persist_state="session")
+    try:
+        choice = generate(encode, task, int(length), depth / 100, int(seed))
+    except ValueError as problem:
+        error(f"{problem}.".replace("..", "."))
+        return None
+    _show(choice)
+    return choice
+
+
+def _upload() -> PromptChoice | None:
+    file = st.file_uploader(
+        f"Prompt file: {', '.join(SUFFIXES)} in UTF-8, at most {MAX_BYTES // 2**20} MiB",
+        [suffix[1:] for suffix in SUFFIXES],
+        key="form_file",
+    )
+    if file is None:
+        st.caption("Choose a file; it stays on this machine.")
+        return None
+    try:
+        given = decode(file.getvalue(), file.name)
+        choice = PromptChoice(given if given.answer else _expected(given), file.name)
+    except BadPrompt as problem:
+        error(str(problem))
+        return None
+    _show(choice)
+    return choice
+
+
+def _paste() -> PromptChoice | None:
+    text = st.text_area("Prompt text", height=220, max_chars=MAX_BYTES, key="form_text", persist_state="session")
+    if not text:
+        st.caption("Paste a text; the model continues it.")
+        return None
+    try:
+        return PromptChoice(_expected(checked(PromptText(text), "the pasted text")), "pasted text")
+    except BadPrompt as problem:
+        error(str(problem))
+        return None
+
+
+def _expected(prompt: PromptText) -> PromptText:
+    """Asks what a right output says and where the text holds it; neither has to be given. Raises BadPrompt."""
+    left, right = st.columns([2, 3])
+    answer = left.text_input(
+        "Expected answer (optional)", key="form_answer", persist_state="session",
+        help="A run counts as right when the first line it generates contains this.",
+    )  # fmt: skip
+    passage = right.text_input(
+        "Passage that holds it (optional)", key="form_passage", persist_state="session",
+        help="Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans named in the verdict.",
+    )  # fmt: skip
+    return expecting(prompt, answer, passage)
+
+
+def _show(choice: PromptChoice) -> None:
+    """The prompt, literally, with the facts that matter for judging the run."""
+    prompt = choice.prompt
+    if prompt.needle:
+        where = ", ".join(f"characters {start:,}–{end:,}" for start, end in prompt.needle)
+        st.text(f"Asked for: {' | '.join(prompt.text[start:end] for start, end in prompt.needle)}  ({where})")
+    if prompt.answer:
+        st.text(f"Expected answer: {prompt.answer.strip()}")
+    if prompt.text != prompt.text.rstrip():
+        st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
+    with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
+        st.code(prompt.text, language=None, wrap_lines=True, height=240)
