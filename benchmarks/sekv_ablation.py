@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import transformers
 
-from kvlens import methods
+from kvlens import REPOSITORY, methods
 from kvlens.bench.intervals import wilson
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts
 from kvlens.demo.tasks import score
@@ -33,7 +33,7 @@ from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.sekv.router import load_router
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
-ROUTER = Path(models.__file__).parent / "demo" / "sekv_router.safetensors"
+ROUTER = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
 FIRST_SEED = 7_000_000
 CELLS = ((1024, "50%"), (2048, "20%"))
 """every arm; at these budgets answers can differ"""

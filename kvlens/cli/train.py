@@ -53,7 +53,7 @@ def sekv(
         raise ValueError("give text files to train on: only the demo model has generated documents.")
     from kvlens import methods
     from kvlens.engine.models import load
-    from kvlens.methods.sekv.training import SeKVTraining, train_sekv
+    from kvlens.methods.sekv.training.train import SeKVTraining, train_sekv
     from kvlens.prompts import decode
     from kvlens.runs.request import default_preset, parse_set
 

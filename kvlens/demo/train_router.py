@@ -22,7 +22,7 @@ from kvlens.demo import english
 from kvlens.demo.rows import RowMaker
 from kvlens.demo.tokenizer import Encoder
 from kvlens.engine import models
-from kvlens.methods.sekv.training import Progress, SeKVTraining, train_sekv
+from kvlens.methods.sekv.training.train import Progress, SeKVTraining, train_sekv
 
 ROUTER = Path(__file__).parent / "sekv_router.safetensors"
 SEED = 77_000_000

@@ -9,9 +9,10 @@ from typing import Protocol
 import torch
 
 from kvlens.kernels.attend import decode_attention, prefill_attention, runs_on
-from kvlens.memory import Memory, Selection
 from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement, Selection
+    from kvlens.memory.placement import Placement, Selection
     from kvlens.memory.spantable import SpanTable
     from kvlens.spans import Span
 

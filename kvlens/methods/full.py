@@ -13,7 +13,7 @@ from kvlens.spans import Span, fixed_chunks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvlens.memory import Placement
+    from kvlens.memory.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FullKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory import Placement
+        from kvlens.memory.placement import Placement
 
         context, n = self.context, self.context.prompt_tokens
         self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))

@@ -9,7 +9,8 @@ from itertools import groupby
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory import Memory, Selection
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Attended, Ranked, Snapshot, Zooms
 
 

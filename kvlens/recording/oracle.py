@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from kvlens.kernels.attend import attention_weights
-from kvlens.memory import ROLE, WINDOW
+from kvlens.memory.hot import ROLE
+from kvlens.memory.spantable import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.rows import Oracle, SpanRow
 

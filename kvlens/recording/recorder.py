@@ -13,8 +13,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from kvlens.memory import Memory, Selection
 from kvlens.memory.ledger import Entry
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure

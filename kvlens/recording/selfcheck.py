@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.memory import Memory
 from kvlens.memory.ledger import Entry
+from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import SelfCheck, TransferRow
 

@@ -15,7 +15,9 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import Ranking
 from kvlens.lens.reasons import explain
-from kvlens.memory import ROLE, Memory, Selection
+from kvlens.memory.hot import ROLE
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
 from kvlens.prompts import PromptText
 from kvlens.runs.request import RunRequest, carry_out
 from kvlens.store.reader import TraceReader

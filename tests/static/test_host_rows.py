@@ -11,7 +11,8 @@ from static_support import CASES, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
-from kvlens.memory import Unit, cudalink
+from kvlens.memory import cudalink
+from kvlens.memory.cold import Unit
 from kvlens.shortage import Shortage
 
 STEPS = 20

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvlens.methods.sekv import training_losses as losses
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import fit_pca, load_router
-from kvlens.methods.sekv.training import SeKVTraining, Trainer, train_sekv
-from kvlens.methods.sekv.training_examples import draw, prepare
-from kvlens.methods.sekv.training_student import Pass, RouterModule, attending, mixed_softmax, straight_through
+from kvlens.methods.sekv.training import losses
+from kvlens.methods.sekv.training.examples import draw, prepare
+from kvlens.methods.sekv.training.student import Pass, RouterModule, attending, mixed_softmax, straight_through
+from kvlens.methods.sekv.training.train import SeKVTraining, Trainer, train_sekv
 
 PARAMS = SeKVParameters(window=8, block=8, l_min=4, l_max=10, dim=4, max_rank=4)
 SETTINGS = SeKVTraining(batch=2, lengths=(48, 64), suffix=12, evaluate_every=4, evaluate_on=2, concentration=0.2, learning_rate=1e-2)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
+from kvlens import REPOSITORY
 from kvlens.shortage import Shortage
 
-SOURCES = Path(__file__).resolve().parents[3]
+SOURCES = REPOSITORY
 
 
 def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from kvlens import REPOSITORY
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.floors import LLAMA_8B, TINY, Model
 from kvlens.gpu.bench.rates import RateTable, read
 from kvlens.gpu.bench.result import Row
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[2] / "kernels"
+KERNELS = REPOSITORY / "kernels"
 POOL_BYTES = 4 << 30
 """host memory pinned at most; beyond it layers share the pool"""
 

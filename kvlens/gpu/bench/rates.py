@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlens import REPOSITORY
 from kvlens.gpu.bench.floors import TITLES, USED, Rates
 from kvlens.gpu.bench.result import RateSource
 
-FILE = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "rates.json"
+FILE = REPOSITORY / "benchmarks" / "results" / "rates.json"
 RECORDED = ("sekv", "freekv", "sentkv", "blocking")
 """methods that the file has"""
 SAME = {"blocking_host": "blocking"}

@@ -14,8 +14,8 @@ import torch
 
 from kvlens.gpu.bench.floors import Rates, StepShape
 from kvlens.gpu.bench.replay import corrections
-from kvlens.memory import Placement, Selection
 from kvlens.memory.layout import Layout
+from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.base import Method, Prefilled, RunContext
 
 TURNS = 256

@@ -17,8 +17,8 @@ from kvlens.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
 from kvlens.kernels.lowrank import reconstruct
-from kvlens.memory import Memory
 from kvlens.memory.cold import Unit
+from kvlens.memory.tiers import Memory
 from kvlens.methods.base import FactorForm
 
 Host = Callable[[int, tuple[int, ...], torch.dtype], Sequence[torch.Tensor]]

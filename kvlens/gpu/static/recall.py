@@ -9,7 +9,9 @@ from kvlens.gpu.static.rows import HostRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
-from kvlens.memory import FREE, ROLE, Memory, Selection
+from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
 from kvlens.rows import SpanRow
 
 ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 
 from kvlens.gpu.static.factors import FactorRows, Host
-from kvlens.memory import Memory
 from kvlens.memory.cold import ColdTier, Unit
 from kvlens.memory.pinned import pools
+from kvlens.memory.tiers import Memory
 from kvlens.methods.base import FactorForm
 
 COLD = ("cold", "coarse")

@@ -20,8 +20,9 @@ from kvlens.gpu.static.ring import Record, Ring
 from kvlens.gpu.static.rows import HostRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
-from kvlens.memory import ROLE, WINDOW, Selection
-from kvlens.memory.hot import Pool
+from kvlens.memory.hot import ROLE, Pool
+from kvlens.memory.placement import Selection
+from kvlens.memory.spantable import WINDOW
 from kvlens.methods.base import StepEnd
 
 

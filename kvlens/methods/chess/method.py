@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement, Selection
+    from kvlens.memory.placement import Placement, Selection
 
 UNCERTAIN, DUE = 1.0, 2.0
 """why a context was reconstructed, as the journal has it"""
@@ -83,7 +83,7 @@ class Chess(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory import Placement
+        from kvlens.memory.placement import Placement
         from kvlens.methods.chess.tree import Tree
 
         context, p, sizes, n = self.context, self.params, self._sizes, self.context.prompt_tokens
@@ -164,7 +164,7 @@ class Chess(Method):
 
     def _renew(self) -> None:
         """The table that every layer reads; None when all that has left the window is selected, so that attention is full attention."""
-        from kvlens.memory import Selection
+        from kvlens.memory.placement import Selection
 
         if self._selected.issuperset(range(self.params.sink_pages, self._left)):
             self._selection = None
@@ -179,7 +179,7 @@ class Chess(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory import Placement
+        from kvlens.memory.placement import Placement
 
         p = self.params
         self._uncertainty.append((end.next_entropy, end.next_varentropy))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kvlens import REPOSITORY
 from kvlens.methods.base import RunContext
 from kvlens.methods.chess.params import ChessParameters
 
-SHIPPED = Path(__file__).parents[1] / "demo" / "chess_thresholds.json"
+SHIPPED = REPOSITORY / "kvlens" / "demo" / "chess_thresholds.json"
 """the demo model's thresholds"""
 
 

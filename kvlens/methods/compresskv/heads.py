@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlens import REPOSITORY
 from kvlens.calibrate.provenance import read
 from kvlens.methods.compresskv.params import HEADS, CompressKVParameters
 from kvlens.shape import KVShape
 
-SHIPPED = Path(__file__).parent.parent / "demo" / "compresskv.json"
+SHIPPED = REPOSITORY / "kvlens" / "demo" / "compresskv.json"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement
+    from kvlens.memory.placement import Placement
 
 
 class CompressKV(Method):
@@ -127,7 +127,7 @@ class CompressKV(Method):
     def _place(self, kept: list[torch.Tensor], pages: list[Span]) -> Placement:
         import torch
 
-        from kvlens.memory import Placement
+        from kvlens.memory.placement import Placement
 
         on_device = torch.zeros(len(kept), pages[-1].tok_end if pages else 0, dtype=torch.bool)
         for layer, positions in enumerate(kept):

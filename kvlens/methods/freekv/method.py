@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement, Selection
+    from kvlens.memory.placement import Placement, Selection
 
 
 class FreeKV(Method):
@@ -63,8 +63,8 @@ class FreeKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory import Placement
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.placement import Placement
         from kvlens.methods.freekv.score import summarise
 
         context, params = self.context, self.params
@@ -109,7 +109,7 @@ class FreeKV(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
-        from kvlens.memory import Selection
+        from kvlens.memory.placement import Selection
         from kvlens.methods.freekv import score as freekv_score
 
         plan, params, shape = self._plan, self.params, self.context.shape
@@ -158,8 +158,8 @@ class FreeKV(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory import Placement
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.placement import Placement
         from kvlens.methods.freekv.score import summarise
 
         params, start = self.params, memory.window_start

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvlens import REPOSITORY
 from kvlens.bench.claims import Claim
 from kvlens.methods.sekv.claims_runs import BUDGET, LENGTH, Bench, Pair, Seen, exact, sign_test
 
@@ -54,13 +55,11 @@ def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[
 
 
 def _mean_threshold(engine: Engine) -> float:
-    from pathlib import Path
 
-    from kvlens import demo
     from kvlens.methods.sekv.router import load_router
 
     shape = engine.loaded.shape
-    router = load_router(Path(demo.__file__).parent / "sekv_router.safetensors", shape.layers, shape.q_heads, shape.head_dim)
+    router = load_router(REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors", shape.layers, shape.q_heads, shape.head_dim)
     return float(router.threshold.sigmoid().mean())
 
 

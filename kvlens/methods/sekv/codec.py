@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlens.kernels import lowrank
 from kvlens.kernels.lowrank_bytes import smaller_form
-from kvlens.memory import RawCodec, Unit
+from kvlens.memory.cold import RawCodec, Unit
 from kvlens.methods.base import Rotate
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import GateMLP

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens import REPOSITORY
 from kvlens.methods.base import RunContext
 from kvlens.methods.sekv.params import SeKVParameters
 
@@ -16,7 +17,7 @@ def trained_router(params: SeKVParameters, context: RunContext) -> Router:
     """The trained router the parameters ask for. Raises ValueError with what to do when there is none that fits."""
     from kvlens.methods.sekv.router import load_router
 
-    shipped = Path(__file__).parents[1] / "demo" / "sekv_router.safetensors"
+    shipped = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
     if not params.router_file and context.model_name != "demo":
         raise ValueError(
             f"no trained SeKV router for '{context.model_name}': train one (kvlens train sekv) and name it in router_file, "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement, Selection
+    from kvlens.memory.placement import Placement, Selection
 
 ROLES = {"sink": "sink", "anchor": "anchor", "short": "resident"}
 """Role of the kept tokens of each kind of span."""
@@ -141,7 +141,7 @@ class SeKV(Method):
         """Where the spans of one range go; registers the compressed ones in the routing table. keys, values [L, H_kv, m, D]."""
         import torch
 
-        from kvlens.memory import Placement
+        from kvlens.memory.placement import Placement
         from kvlens.methods.sekv import router as sekv_router
         from kvlens.methods.sekv.codec import Pending, SpanCodec
 
@@ -217,7 +217,7 @@ class SeKV(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
-        from kvlens.memory import Selection
+        from kvlens.memory.placement import Selection
         from kvlens.methods.sekv import router as sekv_router
 
         params, shape = self.params, self.context.shape

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory import Placement, Selection
+    from kvlens.memory.placement import Placement, Selection
 
 
 class SentKVCompress(Method):
@@ -68,7 +68,8 @@ class SentKVCompress(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory import Placement, RawCodec
+        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.placement import Placement
 
         context = self.context
         spans = self.segments(self.params, context, ())
@@ -139,7 +140,7 @@ class SentKVCompress(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
-        from kvlens.memory import Selection
+        from kvlens.memory.placement import Selection
         from kvlens.methods.sentkv import select as sentkv_select
 
         plan, params, shape = self._plan, self.params, self.context.shape
@@ -183,7 +184,8 @@ class SentKVCompress(Method):
         """The open chunk leaves the window when its last token says so."""
         import torch
 
-        from kvlens.memory import Placement, RawCodec
+        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.placement import Placement
 
         start = self._open
         closing = self._splitter.close(end.position + 1 - start, mark_of(end.text, self._marks))

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-import kvlens
+from kvlens import REPOSITORY
 from kvlens.figures.quality import AXES, COSTS, quality, table
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 from kvlens.ui.method.parts import download
 
-SHIPPED = Path(kvlens.__file__).parents[1] / "benchmarks" / "results"
+SHIPPED = REPOSITORY / "benchmarks" / "results"
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
 
 

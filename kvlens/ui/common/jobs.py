@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlens import REPOSITORY
+
 LOG_LINES = 60
 #: Seconds a cancelled process gets to store what it has before it is killed.
 GRACE_S = 15.0
@@ -64,7 +66,7 @@ def start_process(argv: list[str]) -> subprocess.Popen[str]:
     """The engine's process: own group, so that cancelling reaches its workers; stderr joins stdout in the log."""
     return subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
-        errors="replace", bufsize=1, start_new_session=True, cwd=Path(__file__).resolve().parents[2],
+        errors="replace", bufsize=1, start_new_session=True, cwd=REPOSITORY,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 

@@ -24,12 +24,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvlens.engine.models import shape_of
 from kvlens.methods.sekv import router as sekv_router
-from kvlens.methods.sekv import training_losses as losses
 from kvlens.methods.sekv.layout import check_dim
 from kvlens.methods.sekv.params import SeKVParameters
-from kvlens.methods.sekv.training_examples import Example, draw, prepare
-from kvlens.methods.sekv.training_settings import SeKVTraining
-from kvlens.methods.sekv.training_student import Pass, RouterModule, attending
+from kvlens.methods.sekv.training import losses
+from kvlens.methods.sekv.training.examples import Example, draw, prepare
+from kvlens.methods.sekv.training.settings import SeKVTraining
+from kvlens.methods.sekv.training.student import Pass, RouterModule, attending
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -219,7 +219,7 @@ def train_sekv(
         if progress:
             progress({**figures, "of": steps, "seconds": round(time.time() - begun, 1)})
     provenance = {
-        "made_by": "kvlens.methods.sekv.training",
+        "made_by": "kvlens.methods.sekv.training.train",
         "about": about or {},
         "steps": trainer.step,
         "steps_planned": steps,

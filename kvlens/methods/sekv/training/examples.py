@@ -17,7 +17,7 @@ from kvlens.kernels import lowrank
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import surprisal_weights
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.methods.sekv.training_student import Pass, Prefix, attending
+from kvlens.methods.sekv.training.student import Pass, Prefix, attending
 from kvlens.spans import Surprisal
 
 

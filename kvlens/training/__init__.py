@@ -1,1 +1,0 @@
-"""What a method learns once per model."""
