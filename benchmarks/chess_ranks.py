@@ -1,7 +1,8 @@
-"""Does CHESS's score find the pages that hold what is asked for? `python -m benchmarks.chess_ranks [--prompts N] [--out FILE]`.
+"""Does CHESS's score find the pages that hold what is asked for? `python -m benchmarks.chess_ranks [--prompts N] [--out
+FILE]`.
 
-First selections on the demo model, 2048 tokens: rank of the asked pages among the candidates under the published score and its
-variants, and the part of them that was kept at 20 % attended.
+First selections on the demo model, 2048 tokens: rank of the asked pages among the candidates under the published score
+and its variants, and the part of them that was kept at 20 % attended.
 """
 
 from __future__ import annotations
@@ -25,18 +26,24 @@ from kvlens.runs.machine import machine
 
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))
 VARIANTS: dict[str, dict[str, Any]] = {
-    "as published": {}, "keys=unrotated": {"keys": "unrotated"}, "scale=layer": {"scale": "layer"},
-    "keys=unrotated, scale=layer": {"keys": "unrotated", "scale": "layer"}, "anchor_tail": {"anchor_tail": True},
-    "keys=unrotated, anchor_tail": {"keys": "unrotated", "anchor_tail": True}, "window_pages=2": {"window_pages": 2},
+    "as published": {},
+    "keys=unrotated": {"keys": "unrotated"},
+    "scale=layer": {"scale": "layer"},
+    "keys=unrotated, scale=layer": {"keys": "unrotated", "scale": "layer"},
+    "anchor_tail": {"anchor_tail": True},
+    "keys=unrotated, anchor_tail": {"keys": "unrotated", "anchor_tail": True},
+    "window_pages=2": {"window_pages": 2},
     "page=16": {"page": 16, "window_pages": 2},
-}  # fmt: skip
+}
 KEEP = 0.2
 PARTS = ("part in common alone", "part of its own alone")
-"""not settings of the method: with m the mean page vector, v . anchor = v . m + v . (anchor - m), and each part ranked by itself"""
+"""not settings of the method: with m the mean page vector, v . anchor = v . m + v . (anchor - m), and each part ranked
+by itself"""
 
 
 def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
-    """One row per variant: mean normalised rank (0 best, 0.5 chance) with its interval, share kept, without hierarchy, chance, n."""
+    """One row per variant: mean normalised rank (0 best, 0.5 chance) with its interval, share kept, without hierarchy,
+    chance, n."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in (*VARIANTS, *PARTS)}
     for index in range(prompts):
         for task, size in TASKS:
@@ -67,7 +74,9 @@ def _parts(case: Case, first: dict[str, torch.Tensor], params: Any) -> list[list
     ranked = []
     for direction in (common, anchor - common):
         score = torch.cat([torch.full((sinks,), torch.nan), pages @ direction])
-        ranked.append([{**row, "kept": row["flat"]} for row in needed(case, first | {"page_score": score}, params.page)])
+        ranked.append(
+            [{**row, "kept": row["flat"]} for row in needed(case, first | {"page_score": score}, params.page)]
+        )
     return ranked
 
 
@@ -79,8 +88,16 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows = measure(Engine(load("demo")), given.prompts)
-    about = {"model": "demo", "length": LENGTH, "keep": KEEP, "tasks": [task for task, _ in TASKS], "prompts": given.prompts,
-             "torch": torch.__version__, "machine": machine(), "date": time.strftime("%Y-%m-%d", time.gmtime())}  # fmt: skip
+    about = {
+        "model": "demo",
+        "length": LENGTH,
+        "keep": KEEP,
+        "tasks": [task for task, _ in TASKS],
+        "prompts": given.prompts,
+        "torch": torch.__version__,
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
     given.out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     for r in rows:
         shares = f"{r['kept']:.0%} | {r['flat']:.0%} | {r['chance']:.0%}"

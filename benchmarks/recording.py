@@ -2,8 +2,8 @@
 
     python -m benchmarks.recording [--out FILE]
 
-Prints medians per step and their ratio, the engine thread's own recording time, and the trace's size per step. Timings of a busy
-machine mean little; the ratio means more.
+Prints medians per step and their ratio, the engine thread's own recording time, and the trace's size per step. Timings
+of a busy machine mean little; the ratio means more.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ LENGTH, STEPS = 1024, 128
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """Per method: the decode loop's wall time per step, median of the rounds, in microseconds, and what recording adds."""
+    """Per method: the decode loop's wall time per step, median of the rounds, in microseconds, and what recording
+    adds."""
     torch.set_num_threads(1)
     loaded = load("demo")
     made = make_prompt("list", LENGTH, 0.5, 0, demo_encode())
@@ -54,7 +55,9 @@ def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | No
         with tempfile.TemporaryDirectory() as folder:
             writer = TraceWriter(Path(folder))
             shape = loaded.shape
-            writer.begin({"layers": shape.layers, "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "model": "demo"})
+            writer.begin(
+                {"layers": shape.layers, "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "model": "demo"}
+            )
             result = engine.run(prompt, method, params, budget, options, writer)
             writer.finish("completed", None, result.checks, {})
             recorded.append(result.decode_s / STEPS)
@@ -63,9 +66,12 @@ def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | No
             sizes.append((Path(folder) / writer.uid / "trace.duckdb").stat().st_size / STEPS)
     step, with_recording = statistics.median(plain) * 1e6, statistics.median(recorded) * 1e6
     return {
-        "step_us": round(step), "recorded_step_us": round(with_recording), "ratio": round(with_recording / step, 3),
-        "engine_thread_us": round(statistics.median(own)), "trace_kb_per_step": round(statistics.median(sizes) / 1000, 1),
-    }  # fmt: skip
+        "step_us": round(step),
+        "recorded_step_us": round(with_recording),
+        "ratio": round(with_recording / step, 3),
+        "engine_thread_us": round(statistics.median(own)),
+        "trace_kb_per_step": round(statistics.median(sizes) / 1000, 1),
+    }
 
 
 def main() -> None:
@@ -75,7 +81,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     table = measure(arguments.rounds)
-    report = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "prompt_tokens": LENGTH, "steps": STEPS, "methods": table}
+    report = {
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "prompt_tokens": LENGTH,
+        "steps": STEPS,
+        "methods": table,
+    }
     for name, row in table.items():
         print(f"{name:14} " + "  ".join(f"{key} {value}" for key, value in row.items()))
     if arguments.out:

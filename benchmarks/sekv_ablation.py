@@ -1,8 +1,11 @@
-"""SeKV's parts on the demo model: the rows of the paper's Tables 5 and 7, and what we decided ourselves, each switched alone.
+"""SeKV's parts on the demo model: the rows of the paper's Tables 5 and 7, and what we decided ourselves, each switched
+alone.
 
-    python -m benchmarks.sekv_ablation [--prompts 15] [--tasks needle,multikey] [--minutes 25] [--out benchmarks/results/sekv_demo.json]
+    python -m benchmarks.sekv_ablation [--prompts 15] [--tasks needle,multikey] [--minutes 25] [--out
+    benchmarks/results/sekv_demo.json]
 
-Single runs are kept in runs/sekv_tables.jsonl, so an interrupted benchmark continues. Prompts come from seeds that no training uses.
+Single runs are kept in runs/sekv_tables.jsonl, so an interrupted benchmark continues. Prompts come from seeds that no
+training uses.
 """
 
 from __future__ import annotations
@@ -40,9 +43,17 @@ CELLS = ((1024, "50%"), (2048, "20%"))
 SMALL_CELLS = ((1024, "20%"), (2048, "10%"))
 """the arms of SMALL_ARMS only; 1024 tokens at 10 % are infeasible with the demo preset"""
 SMALL_ARMS = ("SeKV", "untrained router", "no reconstruction")
-UNLIMITED = ("full", "no budget", "all", "all, R_max 8", "all, R_max 4", "all, pre-RoPE, R_max 8", "all, pre-RoPE, R_max 4")
-"""arms without a budget. 'all': every span is expanded from factors, so that nothing but the reconstruction is left to fail; long spans
-only, cut without anchors, since short ones have full rank"""
+UNLIMITED = (
+    "full",
+    "no budget",
+    "all",
+    "all, R_max 8",
+    "all, R_max 4",
+    "all, pre-RoPE, R_max 8",
+    "all, pre-RoPE, R_max 4",
+)
+"""arms without a budget. 'all': every span is expanded from factors, so that nothing but the reconstruction is left to
+fail; long spans only, cut without anchors, since short ones have full rank"""
 ALL: dict[str, Any] = {"alpha": 100.0, "tau": 0.0, "form": "factors"}
 CHUNK = 40
 """tokens of a fixed chunk: about as many spans as the entropy rule cuts"""
@@ -58,8 +69,9 @@ class Arm:
 
 
 def arms() -> dict[str, Arm]:
-    """By name. Table 5's 'w/o surprisal-weighted summaries' and 'mean pooling summary' are one arm: the paper does not say how they
-    differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles of the preset's 24."""
+    """By name. Table 5's 'w/o surprisal-weighted summaries' and 'mean pooling summary' are one arm: the paper does not
+    say how they differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles
+    of the preset's 24."""
     tau = float(load_router(ROUTER, *_shape()).threshold.sigmoid().mean())
     found = {
         "full": Arm("FullKV", None),
@@ -72,17 +84,24 @@ def arms() -> dict[str, Arm]:
         "one threshold": Arm("Table 5: fixed global threshold", {"tau": tau}),
     }
     found |= {f"R_max {rank}": Arm("Table 7: max rank", {"max_rank": rank}) for rank in (4, 8)}
-    found["untrained, R_max 32"] = Arm("Table 7: max rank (the trained gates end at 16)", {"router": "pca", "max_rank": 32})
+    found["untrained, R_max 32"] = Arm(
+        "Table 7: max rank (the trained gates end at 16)", {"router": "pca", "max_rank": 32}
+    )
     found["alpha 2"] = Arm("Table 7: surprisal threshold (the preset's cap on anchors binds)", {"alpha": 2.0})
     found |= {
-        f"alpha {alpha:g}, uncapped": Arm("Table 7: surprisal threshold, no cap on anchors", {"alpha": alpha, "anchor_share": 1.0})
+        f"alpha {alpha:g}, uncapped": Arm(
+            "Table 7: surprisal threshold, no cap on anchors", {"alpha": alpha, "anchor_share": 1.0}
+        )
         for alpha in (0.5, 1.0, 1.5, 2.0)
     }
     found |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
     alone: dict[str, dict[str, Any]] = {
-        "all": {}, "all, R_max 8": {"max_rank": 8}, "all, R_max 4": {"max_rank": 4},
-        "all, pre-RoPE, R_max 8": {"max_rank": 8, "pre_rope": True}, "all, pre-RoPE, R_max 4": {"max_rank": 4, "pre_rope": True},
-    }  # fmt: skip
+        "all": {},
+        "all, R_max 8": {"max_rank": 8},
+        "all, R_max 4": {"max_rank": 4},
+        "all, pre-RoPE, R_max 8": {"max_rank": 8, "pre_rope": True},
+        "all, pre-RoPE, R_max 4": {"max_rank": 4, "pre_rope": True},
+    }
     return found | {
         "pre-RoPE": Arm("ours: key space", {"pre_rope": True}),
         "untrained, pre-RoPE": Arm("ours: key space", {"router": "pca", "pre_rope": True}),
@@ -112,16 +131,24 @@ class Figures:
         """Nothing to keep."""
 
     def prefill(self, record: PrefillRecord) -> None:
-        """Spans in host memory, means over spans and KV heads. Ranks: what the gates keep, also where the span lies raw; errors: of
-        what lies as factors."""
+        """Spans in host memory, means over spans and KV heads. Ranks: what the gates keep, also where the span lies
+        raw; errors: of what lies as factors."""
         tokens = {span.span: span.tok_end - span.tok_start for span in record.spans}
-        noted = {name: [row.values for row in record.journal if row.name == name] for name in {row.name for row in record.journal}}
-        errors = {name: [e for row in record.span_heads if (e := getattr(row, name)) is not None] for name in ("err_k", "err_v")}
+        noted = {
+            name: [row.values for row in record.journal if row.name == name]
+            for name in {row.name for row in record.journal}
+        }
+        errors = {
+            name: [e for row in record.span_heads if (e := getattr(row, name)) is not None]
+            for name in ("err_k", "err_v")
+        }
         self.spans = {
             "spans": float(len({row.span for row in record.span_heads})),
             "span_bytes": float(sum(row.cold_bytes for row in record.span_heads)),
             "raw_bytes": float(sum(raw_bytes(tokens[row.span], *self.size) for row in record.span_heads)),
-            "raw_share": float(np.mean([row.form == "raw" for row in record.span_heads])) if record.span_heads else None,
+            "raw_share": float(np.mean([row.form == "raw" for row in record.span_heads]))
+            if record.span_heads
+            else None,
         }
         for name in ("rank_k", "rank_v", "rank_k_post_rope", "err_k_pre_rope", "err_k_post_rope"):
             self.spans[name] = float(np.concatenate(noted[name]).mean()) if name in noted else None
@@ -200,7 +227,9 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         groups.setdefault((row["length"], row["budget"], row["arm"], row["task"]), []).append(row)
     out, order = [], list(arms())
-    for (length, budget, arm, task), members in sorted(groups.items(), key=lambda g: (*g[0][:2], order.index(g[0][2]), g[0][3])):
+    for (length, budget, arm, task), members in sorted(
+        groups.items(), key=lambda g: (*g[0][:2], order.index(g[0][2]), g[0][3])
+    ):
         done = [row for row in members if "exact" in row]
         line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(done)}
         line["infeasible"] = len(members) - len(done)
@@ -217,8 +246,21 @@ def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown: both tasks in one row, exact match apart, the other figures as means over both."""
     tasks = sorted({line["task"] for line in lines})
-    columns = ("tokens", "budget", "arm", *(f"{task}: exact (95 %), n" for task in tasks), "characters", "zoom rate", "coverage",
-               "spans", "rank K / V", "error K / V", "stored / raw", "lie raw", "moved per step")  # fmt: skip
+    columns = (
+        "tokens",
+        "budget",
+        "arm",
+        *(f"{task}: exact (95 %), n" for task in tasks),
+        "characters",
+        "zoom rate",
+        "coverage",
+        "spans",
+        "rank K / V",
+        "error K / V",
+        "stored / raw",
+        "lie raw",
+        "moved per step",
+    )
     text = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for place in dict.fromkeys((line["length"], line["budget"], line["arm"]) for line in lines):
         of = {line["task"]: line for line in lines if (line["length"], line["budget"], line["arm"]) == place}
@@ -230,7 +272,10 @@ def table(lines: list[dict[str, Any]]) -> str:
 
         stored, raw = mean("span_bytes", ".0f"), mean("raw_bytes", ".0f")
         held = bool(raw) and float(raw) > 0
-        pairs = [" / ".join(filter(None, (mean(f"{name}_{x}", form) for x in "kv"))) for name, form in (("rank", ".1f"), ("err", ".2f"))]
+        pairs = [
+            " / ".join(filter(None, (mean(f"{name}_{x}", form) for x in "kv")))
+            for name, form in (("rank", ".1f"), ("err", ".2f"))
+        ]
         cells = [str(place[0]), str(place[1]), place[2], *(_exact(of.get(task)) for task in tasks)]
         cells += [
             mean("characters", ".2f"),
@@ -249,18 +294,37 @@ def _exact(line: dict[str, Any] | None) -> str:
     if line is None:
         return ""
     refused = f" (+{line['infeasible']} infeasible)" if line["infeasible"] and line["n"] else ""
-    return f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{refused}" if line["n"] else "infeasible"
+    return (
+        f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{refused}"
+        if line["n"]
+        else "infeasible"
+    )
 
 
 def about() -> dict[str, Any]:
     """Machine, versions, model and router."""
-    names = [x.split(":", 1)[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-    digest = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (Path(models.resolve("demo")) / "model.safetensors", ROUTER)}
+    names = [
+        x.split(":", 1)[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
+    ]
+    digest = {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in (Path(models.resolve("demo")) / "model.safetensors", ROUTER)
+    }
     return {
-        "machine": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, one thread, load {os.getloadavg()[0]:.1f}",
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
-        "sha256": digest, "first_seed": FIRST_SEED, "depths": DEPTHS, "preset": methods.get("sekv").presets["demo"],
-    }  # fmt: skip
+        "machine": (
+            f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores, one thread, load "
+            f"{os.getloadavg()[0]:.1f}"
+        ),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "sha256": digest,
+        "first_seed": FIRST_SEED,
+        "depths": DEPTHS,
+        "preset": methods.get("sekv").presets["demo"],
+    }
 
 
 def main() -> None:

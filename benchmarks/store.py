@@ -1,5 +1,5 @@
-"""The trace store's figures on this machine: query times on a synthetic run of 512 steps with 32 layers of 32 query heads, bytes
-per step, and what a step costs the engine's thread.
+"""The trace store's figures on this machine: query times on a synthetic run of 512 steps with 32 layers of 32 query
+heads, bytes per step, and what a step costs the engine's thread.
 
     python -m benchmarks.store [--steps 512] [--out results.json]
 """
@@ -46,7 +46,8 @@ class _TimedWriter(TraceWriter):
 
 
 class _PacedWriter(_TimedWriter):
-    """As `_TimedWriter`, with a decode step's time between two steps; else records come faster than any engine makes them."""
+    """As `_TimedWriter`, with a decode step's time between two steps; else records come faster than any engine makes
+    them."""
 
     pause_s = 0.02
 
@@ -56,7 +57,9 @@ def machine() -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
         model = names[0] if names else model
     versions = f"Python {platform.python_version()}, duckdb {duckdb.__version__}"
     return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {versions}"
@@ -76,14 +79,19 @@ def _write(
     folder: Path, layers: int, q_heads: int, kv_heads: int, steps: int, top_k: int, level: str, kind: type[TraceWriter]
 ) -> tuple[str, dict[str, float]]:
     start = time.perf_counter()
-    uid = write_synthetic(folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=kind)
+    uid = write_synthetic(
+        folder, layers, q_heads, kv_heads, steps, spans=64, top_k=top_k, trace_level=level, writer_class=kind
+    )
     put = np.array(_TimedWriter.last.seconds) * 1e6
     size = (folder / uid / "trace.duckdb").stat().st_size
     return uid, {
-        "put_us_median": round(float(np.median(put)), 1), "put_us_p99": round(float(np.percentile(put, 99)), 1),
-        "waits_for_disk": _TimedWriter.last.stalls, "kb_per_step": round(size / steps / 1e3, 1), "file_mb": round(size / 1e6, 2),
+        "put_us_median": round(float(np.median(put)), 1),
+        "put_us_p99": round(float(np.percentile(put, 99)), 1),
+        "waits_for_disk": _TimedWriter.last.stalls,
+        "kb_per_step": round(size / steps / 1e3, 1),
+        "file_mb": round(size / 1e6, 2),
         "write_s": round(time.perf_counter() - start, 2),
-    }  # fmt: skip
+    }
 
 
 def _queries(reader: TraceReader, repeats: int) -> dict[str, tuple[float, float]]:
@@ -124,12 +132,18 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         small, big = (6, 8, 4), (32, 32, 8)
         fast, paced = _TimedWriter, _PacedWriter
         cases = (
-            (small, "spans", 16, paced), (small, "spans", 16, fast), (small, "summary", 16, paced), (big, "heads", 32, fast),
+            (small, "spans", 16, paced),
+            (small, "spans", 16, fast),
+            (small, "summary", 16, paced),
+            (big, "heads", 32, fast),
             (big, "spans", 32, paced),
-        )  # fmt: skip
+        )
         for shape, level, k, kind in cases:
             uid, figures = _write(folder, *shape, options.steps, k, level, kind)
-            label = f"{shape[0]} layers x {shape[1]} query heads, level {level}, top {k}, {kind.pause_s * 1e3:.0f} ms between steps"
+            label = (
+                f"{shape[0]} layers x {shape[1]} query heads, level {level}, top {k}, {kind.pause_s * 1e3:.0f} ms "
+                f"between steps"
+            )
             result["runs"][label] = figures
             print(f"{label}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
         start = time.perf_counter()

@@ -1,7 +1,9 @@
-"""How fast the dashboard is: from `streamlit run` to health and to the first page, and what the player draws per second.
+"""How fast the dashboard is: from `streamlit run` to health and to the first page, and what the player draws per
+second.
 
-Usage: python benchmarks/ui.py [--steps 512] [--layers 32] [--heads 32] [--chromium PATH]. Writes a made-up run into a temporary
-folder and prints one JSON object. Times are wall-clock seconds on this machine, under whatever else it does (load is printed)."""
+Usage: python benchmarks/ui.py [--steps 512] [--layers 32] [--heads 32] [--chromium PATH]. Writes a made-up run into a
+temporary folder and prints one JSON object. Times are wall-clock seconds on this machine, under whatever else it does
+(load is printed)."""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 CHROMIUM_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+]
 PLAY = """() => new Promise((resolve) => {
   const host = [...document.querySelectorAll('*')].find((e) => e.shadowRoot && e.shadowRoot.querySelector('#player'));
   const player = host.shadowRoot.querySelector('#player');
   const first = Number(player.dataset.frames), began = performance.now(), from = Number(player.dataset.step);
   host.shadowRoot.querySelector('#play').click();
-  const look = () => player.dataset.playing === 'true' && performance.now() - began < 10000 ? requestAnimationFrame(look)
+  const playing = () => player.dataset.playing === 'true' && performance.now() - began < 10000;
+  const look = () => playing() ? requestAnimationFrame(look)
     : resolve({ seconds: (performance.now() - began) / 1000, drawn: Number(player.dataset.frames) - first,
                 steps: Number(player.dataset.step) - from });
   requestAnimationFrame(look);
@@ -42,7 +49,11 @@ def start(runs: Path) -> tuple[subprocess.Popen[bytes], str, float]:
     began = time.perf_counter()
     argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(port)]
     process = subprocess.Popen(
-        argv, cwd=ROOT, env={**os.environ, "KVLENS_RUNS": str(runs)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        argv,
+        cwd=ROOT,
+        env={**os.environ, "KVLENS_RUNS": str(runs)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
     while True:
@@ -79,8 +90,9 @@ def look(url: str, uid: str, chromium: str) -> dict[str, Any]:
             played = page.evaluate(PLAY)
             page.wait_for_timeout(1000)
             found[f"played_{mode}"] = {
-                "steps_per_s": round(played["steps"] / played["seconds"], 1), "drawn_per_s": round(played["drawn"] / played["seconds"], 1),
-            }  # fmt: skip
+                "steps_per_s": round(played["steps"] / played["seconds"], 1),
+                "drawn_per_s": round(played["drawn"] / played["seconds"], 1),
+            }
         browser.close()
     return found
 
@@ -98,7 +110,9 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder)
-        uid = write_synthetic(runs, given.layers, given.heads, max(1, given.heads // 4), given.steps, 120, 0, prompt_tokens=3000)
+        uid = write_synthetic(
+            runs, given.layers, given.heads, max(1, given.heads // 4), given.steps, 120, 0, prompt_tokens=3000
+        )
         with TraceReader.open(runs, uid) as reader:
             began = time.perf_counter()
             names = payload.per_step_metrics(reader)
@@ -111,10 +125,19 @@ def main() -> None:
             process.terminate()
             process.wait(20)
     shape = f"{given.steps} steps x {given.layers} layers x {given.heads} query heads, 3000 prompt tokens"
-    print(json.dumps({
-        "run": shape, "load_average": os.getloadavg()[0], "health_s": round(health, 2), **found,
-        "payload_mb": round(len(message) / 1e6, 2), "payload_built_s": round(built, 2),
-    }, indent=1))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "run": shape,
+                "load_average": os.getloadavg()[0],
+                "health_s": round(health, 2),
+                **found,
+                "payload_mb": round(len(message) / 1e6, 2),
+                "payload_built_s": round(built, 2),
+            },
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

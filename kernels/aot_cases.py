@@ -1,12 +1,14 @@
-"""The launches that are compiled ahead of time: every kernel, through the launcher that runs it, at the settings it ships with.
+"""The launches that are compiled ahead of time: every kernel, through the launcher that runs it, at the settings it
+ships with.
 
-The tensors are small and empty: what a launch compiles to depends on types, head size, page size, group and the divisibility of strides,
-not on how much there is. An 8B model with 8 KV heads of 4 query heads stands for the rest.
+The tensors are small and empty: what a launch compiles to depends on types, head size, page size, group and the
+divisibility of strides, not on how much there is. An 8B model with 8 KV heads of 4 query heads stands for the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
@@ -30,18 +32,34 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def cases() -> Iterator[Case]:
-    for dim, page, dtype, full in ((32, 32, BF16, True), (64, 32, BF16, True), (128, 32, BF16, True), (256, 32, BF16, True),
-                                   (128, 16, BF16, True), (128, 64, BF16, True), (256, 64, BF16, True), (128, 32, FP16, True),
-                                   (128, 32, BF16, False), (128, 32, FP32, True), (256, 32, FP32, True)):  # fmt: skip
+    for dim, page, dtype, full in (
+        (32, 32, BF16, True),
+        (64, 32, BF16, True),
+        (128, 32, BF16, True),
+        (256, 32, BF16, True),
+        (128, 16, BF16, True),
+        (128, 64, BF16, True),
+        (256, 64, BF16, True),
+        (128, 32, FP16, True),
+        (128, 32, BF16, False),
+        (128, 32, FP32, True),
+        (256, 32, FP32, True),
+    ):
         extras = "bias, mass" if full else "bare"
-        yield f"D {dim}, page {page}, {_name(dtype)}, {extras}", lambda d=dim, p=page, t=dtype, f=full: _attend(d, p, t, f)  # type: ignore[misc]
+        yield (f"D {dim}, page {page}, {_name(dtype)}, {extras}", partial(_attend, dim, page, dtype, full))
     for dim, dtype in ((64, BF16), (128, BF16), (256, BF16), (128, FP16), (64, FP32), (128, FP32)):
         yield f"D {dim}, pool of slots, {_name(dtype)}, bias", lambda d=dim, t=dtype: _pool(d, t)  # type: ignore[misc]
-    for dim, dtype, pooling in ((128, BF16, "MeanS"), (128, BF16, "MaxQ"), (128, BF16, "MeanQK"), (256, BF16, "MaxS"),
-                                (128, FP16, "MeanS"), (128, FP32, "MeanS")):  # fmt: skip
+    for dim, dtype, pooling in (
+        (128, BF16, "MeanS"),
+        (128, BF16, "MaxQ"),
+        (128, BF16, "MeanQK"),
+        (256, BF16, "MaxS"),
+        (128, FP16, "MeanS"),
+        (128, FP32, "MeanS"),
+    ):
         yield f"D {dim}, {_name(dtype)}, {pooling}", lambda d=dim, t=dtype, p=pooling: _score(d, t, cast(Pooling, p))  # type: ignore[misc]
     for dim, rank, dtype in ((128, 32, BF16), (256, 64, BF16), (128, 32, FP32)):
-        yield f"D {dim}, rank to {rank}, page 32, {_name(dtype)}", lambda d=dim, r=rank, t=dtype: _lowrank(d, r, t)  # type: ignore[misc]
+        yield (f"D {dim}, rank to {rank}, page 32, {_name(dtype)}"), lambda d=dim, r=rank, t=dtype: _lowrank(d, r, t)  # type: ignore[misc]
     for dim, page in ((128, 1), (128, 32), (256, 64)):
         for to_pool in (False, True):
             way = "offload" if to_pool else "gather"
@@ -50,13 +68,22 @@ def cases() -> Iterator[Case]:
         yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
     for count in (32, 64, 128):
         yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
-    for name, page, wishes, cells, what in (("pages of 32", 32, 32, 32, ""), ("pages of 32, nothing reused", 32, 32, 32, "anew"),
-                                            ("tokens, factors", 1, 2000, 6553, "factors"), ("tokens, parts", 1, 818, 13107, "parts"),
-                                            ("tokens, parts, equal reuse", 1, 818, 13107, "equal")):  # fmt: skip
+    for name, page, wishes, cells, what in (
+        ("pages of 32", 32, 32, 32, ""),
+        ("pages of 32, nothing reused", 32, 32, 32, "anew"),
+        ("tokens, factors", 1, 2000, 6553, "factors"),
+        ("tokens, parts", 1, 818, 13107, "parts"),
+        ("tokens, parts, equal reuse", 1, 818, 13107, "equal"),
+    ):
         yield f"zone of {name}", lambda p=page, w=wishes, m=cells, x=what: _zone(p, w, m, x)  # type: ignore[misc]
     for dim, dtype in ((128, BF16), (256, BF16), (128, FP16), (128, FP32)):
         yield f"D {dim}, spans that came, {_name(dtype)}", lambda d=dim, t=dtype: _arrived(d, t)  # type: ignore[misc]
-    for group, page, reads in ((4, 32, "whole spans"), (8, 32, "parts of spans"), (8, 1, "parts of spans"), (4, 32, "no selection")):
+    for group, page, reads in (
+        (4, 32, "whole spans"),
+        (8, 32, "parts of spans"),
+        (8, 1, "parts of spans"),
+        (4, 32, "no selection"),
+    ):
         yield f"G {group}, pages of {page}, {reads}", lambda g=group, p=page, r=reads: _tables(g, p, r)  # type: ignore[misc]
 
 
@@ -88,7 +115,9 @@ def _pool(dim: int, dtype: torch.dtype) -> object:
 
 def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:
     bounds = torch.empty(1, HEADS, PLACES, dim, dtype=dtype)
-    return page_scores_triton(torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, _ints(1, HEADS), pooling, dim**-0.5)
+    return page_scores_triton(
+        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, _ints(1, HEADS), pooling, dim**-0.5
+    )
 
 
 def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
@@ -116,10 +145,20 @@ def _tables(group: int, page: int, reads: str) -> object:
     governed, is_hot = (torch.zeros(*size, dtype=torch.bool) for size in ((spans,), (HEADS, spans)))
     return slot_tables_triton(
         SlotReads(
-            torch.zeros(HEADS, 3000, dtype=torch.uint8), span, position, torch.zeros(spans), _ints(spans), governed, is_hot, group,
-            Codes(4, 3, 5, 6), fine, tokens,
-        ), page,
-    )  # fmt: skip
+            torch.zeros(HEADS, 3000, dtype=torch.uint8),
+            span,
+            position,
+            torch.zeros(spans),
+            _ints(spans),
+            governed,
+            is_hot,
+            group,
+            Codes(4, 3, 5, 6),
+            fine,
+            tokens,
+        ),
+        page,
+    )
 
 
 def _zone(page: int, wishes: int, cells: int, what: str) -> object:
@@ -134,10 +173,11 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
     read = made(GROUP, spans) if what in ("parts", "equal") else None
     packed = made(spans, 4)[..., 1] if what == "factors" else None
     return zone_plan_triton(
-        ZoneTables(made(spans), made(spans), made(cells), made(cells), live), Names(position, name, role, is_hot, (0, 1, 2)),
+        ZoneTables(made(spans), made(spans), made(cells), made(cells), live),
+        Names(position, name, role, is_hot, (0, 1, 2)),
         Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, what != "anew", what == "equal"),
         Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),
-    )  # fmt: skip
+    )
 
 
 def _arrived(dim: int, dtype: torch.dtype) -> None:
@@ -147,4 +187,6 @@ def _arrived(dim: int, dtype: torch.dtype) -> None:
     scratch = torch.empty(51, HEADS, 64, dim, dtype=dtype).transpose(0, 1)
     slots = torch.empty(4000, HEADS, dim, dtype=dtype).transpose(0, 1)[:, 500:-236]
     span = torch.zeros(HEADS, slots.shape[1], dtype=torch.int64)
-    fill_cells_triton((scratch, scratch), listed.turn, span, span, torch.zeros_like(span, dtype=torch.bool), slots, slots)
+    fill_cells_triton(
+        (scratch, scratch), listed.turn, span, span, torch.zeros_like(span, dtype=torch.bool), slots, slots
+    )

@@ -14,8 +14,8 @@ from kvlens.kernels.pool_attend import Live
 
 
 def runs_on(q: torch.Tensor, biased: bool) -> Backend:
-    """What `decode_attention` takes for a q [..., D]. Without a bias it is PyTorch on every device, since that is the stock model's own
-    call; with one it is Triton (k1) on CUDA, but for head sizes that k1 does not take."""
+    """What `decode_attention` takes for a q [..., D]. Without a bias it is PyTorch on every device, since that is the
+    stock model's own call; with one it is Triton (k1) on CUDA, but for head sizes that k1 does not take."""
     return backend(q) if biased and pool_attend.fits(q.shape[-1]) else "torch"
 
 
@@ -25,13 +25,19 @@ def planned_on(device: torch.device, head_dim: int) -> str:
     return "triton where a bias is added, torch elsewhere" if triton else "torch"
 
 
-def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float,
-                     live: Live | None = None) -> torch.Tensor:  # fmt: skip
-    """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf hides a slot. live:
-    the bias's pages for k1, where they are known.
+def decode_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    live: Live | None = None,
+) -> torch.Tensor:
+    """q [1, Hq, 1, D], keys and values [H_kv, C, D] -> [1, Hq, 1, D]. bias [H_kv, G, C] is added to the scores; -inf
+    hides a slot. live: the bias's pages for k1, where they are known.
 
-    Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, CUDA tensors take k1,
-    and others PyTorch, where the query heads of a group are packed as rows of their KV head.
+    Without a bias this is the very call the stock model makes, so the result is the same bit for bit. With one, CUDA
+    tensors take k1, and others PyTorch, where the query heads of a group are packed as rows of their KV head.
     """
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
     if bias is None:
@@ -40,12 +46,15 @@ def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
     if runs_on(q, biased=True) == "triton":
         return pool_attend.pool_attention(q, keys, values, bias, scaling, live)
     packed = q.view(1, kv_heads, -1, head_dim)
-    out = F.scaled_dot_product_attention(packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling)
+    out = F.scaled_dot_product_attention(
+        packed, keys[None], values[None], attn_mask=bias[None].to(q.dtype), scale=scaling
+    )
     return out.reshape(q.shape)
 
 
 def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Exact causal attention of a prompt chunk: q [1, Hq, m, D], the last m of the N positions of keys, values [1, H_kv, N, D]."""
+    """Exact causal attention of a prompt chunk: q [1, Hq, m, D], the last m of the N positions of keys, values [1,
+    H_kv, N, D]."""
     m, n, gqa = q.shape[2], keys.shape[2], q.shape[1] != keys.shape[1]
     if m == n:
         return F.scaled_dot_product_attention(q, keys, values, scale=scaling, is_causal=m > 1, enable_gqa=gqa)
@@ -54,7 +63,8 @@ def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
 
 
 def attention_weights(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
-    """The weights of `decode_attention`, computed beside it in float32 for the log; leading dimensions [...] are layers.
+    """The weights of `decode_attention`, computed beside it in float32 for the log; leading dimensions [...] are
+    layers.
 
     q [..., Hq, D], keys [..., H_kv, C, D], bias [..., H_kv, G, C] -> [..., H_kv, G, C], rows add up to 1.
     """

@@ -1,11 +1,11 @@
 """What the Triton kernels share: a lazy import, element types, rounding, and what they ask of their tensors.
 
-Triton is imported only where a kernel could run: a build of torch for CUDA, Triton's interpreter (TRITON_INTERPRET=1, tests only),
-or a process that has imported Triton already (kernels/aot.py). Elsewhere `jit` leaves the functions as they are, nobody calls them,
-and the PyTorch references work without Triton being installed.
+Triton is imported only where a kernel could run: a build of torch for CUDA, Triton's interpreter (TRITON_INTERPRET=1,
+tests only), or a process that has imported Triton already (kernels/aot.py). Elsewhere `jit` leaves the functions as
+they are, nobody calls them, and the PyTorch references work without Triton being installed.
 
-Triton reads TRITON_INTERPRET when it is first imported, by whomever (transformers' Llama does), so it has to be in the environment
-before. Nothing in the library sets it.
+Triton reads TRITON_INTERPRET when it is first imported, by whomever (transformers' Llama does), so it has to be in the
+environment before. Nothing in the library sets it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ MIN_DOT = 16
 
 
 def jit(kernel: Any) -> Any:
-    """triton.jit where Triton is loaded. Kernels take pointers, and strides in elements; the launchers tell the shapes."""
+    """triton.jit where Triton is loaded. Kernels take pointers, and strides in elements; the launchers tell the
+    shapes."""
     return kernel if triton is None else triton.jit(kernel)
 
 
 @jit
 def round_to(x, TO: tl.constexpr, BY_HAND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """fp32 -> TO, to nearest, ties to even. BY_HAND (bf16 in the interpreter): its own cast truncates there. Finite x only."""
+    """fp32 -> TO, to nearest, ties to even. BY_HAND (bf16 in the interpreter): its own cast truncates there. Finite x
+    only."""
     if BY_HAND:
         bits = x.to(tl.int32, bitcast=True)
         bits = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -52,8 +54,8 @@ def element(dtype: torch.dtype) -> Any:
 
 
 def compute(dtype: torch.dtype) -> Any:
-    """Type of tl.dot operands loaded from `dtype`: the type itself on a device (tensor cores), fp32 in the interpreter, which keeps
-    bf16 as raw uint16 (loads and casts to fp32 are exact, arithmetic on it is silently wrong)."""
+    """Type of tl.dot operands loaded from `dtype`: the type itself on a device (tensor cores), fp32 in the interpreter,
+    which keeps bf16 as raw uint16 (loads and casts to fp32 are exact, arithmetic on it is silently wrong)."""
     return tl.float32 if INTERPRET else element(dtype)
 
 
@@ -70,7 +72,8 @@ def power_of_two(**sizes: int) -> None:
 
 
 def warps(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Warps for a kernel whose largest operand is a tile [rows, columns]: as few as keep it in registers (docs/kernels.md)."""
+    """Warps for a kernel whose largest operand is a tile [rows, columns]: as few as keep it in registers
+    (docs/kernels.md)."""
     size = rows * columns * dtype.itemsize
     return 4 if size <= 1 << 14 else 8 if size <= 1 << 15 else 16
 

@@ -83,7 +83,9 @@ def unpack(flat: Tensor, n: int, rank_k: int, rank_v: int, dim: int) -> tuple[Fa
     """The flat unit -> views of its factors. Raises ValueError when the size does not fit the shape."""
     sizes = [size for r in (rank_k, rank_v) for size in (n * r, r, r * dim)]
     if flat.numel() != sum(sizes):
-        raise ValueError(f"a unit of {n} tokens, ranks {rank_k} and {rank_v}, has {sum(sizes)} numbers, not {flat.numel()}")
+        raise ValueError(
+            f"a unit of {n} tokens, ranks {rank_k} and {rank_v}, has {sum(sizes)} numbers, not {flat.numel()}"
+        )
     u_k, g_k, v_k, u_v, g_v, v_v = flat.split(sizes)
     return (
         Factors(u_k.view(n, rank_k), g_k, v_k.view(rank_k, dim)),

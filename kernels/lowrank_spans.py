@@ -1,11 +1,13 @@
-"""k3: spans that lie on the device as gated low-rank factors (kernels/lowrank.py has the layout of a unit and the algebra).
+"""k3: spans that lie on the device as gated low-rank factors (kernels/lowrank.py has the layout of a unit and the
+algebra).
 
-`reconstruct` writes their keys and values into slots, where k1 reads them. `attend` never forms them: q' = (q V_k^T) g_k, scores
-q' U_k^T, output ((p U_v) g_v) V_v, so nothing of size n x D is written or read. Each span becomes a part for kernels/merge.py; the
-merged LSE turns the part's own LSE into its mass. That is exact because keys are decomposed after RoPE, where attention reads them.
+`reconstruct` writes their keys and values into slots, where k1 reads them. `attend` never forms them: q' = (q V_k^T)
+g_k, scores q' U_k^T, output ((p U_v) g_v) V_v, so nothing of size n x D is written or read. Each span becomes a part
+for kernels/merge.py; the merged LSE turns the part's own LSE into its mass. That is exact because keys are decomposed
+after RoPE, where attention reads them.
 
-Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, S places for spans of one (sequence, KV head), n tokens of a span,
-r its ranks, D head size, P entries of a slot.
+Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, S places for spans of one (sequence, KV head), n
+tokens of a span, r its ranks, D head size, P entries of a slot.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from kvlens.kernels.lowrank import Factors, unpack
 class Spans:
     """Factors of spans in one buffer.
 
-    flat [elements]: units, back to back or with gaps. meta [B, H_kv, S, 4] int64: where a unit begins in `flat`, tokens n, r_k, r_v;
-    n = 0: no span in this place, the rest of its row is not read. max_rank: no rank is larger (it fixes the kernels' blocks).
+    flat [elements]: units, back to back or with gaps. meta [B, H_kv, S, 4] int64: where a unit begins in `flat`, tokens
+    n, r_k, r_v; n = 0: no span in this place, the rest of its row is not read. max_rank: no rank is larger (it fixes
+    the kernels' blocks).
     """
 
     flat: torch.Tensor
@@ -46,8 +49,8 @@ class Spans:
 def reconstruct(spans: Spans, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Write tokens of spans into slots. keys, values [slots, H_kv, P, D], any strides but 1 in the last dimension.
 
-    tiles [T, 3] int64: place of the span in meta.view(-1, 4), or -1 for nothing to do; its first token; the slot that takes that
-    token and the P - 1 after it, as far as the span goes. CUDA tensors take Triton, others PyTorch.
+    tiles [T, 3] int64: place of the span in meta.view(-1, 4), or -1 for nothing to do; its first token; the slot that
+    takes that token and the P - 1 after it, as far as the span goes. CUDA tensors take Triton, others PyTorch.
     """
     (reconstruct_triton if backend(keys) == "triton" else reconstruct_torch)(spans, tiles, keys, values)
 
@@ -73,19 +76,37 @@ def reconstruct_triton(spans: Spans, tiles: torch.Tensor, keys: torch.Tensor, va
     assert tiles.is_contiguous()
     assert spans.meta.is_contiguous()
     _reconstruct[(len(tiles), 2)](
-        spans.flat, spans.meta, tiles, keys, values, *keys.stride()[:3], *values.stride()[:3],
-        HKV=kv_heads, S=places, P=page, D=dim, R=spans.block, COMPUTE=compute(spans.flat.dtype), **rounding(keys.dtype),
-        num_warps=warps(max(spans.block, page), dim, spans.flat.dtype), enable_fp_fusion=True,
-    )  # fmt: skip
+        spans.flat,
+        spans.meta,
+        tiles,
+        keys,
+        values,
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        HKV=kv_heads,
+        S=places,
+        P=page,
+        D=dim,
+        R=spans.block,
+        COMPUTE=compute(spans.flat.dtype),
+        **rounding(keys.dtype),
+        num_warps=warps(max(spans.block, page), dim, spans.flat.dtype),
+        enable_fp_fusion=True,
+    )
 
 
-def attend(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [B, Hq, D]; reads [B, Hq, S] bool: which query head reads which span, None: each reads all -> parts [B, Hq, S, D] and
-    their LSE [B, Hq, S], float32, for `merge`: 0 and -inf where a head reads nothing. CUDA tensors take Triton, others PyTorch."""
+def attend(
+    q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [B, Hq, D]; reads [B, Hq, S] bool: which query head reads which span, None: each reads all -> parts [B, Hq, S,
+    D] and their LSE [B, Hq, S], float32, for `merge`: 0 and -inf where a head reads nothing. CUDA tensors take Triton,
+    others PyTorch."""
     return (attend_triton if backend(q) == "triton" else attend_torch)(q, spans, reads, scaling)
 
 
-def attend_torch(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_torch(
+    q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference: reconstructs, then attends; float32 inside, float64 where q is float64."""
     batch, kv_heads, places, _ = spans.meta.shape
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
@@ -94,7 +115,10 @@ def attend_torch(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scal
     lses = torch.full(parts.shape[:3], -torch.inf, dtype=wide, device=q.device)
     for b, h, s in (spans.meta[..., 1] > 0).nonzero().tolist():
         heads = slice(h * group, (h + 1) * group)
-        units = (Factors(f.u.to(wide), f.g.to(wide), f.v.to(wide)) for f in spans.factors((b * kv_heads + h) * places + s, q.shape[2]))
+        units = (
+            Factors(f.u.to(wide), f.g.to(wide), f.v.to(wide))
+            for f in spans.factors((b * kv_heads + h) * places + s, q.shape[2])
+        )
         keys, values = (unit.dense() for unit in units)
         scores = q[b, heads].to(wide) @ keys.T * scaling
         parts[b, heads, s], lses[b, heads, s] = scores.softmax(-1) @ values, scores.logsumexp(-1)
@@ -103,7 +127,9 @@ def attend_torch(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scal
     return parts, lses
 
 
-def attend_triton(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_triton(
+    q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, scaling: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     batch, kv_heads, places, _ = spans.meta.shape
     heads, dim = q.shape[1:]
     group = heads // kv_heads
@@ -114,19 +140,52 @@ def attend_triton(q: torch.Tensor, spans: Spans, reads: torch.Tensor | None, sca
     parts = torch.empty(batch, heads, places, dim, dtype=torch.float32, device=q.device)
     lses = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device)
     _attend[(batch * kv_heads, places)](
-        q, spans.flat, spans.meta, None if reads is None else reads.view(torch.uint8), parts, lses, scaling, q.stride(0), q.stride(1),
-        HKV=kv_heads, G=group, S=places, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, R=spans.block, T=32, MASKED=reads is not None,
-        COMPUTE=compute(spans.flat.dtype), num_warps=warps(spans.block, dim, spans.flat.dtype), enable_fp_fusion=True,
-    )  # fmt: skip
+        q,
+        spans.flat,
+        spans.meta,
+        None if reads is None else reads.view(torch.uint8),
+        parts,
+        lses,
+        scaling,
+        q.stride(0),
+        q.stride(1),
+        HKV=kv_heads,
+        G=group,
+        S=places,
+        GP=max(MIN_DOT, next_power_of_two(group)),
+        D=dim,
+        R=spans.block,
+        T=32,
+        MASKED=reads is not None,
+        COMPUTE=compute(spans.flat.dtype),
+        num_warps=warps(spans.block, dim, spans.flat.dtype),
+        enable_fp_fusion=True,
+    )
     return parts, lses
 
 
 @jit
 def _reconstruct(  # type: ignore[no-untyped-def]
-    flat_ptr, meta_ptr, tile_ptr, k_ptr, v_ptr, k_slot, k_h, k_t, v_slot, v_h, v_t,
-    HKV: tl.constexpr, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, R: tl.constexpr, COMPUTE: tl.constexpr,
-    TO: tl.constexpr, BY_HAND: tl.constexpr,
-):  # fmt: skip
+    flat_ptr,
+    meta_ptr,
+    tile_ptr,
+    k_ptr,
+    v_ptr,
+    k_slot,
+    k_h,
+    k_t,
+    v_slot,
+    v_h,
+    v_t,
+    HKV: tl.constexpr,
+    S: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    COMPUTE: tl.constexpr,
+    TO: tl.constexpr,
+    BY_HAND: tl.constexpr,
+):
     """One program: the keys (program_id(1) = 0) or the values of one tile."""
     tile = tile_ptr + tl.program_id(0) * 3
     which = tl.program_id(1)
@@ -145,7 +204,9 @@ def _reconstruct(  # type: ignore[no-untyped-def]
         token = first + t
         live = token < n
         there = r < rank
-        u = tl.load(u_ptr + token[:, None] * rank + r[None, :], mask=live[:, None] & there[None, :], other=0.0).to(tl.float32)
+        u = tl.load(u_ptr + token[:, None] * rank + r[None, :], mask=live[:, None] & there[None, :], other=0.0).to(
+            tl.float32
+        )
         g = tl.load(u_ptr + n * rank + r, mask=there, other=0.0).to(tl.float32)
         v = tl.load(u_ptr + (n + 1) * rank + r[:, None] * D + d[None, :], mask=there[:, None], other=0.0).to(COMPUTE)
         x = round_to(tl.dot((u * g[None, :]).to(COMPUTE), v, input_precision="ieee"), TO, BY_HAND)
@@ -157,10 +218,25 @@ def _reconstruct(  # type: ignore[no-untyped-def]
 
 @jit
 def _attend(  # type: ignore[no-untyped-def]
-    q_ptr, flat_ptr, meta_ptr, reads_ptr, part_ptr, lse_ptr, scaling, q_b, q_h,
-    HKV: tl.constexpr, G: tl.constexpr, S: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, R: tl.constexpr, T: tl.constexpr,
-    MASKED: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    flat_ptr,
+    meta_ptr,
+    reads_ptr,
+    part_ptr,
+    lse_ptr,
+    scaling,
+    q_b,
+    q_h,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    GP: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    T: tl.constexpr,
+    MASKED: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
     """One program: one span and the query heads of its group; T tokens at a time, online softmax in base 2."""
     LOG2E: tl.constexpr = 1.4426950408889634
     LN2: tl.constexpr = 0.6931471805599453
@@ -197,15 +273,20 @@ def _attend(  # type: ignore[no-untyped-def]
         for first in range(0, n, T):
             t = first + tl.arange(0, T)
             live = t < n
-            u = tl.load(k_u + t[:, None] * rank_k + r[None, :], mask=live[:, None] & in_k[None, :], other=0.0).to(tl.float32)
-            # not rounded to bf16 here: an error of `low` is an error of the score itself, 2^-9 of a score of 20 is 4 percent
+            u = tl.load(k_u + t[:, None] * rank_k + r[None, :], mask=live[:, None] & in_k[None, :], other=0.0).to(
+                tl.float32
+            )
+            # not rounded to bf16 here: an error of `low` is an error of the score itself, 2^-9 of a score of 20 is 4
+            # percent
             s = tl.dot(low, tl.trans(u), input_precision="tf32x3")
             s = tl.where(live[None, :], s, float("-inf"))
             new_top = tl.maximum(top, tl.max(s, 1))
             fade = tl.exp2(top - new_top)
             weight = tl.exp2(s - new_top[:, None])
             total = total * fade + tl.sum(weight, 1)
-            w = tl.load(v_u + t[:, None] * rank_v + r[None, :], mask=live[:, None] & in_v[None, :], other=0.0).to(COMPUTE)
+            w = tl.load(v_u + t[:, None] * rank_v + r[None, :], mask=live[:, None] & in_v[None, :], other=0.0).to(
+                COMPUTE
+            )
             mixed = mixed * fade[:, None] + tl.dot(weight.to(COMPUTE), w, input_precision="ieee")
             top = new_top
         mixed = mixed * tl.load(v_g + r, mask=in_v, other=0.0).to(tl.float32)[None, :] / total[:, None]

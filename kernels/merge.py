@@ -1,7 +1,8 @@
-"""Merging partial attentions: several (output, LSE) pairs over disjoint sets of entries are one softmax over all of them.
+"""Merging partial attentions: several (output, LSE) pairs over disjoint sets of entries are one softmax over all of
+them.
 
-Splits of k1 are such parts, and so is each span that k3 attends straight from its factors. LSE is the natural logarithm of the sum
-of exponentiated scores; a part without entries has output 0 and LSE -inf.
+Splits of k1 are such parts, and so is each span that k3 attends straight from its factors. LSE is the natural logarithm
+of the sum of exponentiated scores; a part without entries has output 0 and LSE -inf.
 Shapes: B sequences, Hq query heads, H_kv KV heads, S parts, D head size, N places of the page table.
 """
 
@@ -30,10 +31,15 @@ def merge_torch(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype) -> 
     return torch.einsum("bhs,bhsd->bhd", weights, parts).to(dtype), lse
 
 
-def merge_triton(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype, page_lse: torch.Tensor | None = None,
-                 n_page: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """As `merge`. page_lse [B, Hq, N] float32 of k1, live in its first n_page [B, H_kv] places, becomes the pages' mass in place:
-    exp(page_lse - LSE), and 0 behind them."""
+def merge_triton(
+    parts: torch.Tensor,
+    lses: torch.Tensor,
+    dtype: torch.dtype,
+    page_lse: torch.Tensor | None = None,
+    n_page: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `merge`. page_lse [B, Hq, N] float32 of k1, live in its first n_page [B, H_kv] places, becomes the pages' mass
+    in place: exp(page_lse - LSE), and 0 behind them."""
     batch, heads, count, dim = parts.shape
     assert parts.is_contiguous()
     assert lses.is_contiguous()
@@ -41,20 +47,48 @@ def merge_triton(parts: torch.Tensor, lses: torch.Tensor, dtype: torch.dtype, pa
     lse = torch.empty(batch, heads, dtype=torch.float32, device=parts.device)
     pages, group = (0, 1) if page_lse is None or n_page is None else (page_lse.shape[2], heads // n_page.shape[1])
     _merge[(batch * heads,)](
-        parts, lses, out, lse, page_lse, n_page, count, pages,
-        G=group, D=dim, SP=next_power_of_two(count), SB=16, NB=128, MASS=page_lse is not None, **rounding(dtype), num_warps=4,
+        parts,
+        lses,
+        out,
+        lse,
+        page_lse,
+        n_page,
+        count,
+        pages,
+        G=group,
+        D=dim,
+        SP=next_power_of_two(count),
+        SB=16,
+        NB=128,
+        MASS=page_lse is not None,
+        **rounding(dtype),
+        num_warps=4,
         enable_fp_fusion=True,
-    )  # fmt: skip
+    )
     return out, lse
 
 
 @jit
 def _merge(  # type: ignore[no-untyped-def]
-    part_ptr, part_lse_ptr, out_ptr, lse_ptr, page_lse_ptr, n_page_ptr, count, pages,
-    G: tl.constexpr, D: tl.constexpr, SP: tl.constexpr, SB: tl.constexpr, NB: tl.constexpr, MASS: tl.constexpr,
-    TO: tl.constexpr, BY_HAND: tl.constexpr,
-):  # fmt: skip
-    """One program per (sequence, query head). Outputs come in blocks of SB parts, so that D = 256 fits the registers."""
+    part_ptr,
+    part_lse_ptr,
+    out_ptr,
+    lse_ptr,
+    page_lse_ptr,
+    n_page_ptr,
+    count,
+    pages,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    SP: tl.constexpr,
+    SB: tl.constexpr,
+    NB: tl.constexpr,
+    MASS: tl.constexpr,
+    TO: tl.constexpr,
+    BY_HAND: tl.constexpr,
+):
+    """One program per (sequence, query head). Outputs come in blocks of SB parts, so that D = 256 fits the
+    registers."""
     row = tl.program_id(0).to(tl.int64)
     every = tl.arange(0, SP)
     lses = tl.load(part_lse_ptr + row * count + every, mask=every < count, other=float("-inf"))

@@ -1,11 +1,13 @@
 """k1: attention of one decode step over pages, of mixed resolution, with the exact attention mass of every page.
 
-Every KV head of every sequence has a page table of its own. A page is a slot of P entries, of which the first `page_len` are live; an
-entry is a token, or the summary of a span with its bias log|S|. The bias is -inf where a query head does not read an entry. One
-softmax over all entries; output, LSE (natural logarithm) and masses come from the same pass over the keys.
+Every KV head of every sequence has a page table of its own. A page is a slot of P entries, of which the first
+`page_len` are live; an entry is a token, or the summary of a span with its bias log|S|. The bias is -inf where a query
+head does not read an entry. One softmax over all entries; output, LSE (natural logarithm) and masses come from the same
+pass over the keys.
 
 Counts lie in device memory and shapes are fixed, so a step can be captured in a CUDA graph.
-Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places of the page table, P entries of a page, D head size.
+Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places of the page table, P entries of a page, D
+head size.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ PROGRAMS = 132
 class Pages:
     """Where the entries of each (sequence, KV head) lie. All int32.
 
-    table [B, H_kv, N]: slot of each page; page_len [B, H_kv, N]: live entries of each; n_page [B, H_kv]: live places of the table,
-    0 is allowed. What stands behind them in the tables is never read as an address.
-    bias_row [B, H_kv, N]: row of the bias that belongs to a page, -1: none (and no traffic). bias [rows, 1 or G, P] float32 is added
-    to the scaled scores, for all query heads of a group or for each.
+    table [B, H_kv, N]: slot of each page; page_len [B, H_kv, N]: live entries of each; n_page [B, H_kv]: live places of
+    the table, 0 is allowed. What stands behind them in the tables is never read as an address. bias_row [B, H_kv, N]:
+    row of the bias that belongs to a page, -1: none (and no traffic). bias [rows, 1 or G, P] float32 is added to the
+    scaled scores, for all query heads of a group or for each.
     """
 
     table: torch.Tensor
@@ -41,24 +43,27 @@ class Pages:
 
 @dataclass(frozen=True)
 class PageAttention:
-    """output [B, Hq, D]; lse [B, Hq] (-inf: nothing was read, the output is 0); mass [B, Hq, N] or None: adds up to 1, or to 0."""
+    """output [B, Hq, D]; lse [B, Hq] (-inf: nothing was read, the output is 0); mass [B, Hq, N] or None: adds up to 1,
+    or to 0."""
 
     output: torch.Tensor
     lse: torch.Tensor
     mass: torch.Tensor | None
 
 
-def page_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
-                   mass: bool = True) -> PageAttention:  # fmt: skip
-    """q [B, Hq, D]; keys, values [slots, H_kv, P, D], views with any strides but 1 in the last dimension: token-major slots are
-    transposed, slots of one head expanded. CUDA tensors take Triton, others PyTorch."""
+def page_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float, mass: bool = True
+) -> PageAttention:
+    """q [B, Hq, D]; keys, values [slots, H_kv, P, D], views with any strides but 1 in the last dimension: token-major
+    slots are transposed, slots of one head expanded. CUDA tensors take Triton, others PyTorch."""
     if backend(q) == "triton":
         return page_attention_triton(q, keys, values, pages, scaling, mass)
     return page_attention_torch(q, keys, values, pages, scaling, mass)
 
 
-def page_attention_torch(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
-                         mass: bool = True) -> PageAttention:  # fmt: skip
+def page_attention_torch(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float, mass: bool = True
+) -> PageAttention:
     """The reference: float32 inside, float64 where q is float64."""
     batch, kv_heads, places = pages.table.shape
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
@@ -78,16 +83,26 @@ def page_attention_torch(q: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     lse = scores.flatten(3).logsumexp(-1)
     weights = (scores - lse.masked_fill(lse == -torch.inf, 0)[..., None, None]).exp()
     output = torch.einsum("bhgnp,bhnpd->bhgd", weights, v)
-    return PageAttention(output.reshape(q.shape).to(q.dtype), lse.flatten(1), weights.sum(-1).flatten(1, 2) if mass else None)
+    return PageAttention(
+        output.reshape(q.shape).to(q.dtype), lse.flatten(1), weights.sum(-1).flatten(1, 2) if mass else None
+    )
 
 
 def tile_pages(page: int, dim: int) -> int:
-    """Pages a program reads at a time: 64 entries, 32 of head size 256 (shared memory and registers, docs/kernels.md)."""
+    """Pages a program reads at a time: 64 entries, 32 of head size 256 (shared memory and registers,
+    docs/kernels.md)."""
     return max(1, (32 if dim > 128 else 64) // page)
 
 
-def page_attention_triton(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, scaling: float,
-                          mass: bool = True, splits: int | None = None) -> PageAttention:  # fmt: skip
+def page_attention_triton(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: Pages,
+    scaling: float,
+    mass: bool = True,
+    splits: int | None = None,
+) -> PageAttention:
     """splits: programs that share the pages of one (sequence, KV head); None: enough to fill the device."""
     batch, heads, dim = q.shape
     kv_heads, places = pages.table.shape[1:]
@@ -111,25 +126,79 @@ def page_attention_triton(q: torch.Tensor, keys: torch.Tensor, values: torch.Ten
     lses = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
     page_lse = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device) if mass else None
     _split[(batch * kv_heads, splits)](
-        q, keys, values, pages.table, pages.page_len, pages.n_page, bias, bias_row, parts, lses, page_lse, scaling, places,
-        q.stride(0), q.stride(1), *keys.stride()[:3], *values.stride()[:3], *bias_strides,
-        HKV=kv_heads, G=group, GP=max(MIN_DOT, next_power_of_two(group)), D=dim, P=page, PPB=ppb, BIAS=bias is not None, MASS=mass,
-        COMPUTE=compute(keys.dtype), num_warps=warps(ppb * page, dim, keys.dtype), num_stages=3,
+        q,
+        keys,
+        values,
+        pages.table,
+        pages.page_len,
+        pages.n_page,
+        bias,
+        bias_row,
+        parts,
+        lses,
+        page_lse,
+        scaling,
+        places,
+        q.stride(0),
+        q.stride(1),
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        *bias_strides,
+        HKV=kv_heads,
+        G=group,
+        GP=max(MIN_DOT, next_power_of_two(group)),
+        D=dim,
+        P=page,
+        PPB=ppb,
+        BIAS=bias is not None,
+        MASS=mass,
+        COMPUTE=compute(keys.dtype),
+        num_warps=warps(ppb * page, dim, keys.dtype),
+        num_stages=3,
         enable_fp_fusion=True,
-    )  # fmt: skip
+    )
     out, lse = merge_triton(parts, lses, q.dtype, page_lse, pages.n_page)
     return PageAttention(out, lse, page_lse)
 
 
 @jit
 def _split(  # type: ignore[no-untyped-def]
-    q_ptr, k_ptr, v_ptr, table_ptr, len_ptr, n_page_ptr, bias_ptr, bias_row_ptr, part_ptr, lse_ptr, page_lse_ptr, scaling, places,
-    q_b, q_h, k_slot, k_h, k_t, v_slot, v_h, v_t, bias_r, bias_g,
-    HKV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, P: tl.constexpr, PPB: tl.constexpr,
-    BIAS: tl.constexpr, MASS: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """One program: one (sequence, KV head) and a run of its pages, PPB pages at a time; the group's query heads are the rows of the
-    products. Online softmax in base 2. Writes part [B, Hq, splits, D], its LSE, and the LSE of every page."""
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    len_ptr,
+    n_page_ptr,
+    bias_ptr,
+    bias_row_ptr,
+    part_ptr,
+    lse_ptr,
+    page_lse_ptr,
+    scaling,
+    places,
+    q_b,
+    q_h,
+    k_slot,
+    k_h,
+    k_t,
+    v_slot,
+    v_h,
+    v_t,
+    bias_r,
+    bias_g,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    GP: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    PPB: tl.constexpr,
+    BIAS: tl.constexpr,
+    MASS: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """One program: one (sequence, KV head) and a run of its pages, PPB pages at a time; the group's query heads are the
+    rows of the products. Online softmax in base 2. Writes part [B, Hq, splits, D], its LSE, and the LSE of every
+    page."""
     LOG2E: tl.constexpr = 1.4426950408889634
     LN2: tl.constexpr = 0.6931471805599453
     N: tl.constexpr = PPB * P
@@ -157,7 +226,9 @@ def _split(  # type: ignore[no-untyped-def]
         slot = tl.load(table_ptr + at, mask=live, other=0).to(tl.int64)
         # a column is live when its page is in the table and the page has that entry; nothing else is an address
         live = live & (t < tl.load(len_ptr + at, mask=live, other=0))
-        k = tl.load(k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        k = tl.load(
+            k_ptr + (slot * k_slot + h * k_h + t * k_t)[:, None] + d[None, :], mask=live[:, None], other=0.0
+        ).to(COMPUTE)
         # the scale is applied to the product, so q stays exact in bf16
         s = tl.dot(q, tl.trans(k), input_precision="ieee") * (scaling * LOG2E)
         if BIAS:
@@ -178,7 +249,9 @@ def _split(  # type: ignore[no-untyped-def]
         fade = tl.exp2(top - level)
         weight = tl.exp2(s - level[:, None])
         total = total * fade + tl.sum(weight, 1)
-        v = tl.load(v_ptr + (slot * v_slot + h * v_h + t * v_t)[:, None] + d[None, :], mask=live[:, None], other=0.0).to(COMPUTE)
+        v = tl.load(
+            v_ptr + (slot * v_slot + h * v_h + t * v_t)[:, None] + d[None, :], mask=live[:, None], other=0.0
+        ).to(COMPUTE)
         out = out * fade[:, None] + tl.dot(weight.to(COMPUTE), v, input_precision="ieee")
         top = new_top
     lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("-inf"))

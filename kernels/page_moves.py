@@ -1,11 +1,11 @@
 """k4: moving pages between host memory and slots, with the change of layout on the way.
 
-A unit is the keys and values of one (page, KV head). In host memory it is one stretch of the pool [pages, H_kv, 2, P, D] (FreeKV's HND
-layout, sec. 4.1), and a unit's number is page * H_kv + head. On the device a page lies in a slot, token-major or head-major: whatever
-the strides of the tensors say. Numbers are moved as they are, bit for bit.
+A unit is the keys and values of one (page, KV head). In host memory it is one stretch of the pool [pages, H_kv, 2, P,
+D] (FreeKV's HND layout, sec. 4.1), and a unit's number is page * H_kv + head. On the device a page lies in a slot,
+token-major or head-major: whatever the strides of the tensors say. Numbers are moved as they are, bit for bit.
 
-On CUDA the pool is pinned host memory that the kernel reads and writes in place: no call per unit, no list on the host, and it can be
-captured in a CUDA graph. Bytes moved, exactly: units that are not -1, times 2 * P * D * element size.
+On CUDA the pool is pinned host memory that the kernel reads and writes in place: no call per unit, no list on the host,
+and it can be captured in a CUDA graph. Bytes moved, exactly: units that are not -1, times 2 * P * D * element size.
 Shapes: H_kv KV heads, P entries of a page, D head size, n moves.
 """
 
@@ -19,15 +19,19 @@ from kvlens.kernels.compat import jit, power_of_two, tl
 THREAD_BYTES = 16
 """a thread reads at once at most"""
 CTAS = 12
-"""Programs that copy, so SMs that the forward pass goes without at most: where vLLM's copy kernel starts (vllm #42212), not tuned."""
+"""Programs that copy, so SMs that the forward pass goes without at most: where vLLM's copy kernel starts (vllm #42212),
+not tuned."""
 
 
-def gather(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
+def gather(
+    pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor
+) -> None:
     """Recall: copy units into slots.
 
-    pool [pages, H_kv, 2, P, D], contiguous; unit, slot int32 of equal shape, unit -1: no move; no two moves into one (slot, head);
-    slot None: a unit's slot is its place in its row.
-    keys, values [slots, H_kv, P, D], any strides but 1 in the last dimension. Slots on CUDA take Triton, others PyTorch.
+    pool [pages, H_kv, 2, P, D], contiguous; unit, slot int32 of equal shape, unit -1: no move; no two moves into one
+    (slot, head); slot None: a unit's slot is its place in its row.
+    keys, values [slots, H_kv, P, D], any strides but 1 in the last dimension. Slots on CUDA take Triton, others
+    PyTorch.
     """
     if backend(keys) == "triton":
         move_triton(pool, unit, slot, keys, values, to_pool=False)
@@ -35,7 +39,9 @@ def gather(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, ke
         gather_torch(pool, unit, slot, keys, values)
 
 
-def offload(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
+def offload(
+    pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor
+) -> None:
     """The way back: copy slots into units. No two moves into one unit. Otherwise as `gather`."""
     if backend(keys) == "triton":
         move_triton(pool, unit, slot, keys, values, to_pool=True)
@@ -43,18 +49,24 @@ def offload(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, k
         offload_torch(pool, unit, slot, keys, values)
 
 
-def gather_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
+def gather_torch(
+    pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor
+) -> None:
     unit, slot, head = _moves(unit, slot, pool.shape[1])
     units = pool.flatten(0, 1)[unit]
     keys[slot, head], values[slot, head] = units[:, 0], units[:, 1]
 
 
-def offload_torch(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor) -> None:
+def offload_torch(
+    pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor
+) -> None:
     unit, slot, head = _moves(unit, slot, pool.shape[1])
     pool.flatten(0, 1)[unit] = torch.stack((keys[slot, head], values[slot, head]), 1)
 
 
-def _moves(unit: torch.Tensor, slot: torch.Tensor | None, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _moves(
+    unit: torch.Tensor, slot: torch.Tensor | None, kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The moves that are any, as indices: unit, slot, head, each [m]."""
     if slot is None:
         slot = torch.arange(unit.shape[-1], device=unit.device).expand_as(unit)
@@ -63,10 +75,17 @@ def _moves(unit: torch.Tensor, slot: torch.Tensor | None, kv_heads: int) -> tupl
     return unit, slot, unit % kv_heads
 
 
-def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | None, keys: torch.Tensor, values: torch.Tensor,
-                to_pool: bool, ctas: int = CTAS) -> None:  # fmt: skip
-    """Both directions: `ctas` programs take the moves in turn. A pool in host memory has to be pinned when the slots are on CUDA
-    (Triton refuses another)."""
+def move_triton(
+    pool: torch.Tensor,
+    unit: torch.Tensor,
+    slot: torch.Tensor | None,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    to_pool: bool,
+    ctas: int = CTAS,
+) -> None:
+    """Both directions: `ctas` programs take the moves in turn. A pool in host memory has to be pinned when the slots
+    are on CUDA (Triton refuses another)."""
     kv_heads, _, page, dim = pool.shape[1:]
     power_of_two(page=page, head_dim=dim)
     assert pool.is_contiguous()
@@ -74,22 +93,52 @@ def move_triton(pool: torch.Tensor, unit: torch.Tensor, slot: torch.Tensor | Non
     assert slot is None or slot.is_contiguous()
     assert keys.stride(3) == values.stride(3) == 1
     _move[(min(ctas, unit.numel()),)](
-        pool, unit, slot, keys, values, unit.numel(), unit.shape[-1], *keys.stride()[:3], *values.stride()[:3],
-        HKV=kv_heads, P=page, D=dim, TO_POOL=to_pool, num_warps=_warps(page * dim * pool.element_size()), enable_fp_fusion=True,
-    )  # fmt: skip
+        pool,
+        unit,
+        slot,
+        keys,
+        values,
+        unit.numel(),
+        unit.shape[-1],
+        *keys.stride()[:3],
+        *values.stride()[:3],
+        HKV=kv_heads,
+        P=page,
+        D=dim,
+        TO_POOL=to_pool,
+        num_warps=_warps(page * dim * pool.element_size()),
+        enable_fp_fusion=True,
+    )
 
 
 def _warps(size: int) -> int:
-    """Warps for keys or values of `size` bytes: with more of them than a small unit fills, each thread would read a number or two."""
+    """Warps for keys or values of `size` bytes: with more of them than a small unit fills, each thread would read a
+    number or two."""
     return max(1, min(4, size // (32 * THREAD_BYTES)))
 
 
 @jit
 def _move(  # type: ignore[no-untyped-def]
-    pool_ptr, unit_ptr, slot_ptr, k_ptr, v_ptr, moves, row, k_slot, k_h, k_t, v_slot, v_h, v_t,
-    HKV: tl.constexpr, P: tl.constexpr, D: tl.constexpr, TO_POOL: tl.constexpr,
-):  # fmt: skip
-    """One program: every num_programs-th move. Keys and values are read before either is written: more bytes under way at once."""
+    pool_ptr,
+    unit_ptr,
+    slot_ptr,
+    k_ptr,
+    v_ptr,
+    moves,
+    row,
+    k_slot,
+    k_h,
+    k_t,
+    v_slot,
+    v_h,
+    v_t,
+    HKV: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    TO_POOL: tl.constexpr,
+):
+    """One program: every num_programs-th move. Keys and values are read before either is written: more bytes under way
+    at once."""
     t = tl.arange(0, P)
     d = tl.arange(0, D)
     inner = t[:, None] * D + d[None, :]

@@ -1,10 +1,12 @@
-"""k2: scores of pages from the elementwise bounds of their keys (Quest), pooled over the query heads of a group (FreeKV, Table 5).
+"""k2: scores of pages from the elementwise bounds of their keys (Quest), pooled over the query heads of a group
+(FreeKV, Table 5).
 
-The score of a page is an upper bound of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q- = min(q, 0)
-that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection is torch.topk.
+The score of a page is an upper bound of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q-
+= min(q, 0) that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection
+is torch.topk.
 
-MaxQ, MeanQ pool the queries before scoring; MaxQK, MeanQK pool the scores; MaxS, MeanS pool the softmax over pages of the scores.
-Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places for pages, D head size.
+MaxQ, MeanQ pool the queries before scoring; MaxQK, MeanQK pool the scores; MaxS, MeanS pool the softmax over pages of
+the scores. Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places for pages, D head size.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ TILE = 64
 """Pages of one program; at 128 the registers run short at head size 256 (docs/kernels.md)."""
 
 
-def page_scores(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling,
-                scaling: float) -> torch.Tensor:  # fmt: skip
-    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; n_page [B, H_kv] int32, live places,
-    0 is allowed -> [B, H_kv, N] float32, -inf behind the live ones.
+def page_scores(
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+) -> torch.Tensor:
+    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; n_page [B, H_kv] int32, live
+    places, 0 is allowed -> [B, H_kv, N] float32, -inf behind the live ones.
 
     FreeKV's code pools an unscaled softmax: that is scaling = 1. CUDA tensors take Triton, others PyTorch.
     """
@@ -35,8 +38,9 @@ def page_scores(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: tor
     return page_scores_torch(q, lo, hi, n_page, pooling, scaling)
 
 
-def page_scores_torch(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling,
-                      scaling: float) -> torch.Tensor:  # fmt: skip
+def page_scores_torch(
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+) -> torch.Tensor:
     """The reference, as the definition has it: float32 inside, float64 where q is float64."""
     batch, kv_heads, places = lo.shape[:3]
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
@@ -53,10 +57,11 @@ def page_scores_torch(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_pag
     return pooled.masked_fill(~live[:, :, 0], -torch.inf)
 
 
-def page_scores_triton(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling,
-                       scaling: float) -> torch.Tensor:  # fmt: skip
-    """lo and hi alike in strides, q and they contiguous in the last dimension. MaxS and MeanS take a second launch: the softmax
-    needs all pages."""
+def page_scores_triton(
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+) -> torch.Tensor:
+    """lo and hi alike in strides, q and they contiguous in the last dimension. MaxS and MeanS take a second launch: the
+    softmax needs all pages."""
     batch, heads, dim = q.shape
     kv_heads, places = lo.shape[1:3]
     group = heads // kv_heads
@@ -71,25 +76,70 @@ def page_scores_triton(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_pa
     stats = torch.empty(2, batch, heads, tiles, dtype=torch.float32, device=q.device) if soft else (None, None)
     common = {"HKV": kv_heads, "G": group, "TILE": TILE, "enable_fp_fusion": True}
     _score[(batch * kv_heads, tiles)](
-        q, lo, hi, n_page, raw, stats[0], stats[1], scaling, places, q.stride(0), q.stride(1), *lo.stride()[:3],
-        GP=max(MIN_DOT, next_power_of_two(group)), D=dim, POOL=pooling, SOFT=soft, COMPUTE=compute(lo.dtype),
-        num_warps=warps(TILE, dim, lo.dtype), **common,
-    )  # fmt: skip
+        q,
+        lo,
+        hi,
+        n_page,
+        raw,
+        stats[0],
+        stats[1],
+        scaling,
+        places,
+        q.stride(0),
+        q.stride(1),
+        *lo.stride()[:3],
+        GP=max(MIN_DOT, next_power_of_two(group)),
+        D=dim,
+        POOL=pooling,
+        SOFT=soft,
+        COMPUTE=compute(lo.dtype),
+        num_warps=warps(TILE, dim, lo.dtype),
+        **common,
+    )
     if soft:
         _pool_softmax[(batch * kv_heads, tiles)](
-            raw, stats[0], stats[1], n_page, out, places, tiles, TP=next_power_of_two(tiles), MEAN=pooling == "MeanS", num_warps=2, **common
+            raw,
+            stats[0],
+            stats[1],
+            n_page,
+            out,
+            places,
+            tiles,
+            TP=next_power_of_two(tiles),
+            MEAN=pooling == "MeanS",
+            num_warps=2,
+            **common,
         )
     return out
 
 
 @jit
 def _score(  # type: ignore[no-untyped-def]
-    q_ptr, lo_ptr, hi_ptr, n_page_ptr, score_ptr, top_ptr, sum_ptr, scaling, places, q_b, q_h, p_b, p_h, p_n,
-    HKV: tl.constexpr, G: tl.constexpr, TILE: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, POOL: tl.constexpr,
-    SOFT: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    """One program: one (sequence, KV head) and one tile of pages. SOFT: scores [B, Hq, N] of every query head, and per tile their
-    maximum and the sum of exponentials above it, [B, Hq, tiles]; else the pooled scores [B, H_kv, N]."""
+    q_ptr,
+    lo_ptr,
+    hi_ptr,
+    n_page_ptr,
+    score_ptr,
+    top_ptr,
+    sum_ptr,
+    scaling,
+    places,
+    q_b,
+    q_h,
+    p_b,
+    p_h,
+    p_n,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    TILE: tl.constexpr,
+    GP: tl.constexpr,
+    D: tl.constexpr,
+    POOL: tl.constexpr,
+    SOFT: tl.constexpr,
+    COMPUTE: tl.constexpr,
+):
+    """One program: one (sequence, KV head) and one tile of pages. SOFT: scores [B, Hq, N] of every query head, and per
+    tile their maximum and the sum of exponentials above it, [B, Hq, tiles]; else the pooled scores [B, H_kv, N]."""
     bh = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     b = bh // HKV
@@ -130,9 +180,19 @@ def _score(  # type: ignore[no-untyped-def]
 
 @jit
 def _pool_softmax(  # type: ignore[no-untyped-def]
-    score_ptr, top_ptr, sum_ptr, n_page_ptr, out_ptr, places, tiles,
-    HKV: tl.constexpr, G: tl.constexpr, TILE: tl.constexpr, TP: tl.constexpr, MEAN: tl.constexpr,
-):  # fmt: skip
+    score_ptr,
+    top_ptr,
+    sum_ptr,
+    n_page_ptr,
+    out_ptr,
+    places,
+    tiles,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    TILE: tl.constexpr,
+    TP: tl.constexpr,
+    MEAN: tl.constexpr,
+):
     """Finish the softmax over all pages from the tiles' maxima and sums, and pool it over the group."""
     bh = tl.program_id(0).to(tl.int64)
     page = tl.program_id(1) * TILE + tl.arange(0, TILE)

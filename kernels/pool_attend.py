@@ -30,8 +30,9 @@ def page_of(slots: int) -> int:
 
 @dataclass(frozen=True)
 class Live:
-    """What is read of a pool's slots: table, page_len int32 [H, N], n_page int32 [H] as kvlens.kernels.page_attend.Pages; the bias
-    [H, G, C], and where in it, counted in numbers, each page's slots begin for the first query head (row int32 [H, N]), or neither."""
+    """What is read of a pool's slots: table, page_len int32 [H, N], n_page int32 [H] as
+    kvlens.kernels.page_attend.Pages; the bias [H, G, C], and where in it, counted in numbers, each page's slots begin
+    for the first query head (row int32 [H, N]), or neither."""
 
     table: torch.Tensor
     page_len: torch.Tensor
@@ -57,27 +58,50 @@ def live_prefix(count: torch.Tensor, heads: int, slots: int, page: int) -> Live:
 
 
 def live_pages(bias: torch.Tensor, page: int) -> Live:
-    """Pages with a slot that some query head of the KV head attends, in ascending order; page 0 stands in the rest of the table."""
+    """Pages with a slot that some query head of the KV head attends, in ascending order; page 0 stands in the rest of
+    the table."""
     heads, group, slots = bias.shape
     count = -(-slots // page)
-    seen = torch.nn.functional.pad((bias > -torch.inf).any(1), (0, count * page - slots)).unflatten(1, (count, page)).any(2)
+    seen = (
+        torch.nn.functional.pad((bias > -torch.inf).any(1), (0, count * page - slots))
+        .unflatten(1, (count, page))
+        .any(2)
+    )
     numbers = torch.arange(count, dtype=torch.int32, device=bias.device).expand(heads, -1)
     place = torch.where(seen, seen.cumsum(1) - 1, count)
-    table = torch.zeros(heads, count + 1, dtype=torch.int32, device=bias.device).scatter(1, place, numbers)[:, :count].contiguous()
+    table = (
+        torch.zeros(heads, count + 1, dtype=torch.int32, device=bias.device)
+        .scatter(1, place, numbers)[:, :count]
+        .contiguous()
+    )
     row = torch.arange(heads, dtype=torch.int32, device=bias.device)[:, None] * (group * slots) + table * page
     return Live(table, (slots - table * page).clamp(max=page).int(), seen.sum(1).int(), bias, row)
 
 
-@torch.library.custom_op("kvlens::attend_slots", mutates_args=(), schema=(
-    "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor page_len, Tensor n_page, Tensor? bias, Tensor? row, float scaling,"
-    " int page, bool mass) -> (Tensor, Tensor)"
-))  # fmt: skip
+@torch.library.custom_op(
+    "kvlens::attend_slots",
+    mutates_args=(),
+    schema=(
+        "(Tensor q, Tensor keys, Tensor values, Tensor table, Tensor page_len, Tensor n_page, Tensor? bias, "
+        "Tensor? row, float scaling,"
+        " int page, bool mass) -> (Tensor, Tensor)"
+    ),
+)
 def _attend_slots(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-    bias: torch.Tensor | None, row: torch.Tensor | None, scaling: float, page: int, mass: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last one may be cut
-    short by the end of the pool, where page_len says so.
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    page_len: torch.Tensor,
+    n_page: torch.Tensor,
+    bias: torch.Tensor | None,
+    row: torch.Tensor | None,
+    scaling: float,
+    page: int,
+    mass: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A custom operator, so that torch.compile takes it as one call. The pool is seen as pages without a copy; the last
+    one may be cut short by the end of the pool, where page_len says so.
     """
     slots = keys.shape[1]
     whole = slots // page
@@ -92,23 +116,40 @@ def _attend_slots(
 
 
 @_attend_slots.register_fake
-def _(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, page_len: torch.Tensor, n_page: torch.Tensor,
-      bias: torch.Tensor | None, row: torch.Tensor | None, scaling: float, page: int,
-      mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def _(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    page_len: torch.Tensor,
+    n_page: torch.Tensor,
+    bias: torch.Tensor | None,
+    row: torch.Tensor | None,
+    scaling: float,
+    page: int,
+    mass: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(q), q.new_empty((q.shape[0], table.shape[1]) if mass else (0,), dtype=torch.float32)
 
 
-def attend_slots(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, live: Live, scaling: float, page: int,
-                 mass: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+def attend_slots(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, live: Live, scaling: float, page: int, mass: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """k1 on q [Hq, D], keys, values [H, C, D] -> output [Hq, D], mass [Hq, N] in the order of the table, or nothing."""
     found: tuple[torch.Tensor, torch.Tensor] = _attend_slots(q, keys, values, *live.tensors(), scaling, page, mass)
     return found
 
 
-def pool_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, scaling: float,
-                   live: Live | None = None) -> torch.Tensor:  # fmt: skip
-    """q [1, Hq, 1, D], keys and values [H, C, D], bias [H, G, C] float32 -> [1, Hq, 1, D], by Triton. live: this bias and its pages of
-    `page_of(C)` slots, where they are known."""
+def pool_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor,
+    scaling: float,
+    live: Live | None = None,
+) -> torch.Tensor:
+    """q [1, Hq, 1, D], keys and values [H, C, D], bias [H, G, C] float32 -> [1, Hq, 1, D], by Triton. live: this bias
+    and its pages of `page_of(C)` slots, where they are known."""
     page = page_of(keys.shape[1])
     out, _ = attend_slots(q[0, :, 0], keys, values, live or live_pages(bias.contiguous(), page), scaling, page, False)
     return out[None, :, None]

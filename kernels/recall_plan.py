@@ -1,9 +1,9 @@
-"""k5: which wanted pages are in the hot slots already, which have to come, and which slots they take. On the device, so that a decode
-step neither waits for the host nor breaks a CUDA graph; its unit list is what k4 moves.
+"""k5: which wanted pages are in the hot slots already, which have to come, and which slots they take. On the device, so
+that a decode step neither waits for the host nor breaks a CUDA graph; its unit list is what k4 moves.
 
-Pages (or spans of one size) of one KV head. Free slots are taken first, then those whose page was wanted longest ago; within one plan the
-first of the wish list counts as wanted last. Ties cannot arise, so a plan is a function of its inputs: no atomics, no order of threads.
-Shapes: B sequences, H_kv KV heads, K wishes, M hot slots, M >= K.
+Pages (or spans of one size) of one KV head. Free slots are taken first, then those whose page was wanted longest ago;
+within one plan the first of the wish list counts as wanted last. Ties cannot arise, so a plan is a function of its
+inputs: no atomics, no order of threads. Shapes: B sequences, H_kv KV heads, K wishes, M hot slots, M >= K.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ FREE = -1
 class HotPages:
     """What the slots hold, [B, H_kv, M] int32, contiguous; a plan updates `page` and `used`.
 
-    slot: number of the slot (kernels/page_moves.py); page: the page in it, FREE: none; used: larger for pages wanted more recently,
-    FREE where there is none.
+    slot: number of the slot (kernels/page_moves.py); page: the page in it, FREE: none; used: larger for pages wanted
+    more recently, FREE where there is none.
     """
 
     slot: torch.Tensor
@@ -37,9 +37,9 @@ class HotPages:
 
 @dataclass(frozen=True)
 class RecallPlan:
-    """slot [B, H_kv, K]: where each wanted page lies once the plan is carried out; unit [B, H_kv, K]: what to move there, -1 for
-    pages that are there; victim [B, H_kv, K]: the page that gave way, -1: none had to; hits, misses [B, H_kv]. All int32, and -1 and 0
-    for KV heads that did not fire."""
+    """slot [B, H_kv, K]: where each wanted page lies once the plan is carried out; unit [B, H_kv, K]: what to move
+    there, -1 for pages that are there; victim [B, H_kv, K]: the page that gave way, -1: none had to; hits, misses [B,
+    H_kv]. All int32, and -1 and 0 for KV heads that did not fire."""
 
     slot: torch.Tensor
     unit: torch.Tensor
@@ -53,8 +53,8 @@ class RecallPlan:
 
 
 def recall_plan(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
-    """want [B, H_kv, K] int32: wanted pages, most wanted first, none twice, -1: no wish. fire [B, H_kv] int32: 1 where the plan is
-    carried out, 0: this KV head keeps everything as it is. CUDA tensors take Triton, others PyTorch."""
+    """want [B, H_kv, K] int32: wanted pages, most wanted first, none twice, -1: no wish. fire [B, H_kv] int32: 1 where
+    the plan is carried out, 0: this KV head keeps everything as it is. CUDA tensors take Triton, others PyTorch."""
     return (recall_plan_triton if backend(want) == "triton" else recall_plan_torch)(want, fire, hot)
 
 
@@ -66,7 +66,9 @@ def recall_plan_torch(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> 
     for b, h in fire.nonzero().tolist():
         wanted, held, used = want[b, h].tolist(), hot.page[b, h].tolist(), hot.used[b, h].tolist()
         newest = max(used) + 1
-        candidates = sorted((m for m, page in enumerate(held) if page == FREE or page not in wanted), key=lambda m: (used[m], m))
+        candidates = sorted(
+            (m for m, page in enumerate(held) if page == FREE or page not in wanted), key=lambda m: (used[m], m)
+        )
         for k, page in enumerate(wanted):
             if page < 0:
                 continue
@@ -89,23 +91,54 @@ def recall_plan_triton(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) ->
     slots = hot.page.shape[2]
     block = next_power_of_two(slots)
     if not wishes <= slots <= 128:
-        raise ValueError(f"the Triton kernel plans for at most 128 slots and as many wishes as slots, not {wishes} and {slots}")
+        raise ValueError(
+            f"the Triton kernel plans for at most 128 slots and as many wishes as slots, not {wishes} and {slots}"
+        )
     assert all(x.is_contiguous() for x in (want, fire, hot.slot, hot.page, hot.used))
     slot, unit, victim = (torch.empty_like(want) for _ in range(3))
     hits, misses = torch.empty_like(fire), torch.empty_like(fire)
     _plan[(batch * kv_heads,)](
-        want, fire, hot.slot, hot.page, hot.used, slot, unit, victim, hits, misses,
-        HKV=kv_heads, K=wishes, KP=next_power_of_two(wishes), M=slots, MP=block, num_warps=max(4, block // 16), enable_fp_fusion=True,
-    )  # fmt: skip
+        want,
+        fire,
+        hot.slot,
+        hot.page,
+        hot.used,
+        slot,
+        unit,
+        victim,
+        hits,
+        misses,
+        HKV=kv_heads,
+        K=wishes,
+        KP=next_power_of_two(wishes),
+        M=slots,
+        MP=block,
+        num_warps=max(4, block // 16),
+        enable_fp_fusion=True,
+    )
     return RecallPlan(slot, unit, victim, hits, misses)
 
 
 @jit
 def _plan(  # type: ignore[no-untyped-def]
-    want_ptr, fire_ptr, hot_slot_ptr, hot_page_ptr, hot_used_ptr, slot_ptr, unit_ptr, victim_ptr, hits_ptr, misses_ptr,
-    HKV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, MP: tl.constexpr,
-):  # fmt: skip
-    """One program per (sequence, KV head). A missing page takes the candidate whose rank equals the page's number among the misses."""
+    want_ptr,
+    fire_ptr,
+    hot_slot_ptr,
+    hot_page_ptr,
+    hot_used_ptr,
+    slot_ptr,
+    unit_ptr,
+    victim_ptr,
+    hits_ptr,
+    misses_ptr,
+    HKV: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    M: tl.constexpr,
+    MP: tl.constexpr,
+):
+    """One program per (sequence, KV head). A missing page takes the candidate whose rank equals the page's number among
+    the misses."""
     bh = tl.program_id(0)
     k = tl.arange(0, KP)
     m = tl.arange(0, MP)
@@ -117,8 +150,8 @@ def _plan(  # type: ignore[no-untyped-def]
     used = tl.load(hot_used_ptr + bh * M + m, mask=is_slot, other=-1)
     name = tl.load(hot_slot_ptr + bh * M + m, mask=is_slot, other=-1)
     wish = want >= 0
-    # one matrix at a time is alive (wishes x slots, slots x slots, wishes x slots), each summed once either way: registers. A sum has
-    # one term at most, so it is the number of the slot or wish, counted from 1; 0: none
+    # one matrix at a time is alive (wishes x slots, slots x slots, wishes x slots), each summed once either way:
+    # registers. A sum has one term at most, so it is the number of the slot or wish, counted from 1; 0: none
     same = (want[:, None] == page[None, :]) & wish[:, None]
     hit_at = tl.sum(tl.where(same, m[None, :] + 1, 0), 1)
     stays_for = tl.sum(tl.where(same, k[:, None] + 1, 0), 0)

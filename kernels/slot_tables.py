@@ -1,8 +1,10 @@
-"""Who attends which slot of a layer, and in which pages somebody attends any: the bias of k1 over a pool of slots, and its tables.
+"""Who attends which slot of a layer, and in which pages somebody attends any: the bias of k1 over a pool of slots, and
+its tables.
 
-Between a method's selection and k1 stands what each slot holds: a token, a span's summary, a reconstructed token, or nothing. PyTorch
-says in some forty small operations what that comes to; Triton does it in two launches, so that it does not bound a captured step.
-Shapes: H KV heads, G query heads of each, C slots, S spans, P slots of a page, N = ceil(C / P) pages.
+Between a method's selection and k1 stands what each slot holds: a token, a span's summary, a reconstructed token, or
+nothing. PyTorch says in some forty small operations what that comes to; Triton does it in two launches, so that it does
+not bound a captured step. Shapes: H KV heads, G query heads of each, C slots, S spans, P slots of a page, N = ceil(C /
+P) pages.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ PAGES = 1024
 
 
 class Codes(NamedTuple):
-    """Role codes that decide: a span's summary, tokens that a selection may hide, a slot that holds nothing. All others are attended."""
+    """Role codes that decide: a span's summary, tokens that a selection may hide, a slot that holds nothing. All others
+    are attended."""
 
     coarse: int
     resident: int
@@ -52,14 +55,15 @@ class SlotReads:
     group: int
     codes: Codes
     fine: torch.Tensor | None
-    """bool [H, G, S]: this query head reads the span token by token if it is hot, through its summary otherwise; None: nobody selects"""
+    """bool [H, G, S]: this query head reads the span token by token if it is hot, through its summary otherwise; None:
+    nobody selects"""
     tokens: torch.Tensor | None
     """integer [H, G, S]: how many leading tokens of the span are read; None: all of them"""
 
 
 def slot_bias(reads: SlotReads) -> torch.Tensor:
-    """The bias [H, G, C] float32 in PyTorch: log of the span's length on summaries, -inf on what a query head does not attend, 0 elsewhere.
-    Span ids have to be valid in free slots too."""
+    """The bias [H, G, C] float32 in PyTorch: log of the span's length on summaries, -inf on what a query head does not
+    attend, 0 elsewhere. Span ids have to be valid in free slots too."""
     role, span, codes = reads.role, reads.span.long(), reads.codes
     out = torch.where(role == codes.coarse, reads.log_lengths[span], torch.zeros((), device=role.device))
     out = out.masked_fill(role == codes.free, float("-inf"))[:, None].repeat(1, reads.group, 1)
@@ -77,8 +81,8 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
 
 
 def slot_tables(reads: SlotReads, page: int) -> Live:
-    """The bias, and the pages of `page` slots (a power of two, at most SLOTS) in which some query head attends some slot, as
-    `live_pages` names them. CUDA tensors take Triton, others PyTorch."""
+    """The bias, and the pages of `page` slots (a power of two, at most SLOTS) in which some query head attends some
+    slot, as `live_pages` names them. CUDA tensors take Triton, others PyTorch."""
     return (slot_tables_triton if backend(reads.role) == "triton" else slot_tables_torch)(reads, page)
 
 
@@ -88,24 +92,48 @@ def slot_tables_torch(reads: SlotReads, page: int) -> Live:
 
 
 def slot_tables_triton(reads: SlotReads, page: int) -> Live:
-    """Two launches and no atomics: how many pages are live before a program's own ones is known only when all programs have counted. Span
-    ids of free slots are never read as addresses."""
+    """Two launches and no atomics: how many pages are live before a program's own ones is known only when all programs
+    have counted. Span ids of free slots are never read as addresses."""
     bias, table, page_len, n_page, row = _slot_tables(
-        reads.role, reads.span, reads.position, reads.log_lengths, reads.starts, reads.governed, reads.is_hot, reads.fine, reads.tokens,
-        reads.group, page, reads.codes,
-    )  # fmt: skip
+        reads.role,
+        reads.span,
+        reads.position,
+        reads.log_lengths,
+        reads.starts,
+        reads.governed,
+        reads.is_hot,
+        reads.fine,
+        reads.tokens,
+        reads.group,
+        page,
+        reads.codes,
+    )
     return Live(table, page_len, n_page, bias, row)
 
 
-@torch.library.custom_op("kvlens::slot_tables", mutates_args=(), schema=(
-    "(Tensor role, Tensor span, Tensor position, Tensor log_lengths, Tensor starts, Tensor governed, Tensor is_hot, Tensor? fine,"
-    " Tensor? tokens, int group, int page, int[] codes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-))  # fmt: skip
+@torch.library.custom_op(
+    "kvlens::slot_tables",
+    mutates_args=(),
+    schema=(
+        "(Tensor role, Tensor span, Tensor position, Tensor log_lengths, Tensor starts, Tensor governed, "
+        "Tensor is_hot, Tensor? fine,"
+        " Tensor? tokens, int group, int page, int[] codes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
 def _slot_tables(
-    role: torch.Tensor, span: torch.Tensor, position: torch.Tensor, log_lengths: torch.Tensor, starts: torch.Tensor,
-    governed: torch.Tensor, is_hot: torch.Tensor, fine: torch.Tensor | None, tokens: torch.Tensor | None, group: int, page: int,
+    role: torch.Tensor,
+    span: torch.Tensor,
+    position: torch.Tensor,
+    log_lengths: torch.Tensor,
+    starts: torch.Tensor,
+    governed: torch.Tensor,
+    is_hot: torch.Tensor,
+    fine: torch.Tensor | None,
+    tokens: torch.Tensor | None,
+    group: int,
+    page: int,
     codes: list[int],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """-> bias [H, G, C] float32, table, page_len [H, N], n_page [H], row [H, N] int32, as `Live`."""
     power_of_two(page=page)
     assert page <= SLOTS
@@ -119,27 +147,76 @@ def _slot_tables(
     count = torch.empty(heads, blocks, dtype=torch.int32, device=role.device)
     flags = [x.view(torch.uint8) for x in (governed, is_hot)]
     _bias[(blocks, heads)](
-        role, span, position, log_lengths, starts, *flags, None if fine is None else fine.view(torch.uint8), tokens, bias, seen, count,
-        slots, places, role.stride(0), is_hot.stride(0), *((0, 0, 0) if fine is None else fine.stride()),
+        role,
+        span,
+        position,
+        log_lengths,
+        starts,
+        *flags,
+        None if fine is None else fine.view(torch.uint8),
+        tokens,
+        bias,
+        seen,
+        count,
+        slots,
+        places,
+        role.stride(0),
+        is_hot.stride(0),
+        *((0, 0, 0) if fine is None else fine.stride()),
         *((0, 0, 0) if tokens is None else tokens.stride()),
-        G=group, P=page, BLOCK=SLOTS, SELECTS=fine is not None, PARTS=fine is not None and tokens is not None,
-        COARSE=codes[0], RESIDENT=codes[1], RECONSTRUCTED=codes[2], FREE=codes[3], num_warps=4, enable_fp_fusion=True,
-    )  # fmt: skip
-    _table[(-(-places // PAGES), heads)](
-        seen, count, table, page_len, n_page, row, slots, places, blocks, G=group, P=page, PER=SLOTS // page, BLOCK=PAGES, num_warps=4,
+        G=group,
+        P=page,
+        BLOCK=SLOTS,
+        SELECTS=fine is not None,
+        PARTS=fine is not None and tokens is not None,
+        COARSE=codes[0],
+        RESIDENT=codes[1],
+        RECONSTRUCTED=codes[2],
+        FREE=codes[3],
+        num_warps=4,
         enable_fp_fusion=True,
-    )  # fmt: skip
+    )
+    _table[(-(-places // PAGES), heads)](
+        seen,
+        count,
+        table,
+        page_len,
+        n_page,
+        row,
+        slots,
+        places,
+        blocks,
+        G=group,
+        P=page,
+        PER=SLOTS // page,
+        BLOCK=PAGES,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
     return made
 
 
 @_slot_tables.register_fake
-def _(role: torch.Tensor, span: torch.Tensor, position: torch.Tensor, log_lengths: torch.Tensor, starts: torch.Tensor,
-      governed: torch.Tensor, is_hot: torch.Tensor, fine: torch.Tensor | None, tokens: torch.Tensor | None, group: int, page: int,
-      codes: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+def _(
+    role: torch.Tensor,
+    span: torch.Tensor,
+    position: torch.Tensor,
+    log_lengths: torch.Tensor,
+    starts: torch.Tensor,
+    governed: torch.Tensor,
+    is_hot: torch.Tensor,
+    fine: torch.Tensor | None,
+    tokens: torch.Tensor | None,
+    group: int,
+    page: int,
+    codes: list[int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return _outputs(role, group, page)
 
 
-def _outputs(role: torch.Tensor, group: int, page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _outputs(
+    role: torch.Tensor, group: int, page: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     heads, slots = role.shape
     table, page_len, row = (role.new_empty(heads, -(-slots // page), dtype=torch.int32) for _ in range(3))
     n_page = role.new_empty(heads, dtype=torch.int32)
@@ -148,12 +225,40 @@ def _outputs(role: torch.Tensor, group: int, page: int) -> tuple[torch.Tensor, t
 
 @jit
 def _bias(  # type: ignore[no-untyped-def]
-    role_ptr, span_ptr, position_ptr, log_ptr, start_ptr, governed_ptr, hot_ptr, fine_ptr, tokens_ptr, bias_ptr, seen_ptr, count_ptr,
-    slots, places, slot_h, hot_h, fine_h, fine_g, fine_s, tokens_h, tokens_g, tokens_s,
-    G: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, SELECTS: tl.constexpr, PARTS: tl.constexpr,
-    COARSE: tl.constexpr, RESIDENT: tl.constexpr, RECONSTRUCTED: tl.constexpr, FREE: tl.constexpr,
-):  # fmt: skip
-    """One program: BLOCK slots of a KV head, for all its query heads. Writes their bias, which of their pages are live, and how many."""
+    role_ptr,
+    span_ptr,
+    position_ptr,
+    log_ptr,
+    start_ptr,
+    governed_ptr,
+    hot_ptr,
+    fine_ptr,
+    tokens_ptr,
+    bias_ptr,
+    seen_ptr,
+    count_ptr,
+    slots,
+    places,
+    slot_h,
+    hot_h,
+    fine_h,
+    fine_g,
+    fine_s,
+    tokens_h,
+    tokens_g,
+    tokens_s,
+    G: tl.constexpr,
+    P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SELECTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    COARSE: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    RECONSTRUCTED: tl.constexpr,
+    FREE: tl.constexpr,
+):
+    """One program: BLOCK slots of a KV head, for all its query heads. Writes their bias, which of their pages are live,
+    and how many."""
     h = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = c < slots
@@ -179,7 +284,9 @@ def _bias(  # type: ignore[no-untyped-def]
             read = hot & (fine != 0)
             hidden = coarse & read
             if PARTS:
-                read = read & (offset < tl.load(tokens_ptr + h * tokens_h + g * tokens_g + span * tokens_s, mask=token, other=0))
+                read = read & (
+                    offset < tl.load(tokens_ptr + h * tokens_h + g * tokens_g + span * tokens_s, mask=token, other=0)
+                )
             hidden = hidden | (token & ~read)
             added = tl.where(hidden, float("-inf"), plain)
         tl.store(bias_ptr + (h * G + g) * slots + c, added, mask=inside)
@@ -192,11 +299,22 @@ def _bias(  # type: ignore[no-untyped-def]
 
 @jit
 def _table(  # type: ignore[no-untyped-def]
-    seen_ptr, count_ptr, table_ptr, len_ptr, n_page_ptr, row_ptr, slots, places, blocks,
-    G: tl.constexpr, P: tl.constexpr, PER: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program: BLOCK pages of a KV head. Live ones go behind those of the programs before it; the places of the table that no live
-    page takes name page 0. Counts are of PER pages each, and BLOCK is a multiple of that."""
+    seen_ptr,
+    count_ptr,
+    table_ptr,
+    len_ptr,
+    n_page_ptr,
+    row_ptr,
+    slots,
+    places,
+    blocks,
+    G: tl.constexpr,
+    P: tl.constexpr,
+    PER: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program: BLOCK pages of a KV head. Live ones go behind those of the programs before it; the places of the
+    table that no live page takes name page 0. Counts are of PER pages each, and BLOCK is a multiple of that."""
     h = tl.program_id(1).to(tl.int64)
     first = tl.program_id(0) * BLOCK
     total = tl.zeros((), tl.int32)

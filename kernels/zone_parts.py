@@ -1,5 +1,5 @@
-"""Parts of the plan of a recall zone (kernels/zone_plan.py) that are decisions of their own: which wishes fit, how much of them is there,
-and which spans give way. h: the KV head; shapes as there."""
+"""Parts of the plan of a recall zone (kernels/zone_plan.py) that are decisions of their own: which wishes fit, how much
+of them is there, and which spans give way. h: the KV head; shapes as there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,24 @@ from kvlens.kernels.compat import jit, tl
 
 @jit
 def accepted(  # type: ignore[no-untyped-def]
-    want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P: tl.constexpr, READ: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """Of B wishes: their spans, the cells of those that are accepted (0: no wish, or refused), and the room that is left. Greedy in order
-    of priority, skipping what does not fit: what is larger than the room is refused for good, since room only shrinks; of the others a
-    round takes all that fit one after the other, and refuses the first that does not."""
+    want_ptr,
+    read_ptr,
+    lengths_ptr,
+    fires,
+    left,
+    h,
+    start,
+    W,
+    G,
+    R,
+    P: tl.constexpr,
+    READ: tl.constexpr,
+    B: tl.constexpr,
+):
+    """Of B wishes: their spans, the cells of those that are accepted (0: no wish, or refused), and the room that is
+    left. Greedy in order of priority, skipping what does not fit: what is larger than the room is refused for good,
+    since room only shrinks; of the others a round takes all that fit one after the other, and refuses the first that
+    does not."""
     w = start + tl.arange(0, B)
     span = tl.load(want_ptr + h * W + w, mask=w < W, other=-1)
     wish = span >= 0
@@ -37,8 +50,21 @@ def accepted(  # type: ignore[no-untyped-def]
 
 @jit
 def reusable(  # type: ignore[no-untyped-def]
-    want_ptr, read_ptr, lengths_ptr, fire_ptr, held_ptr, there_ptr, W, S, M, G, R, P: tl.constexpr, READ: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
+    want_ptr,
+    read_ptr,
+    lengths_ptr,
+    fire_ptr,
+    held_ptr,
+    there_ptr,
+    W,
+    S,
+    M,
+    G,
+    R,
+    P: tl.constexpr,
+    READ: tl.constexpr,
+    B: tl.constexpr,
+):
     """Cells of a KV head's accepted wishes that are there already; without end for one that does not fire."""
     h = tl.program_id(0)
     fires = (tl.load(fire_ptr + h) != 0).to(tl.int32)
@@ -53,8 +79,8 @@ def reusable(  # type: ignore[no-untyped-def]
 
 @jit
 def oldest(held_ptr, stamp_ptr, total, h, S, M, B: tl.constexpr, T: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The time up to which held spans that nobody wishes for give way, so that `total` cells are free: a span goes as long as those
-    before it do not suffice. Every pass leaves a T-th of the times that are in question."""
+    """The time up to which held spans that nobody wishes for give way, so that `total` cells are free: a span goes as
+    long as those before it do not suffice. Every pass leaves a T-th of the times that are in question."""
     s = tl.arange(0, B)
     firsts = tl.full((B,), 0x7FFFFFFFFFFFFFFF, tl.int64)
     lasts = tl.full((B,), -1, tl.int64)

@@ -1,10 +1,11 @@
-"""The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans give way, what each
-cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and what lies where is equal bit for bit.
+"""The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans
+give way, what each cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and
+what lies where is equal bit for bit.
 
-Unlike k5's pages (kernels/recall_plan.py) spans have any length and of a span the leading cells are held. A program plans for one KV
-head. It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded, and nothing is sorted: held spans
-were wished for at different times, so those that give way are the ones up to one time, which is searched for.
-Shapes: H KV heads, W wishes, S span ids, M cells of P tokens, G query heads of a KV head.
+Unlike k5's pages (kernels/recall_plan.py) spans have any length and of a span the leading cells are held. A program
+plans for one KV head. It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded,
+and nothing is sorted: held spans were wished for at different times, so those that give way are the ones up to one
+time, which is searched for. Shapes: H KV heads, W wishes, S span ids, M cells of P tokens, G query heads of a KV head.
 """
 
 from __future__ import annotations
@@ -30,31 +31,72 @@ def zone_plan(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) 
 
 
 def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
-    """As `zone_plan_torch`, in one launch, or two where KV heads reuse alike. It needs no number of rounds, and tables but `names` and
-    `packed` that are contiguous."""
+    """As `zone_plan_torch`, in one launch, or two where KV heads reuse alike. It needs no number of rounds, and tables
+    but `names` and `packed` that are contiguous."""
     unit, moved, rebuilt, came = _plan_zone(
-        wishes.want, wishes.read, source.lengths, source.starts, source.packed, wishes.fire, wishes.clock, tables.held, tables.stamp,
-        tables.span, tables.offset, tables.live, names.position, names.span, names.role, names.is_hot, source.page, source.origin,
-        source.unit_bytes, wishes.reuse, wishes.equal_reuse, list(names.roles),
-    )  # fmt: skip
+        wishes.want,
+        wishes.read,
+        source.lengths,
+        source.starts,
+        source.packed,
+        wishes.fire,
+        wishes.clock,
+        tables.held,
+        tables.stamp,
+        tables.span,
+        tables.offset,
+        tables.live,
+        names.position,
+        names.span,
+        names.role,
+        names.is_hot,
+        source.page,
+        source.origin,
+        source.unit_bytes,
+        wishes.reuse,
+        wishes.equal_reuse,
+        list(names.roles),
+    )
     return Moves(unit, moved, None, None) if source.packed is None else Moves(unit, moved, rebuilt, came)
 
 
 # A custom operator, so that torch.compile takes it as one call.
-@torch.library.custom_op("kvlens::zone_plan", mutates_args=(
-    "held", "stamp", "span", "offset", "live", "position", "slot_span", "role", "is_hot",
-), schema=(
-    "(Tensor want, Tensor? read, Tensor lengths, Tensor starts, Tensor? packed, Tensor fire, Tensor clock, Tensor(a!) held,"
-    " Tensor(b!) stamp, Tensor(c!) span, Tensor(d!) offset, Tensor(e!) live, Tensor(f!) position, Tensor(g!) slot_span, Tensor(h!) role,"
-    " Tensor(i!) is_hot, int page, int origin, int unit_bytes, bool reuse, bool equal_reuse, int[] roles)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-))  # fmt: skip
+@torch.library.custom_op(
+    "kvlens::zone_plan",
+    mutates_args=("held", "stamp", "span", "offset", "live", "position", "slot_span", "role", "is_hot"),
+    schema=(
+        "(Tensor want, Tensor? read, Tensor lengths, Tensor starts, Tensor? packed, Tensor fire, Tensor clock, "
+        "Tensor(a!) held,"
+        " Tensor(b!) stamp, Tensor(c!) span, Tensor(d!) offset, Tensor(e!) live, Tensor(f!) position, "
+        "Tensor(g!) slot_span, Tensor(h!) role,"
+        " Tensor(i!) is_hot, int page, int origin, int unit_bytes, bool reuse, bool equal_reuse, int[] roles)"
+        " -> (Tensor, Tensor, Tensor, Tensor)"
+    ),
+)
 def _plan_zone(
-    want: torch.Tensor, read: torch.Tensor | None, lengths: torch.Tensor, starts: torch.Tensor, packed: torch.Tensor | None,
-    fire: torch.Tensor, clock: torch.Tensor, held: torch.Tensor, stamp: torch.Tensor, span: torch.Tensor, offset: torch.Tensor,
-    live: torch.Tensor, position: torch.Tensor, slot_span: torch.Tensor, role: torch.Tensor, is_hot: torch.Tensor, page: int, origin: int,
-    unit_bytes: int, reuse: bool, equal_reuse: bool, roles: list[int],
-) -> _Moves:  # fmt: skip
+    want: torch.Tensor,
+    read: torch.Tensor | None,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    packed: torch.Tensor | None,
+    fire: torch.Tensor,
+    clock: torch.Tensor,
+    held: torch.Tensor,
+    stamp: torch.Tensor,
+    span: torch.Tensor,
+    offset: torch.Tensor,
+    live: torch.Tensor,
+    position: torch.Tensor,
+    slot_span: torch.Tensor,
+    role: torch.Tensor,
+    is_hot: torch.Tensor,
+    page: int,
+    origin: int,
+    unit_bytes: int,
+    reuse: bool,
+    equal_reuse: bool,
+    roles: list[int],
+) -> _Moves:
     """What `zone_plan_triton` is given, one by one -> what `Moves` has, empty for None."""
     heads, wishes = want.shape
     spans, cells = held.shape[1], span.shape[1]
@@ -67,28 +109,84 @@ def _plan_zone(
     there = span.new_empty(heads)
     flags = [x.view(torch.uint8) for x in (fire, live, is_hot, rebuilt, came)]
     asked = (want, read, lengths, flags[0], held)
-    sizes = {"W": wishes, "S": spans, "M": cells, "G": 1 if read is None else read.shape[1], "R": 0 if read is None else read.shape[2]}
+    sizes = {
+        "W": wishes,
+        "S": spans,
+        "M": cells,
+        "G": 1 if read is None else read.shape[1],
+        "R": 0 if read is None else read.shape[2],
+    }
     fixed = {"P": page, "READ": read is not None, "B": BLOCK, "num_warps": WARPS, "enable_fp_fusion": True}
     if reuse and equal_reuse:
         reusable[(heads,)](*asked, there, **sizes, **fixed)
     names = next_power_of_two(page)
     strides = (0, 0) if packed is None else packed.stride()
     _plan[(heads,)](
-        *asked, there, starts, packed, clock, stamp, span, offset, flags[1], position, slot_span, role, flags[2], ends, count, unit, moved,
-        flags[3], flags[4], *strides, position.stride(0), origin, unit_bytes, **sizes, H=heads, HP=next_power_of_two(heads),
-        REUSE=2 if reuse and equal_reuse else int(reuse), FACTORS=packed is not None, RAW=roles[0], FACTORED=roles[1], FREE=roles[2],
-        STEPS=wishes.bit_length(), BC=max(1, BLOCK // names), PP=names, T=PROBES, **fixed,
-    )  # fmt: skip
+        *asked,
+        there,
+        starts,
+        packed,
+        clock,
+        stamp,
+        span,
+        offset,
+        flags[1],
+        position,
+        slot_span,
+        role,
+        flags[2],
+        ends,
+        count,
+        unit,
+        moved,
+        flags[3],
+        flags[4],
+        *strides,
+        position.stride(0),
+        origin,
+        unit_bytes,
+        **sizes,
+        H=heads,
+        HP=next_power_of_two(heads),
+        REUSE=2 if reuse and equal_reuse else int(reuse),
+        FACTORS=packed is not None,
+        RAW=roles[0],
+        FACTORED=roles[1],
+        FREE=roles[2],
+        STEPS=wishes.bit_length(),
+        BC=max(1, BLOCK // names),
+        PP=names,
+        T=PROBES,
+        **fixed,
+    )
     return unit, moved, rebuilt, came
 
 
 @_plan_zone.register_fake
 def _(
-    want: torch.Tensor, read: torch.Tensor | None, lengths: torch.Tensor, starts: torch.Tensor, packed: torch.Tensor | None,
-    fire: torch.Tensor, clock: torch.Tensor, held: torch.Tensor, stamp: torch.Tensor, span: torch.Tensor, offset: torch.Tensor,
-    live: torch.Tensor, position: torch.Tensor, slot_span: torch.Tensor, role: torch.Tensor, is_hot: torch.Tensor, page: int, origin: int,
-    unit_bytes: int, reuse: bool, equal_reuse: bool, roles: list[int],
-) -> _Moves:  # fmt: skip
+    want: torch.Tensor,
+    read: torch.Tensor | None,
+    lengths: torch.Tensor,
+    starts: torch.Tensor,
+    packed: torch.Tensor | None,
+    fire: torch.Tensor,
+    clock: torch.Tensor,
+    held: torch.Tensor,
+    stamp: torch.Tensor,
+    span: torch.Tensor,
+    offset: torch.Tensor,
+    live: torch.Tensor,
+    position: torch.Tensor,
+    slot_span: torch.Tensor,
+    role: torch.Tensor,
+    is_hot: torch.Tensor,
+    page: int,
+    origin: int,
+    unit_bytes: int,
+    reuse: bool,
+    equal_reuse: bool,
+    roles: list[int],
+) -> _Moves:
     heads, (_, spans), (_, cells) = len(want), held.shape, span.shape
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     return span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads), rebuilt, came
@@ -96,16 +194,60 @@ def _(
 
 @jit
 def _plan(  # type: ignore[no-untyped-def]
-    want_ptr, read_ptr, lengths_ptr, fire_ptr, held_ptr, there_ptr, starts_ptr, packed_ptr, clock_ptr, stamp_ptr, span_ptr, offset_ptr,
-    live_ptr, position_ptr, name_ptr, role_ptr, hot_ptr, ends_ptr, count_ptr, unit_ptr, moved_ptr, rebuilt_ptr, came_ptr,
-    packed_h, packed_s, slots_h, origin, unit_bytes, W, S, M, G, R,
-    H: tl.constexpr, HP: tl.constexpr, P: tl.constexpr, READ: tl.constexpr, REUSE: tl.constexpr, FACTORS: tl.constexpr, RAW: tl.constexpr,
-    FACTORED: tl.constexpr, FREE: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr, BC: tl.constexpr, PP: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    """One program per KV head. REUSE: 0 nothing stays, 1 all, 2 as much as `there` says of the KV head that can reuse fewest.
+    want_ptr,
+    read_ptr,
+    lengths_ptr,
+    fire_ptr,
+    held_ptr,
+    there_ptr,
+    starts_ptr,
+    packed_ptr,
+    clock_ptr,
+    stamp_ptr,
+    span_ptr,
+    offset_ptr,
+    live_ptr,
+    position_ptr,
+    name_ptr,
+    role_ptr,
+    hot_ptr,
+    ends_ptr,
+    count_ptr,
+    unit_ptr,
+    moved_ptr,
+    rebuilt_ptr,
+    came_ptr,
+    packed_h,
+    packed_s,
+    slots_h,
+    origin,
+    unit_bytes,
+    W,
+    S,
+    M,
+    G,
+    R,
+    H: tl.constexpr,
+    HP: tl.constexpr,
+    P: tl.constexpr,
+    READ: tl.constexpr,
+    REUSE: tl.constexpr,
+    FACTORS: tl.constexpr,
+    RAW: tl.constexpr,
+    FACTORED: tl.constexpr,
+    FREE: tl.constexpr,
+    STEPS: tl.constexpr,
+    B: tl.constexpr,
+    BC: tl.constexpr,
+    PP: tl.constexpr,
+    T: tl.constexpr,
+):
+    """One program per KV head. REUSE: 0 nothing stays, 1 all, 2 as much as `there` says of the KV head that can reuse
+    fewest.
 
-    While it runs, -1 - n in `held` marks a span that is wished for and keeps n cells. Barriers stand where a thread reads what another
-    has written, or overwrites what another may still have to read: a block may lie in several threads at once.
+    While it runs, -1 - n in `held` marks a span that is wished for and keeps n cells. Barriers stand where a thread
+    reads what another has written, or overwrites what another may still have to read: a block may lie in several
+    threads at once.
     """
     h = tl.program_id(0)
     block = tl.arange(0, B)

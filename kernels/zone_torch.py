@@ -1,9 +1,9 @@
-"""The reference of kernels/zone_plan.py: the recall of one layer's static step planned in torch operations of fixed shape. It decides what
-kvlens.memory.recall.RecallZone decides on the host.
+"""The reference of kernels/zone_plan.py: the recall of one layer's static step planned in torch operations of fixed
+shape. It decides what kvlens.memory.recall.RecallZone decides on the host.
 
-Counted in cells: a cell is a token, or a page where all spans are pages of one size. Of a span the zone holds the leading cells.
-Shapes: H KV heads of one layer, S span ids, W wishes, M cells of P tokens, G query heads of a KV head. Span id 0 is the window's: it is
-never wished for, so its column of the tables takes what belongs to no wish.
+Counted in cells: a cell is a token, or a page where all spans are pages of one size. Of a span the zone holds the
+leading cells. Shapes: H KV heads of one layer, S span ids, W wishes, M cells of P tokens, G query heads of a KV head.
+Span id 0 is the window's: it is never wished for, so its column of the tables takes what belongs to no wish.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NEVER = torch.iinfo(torch.int64).max
 class ZoneTables:
     """What the zones of one layer hold, written in place by a plan.
 
-    held int64 [H, S]: cells of each span; stamp int64 [H, S]: larger for spans wished for more recently; span, offset int64 [H, M]: what
-    lies in each cell, where `live` bool [H, M].
+    held int64 [H, S]: cells of each span; stamp int64 [H, S]: larger for spans wished for more recently; span, offset
+    int64 [H, M]: what lies in each cell, where `live` bool [H, M].
     """
 
     held: torch.Tensor
@@ -32,8 +32,9 @@ class ZoneTables:
 
 @dataclass(frozen=True)
 class Names:
-    """What a layer's zone is called, written in place. position, span int32, role uint8 [H, M P]: of its slots, rows of equal stride;
-    is_hot bool [H, S]: spans that lie on the device. roles: codes of a slot that holds a raw span, a reconstructed one, nothing."""
+    """What a layer's zone is called, written in place. position, span int32, role uint8 [H, M P]: of its slots, rows of
+    equal stride; is_hot bool [H, S]: spans that lie on the device. roles: codes of a slot that holds a raw span, a
+    reconstructed one, nothing."""
 
     position: torch.Tensor
     span: torch.Tensor
@@ -44,10 +45,10 @@ class Names:
 
 @dataclass(frozen=True)
 class Wishes:
-    """Of one layer: want int64 [H, W], highest priority first, no span twice, below 0: none; read integer [H, G, S]: leading tokens that
-    are read, None: all; fire bool [H]: whose wishes are carried out; clock int64 0-d, larger at every plan of a KV head; rounds: as `fit`;
-    reuse: False: what is there is moved again all the same; equal_reuse: every KV head that fires reuses as many cells as the one that
-    can reuse fewest."""
+    """Of one layer: want int64 [H, W], highest priority first, no span twice, below 0: none; read integer [H, G, S]:
+    leading tokens that are read, None: all; fire bool [H]: whose wishes are carried out; clock int64 0-d, larger at
+    every plan of a KV head; rounds: as `fit`; reuse: False: what is there is moved again all the same; equal_reuse:
+    every KV head that fires reuses as many cells as the one that can reuse fewest."""
 
     want: torch.Tensor
     read: torch.Tensor | None
@@ -60,9 +61,9 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Source:
-    """Where spans lie in host memory. lengths float32, starts int32 [S]: of spans, in tokens; packed int64 [H, S]: above 0 for those that
-    lie as factors, None: all are rows of the pool; page: tokens of a row; origin: position that row 0 begins with; unit_bytes: of a row
-    of one KV head."""
+    """Where spans lie in host memory. lengths float32, starts int32 [S]: of spans, in tokens; packed int64 [H, S]:
+    above 0 for those that lie as factors, None: all are rows of the pool; page: tokens of a row; origin: position that
+    row 0 begins with; unit_bytes: of a row of one KV head."""
 
     lengths: torch.Tensor
     starts: torch.Tensor
@@ -74,8 +75,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Moves:
-    """What is to be moved. unit int32 [H, M]: into each cell, as kernels/page_moves.py numbers units, -1: nothing; bytes int64 [H]: of
-    these; rebuilt bool [H, M]: cells that factors fill; came bool [H, S]: spans whose factors do (None where there are no factors)."""
+    """What is to be moved. unit int32 [H, M]: into each cell, as kernels/page_moves.py numbers units, -1: nothing;
+    bytes int64 [H]: of these; rebuilt bool [H, M]: cells that factors fill; came bool [H, S]: spans whose factors do
+    (None where there are no factors)."""
 
     unit: torch.Tensor
     bytes: torch.Tensor
@@ -85,8 +87,8 @@ class Moves:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """fill bool [H, M]: cells that something has to be moved into (what: the tables' span and offset); gone bool [H, S]: spans of which
-    nothing is left; moved int64 [H]: cells to be moved."""
+    """fill bool [H, M]: cells that something has to be moved into (what: the tables' span and offset); gone bool [H,
+    S]: spans of which nothing is left; moved int64 [H]: cells to be moved."""
 
     fill: torch.Tensor
     gone: torch.Tensor
@@ -94,7 +96,8 @@ class CellPlan:
 
 
 def zone_plan_torch(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
-    """Plan what is wished for, and rename: `tables` and `names` say afterwards what lies in the zone once the moves are made."""
+    """Plan what is wished for, and rename: `tables` and `names` say afterwards what lies in the zone once the moves are
+    made."""
     page = source.page
     done = decide(tables, wishes, source)
     raw, rebuilt, came, here = done.fill, None, None, None
@@ -129,7 +132,8 @@ def decide(tables: ZoneTables, wishes: Wishes, source: Source) -> CellPlan:
 
 
 def rename(tables: ZoneTables, done: CellPlan, rebuilt: torch.Tensor | None, names: Names, source: Source) -> None:
-    """The zone's slots take the names of what lies in them now. rebuilt bool [H, M]: cells whose spans lie as factors."""
+    """The zone's slots take the names of what lies in them now. rebuilt bool [H, M]: cells whose spans lie as
+    factors."""
     page = source.page
     first = source.starts.long()[tables.span] + tables.offset * page
     at = (first[..., None] + torch.arange(page, device=first.device)).flatten(1)
@@ -146,16 +150,17 @@ def rename(tables: ZoneTables, done: CellPlan, rebuilt: torch.Tensor | None, nam
 
 
 def rounds_for(shortest: int, longest: int) -> int:
-    """How many rounds `fit` needs for wishes of `shortest` to `longest` cells: after the first there are fewer than `longest` cells left,
-    and every further one takes `shortest` at least."""
+    """How many rounds `fit` needs for wishes of `shortest` to `longest` cells: after the first there are fewer than
+    `longest` cells left, and every further one takes `shortest` at least."""
     return 1 + (longest - 1) // shortest
 
 
 def fit(count: torch.Tensor, room: int, rounds: int) -> torch.Tensor:
-    """Which wishes are accepted: greedy in order of priority, skipping what does not fit. count int64 [H, W], 0 = no wish -> bool [H, W].
+    """Which wishes are accepted: greedy in order of priority, skipping what does not fit. count int64 [H, W], 0 = no
+    wish -> bool [H, W].
 
-    What is larger than the room left is refused for good, since room only shrinks; of the others a round takes all that fit one after
-    the other, and refuses the first that does not.
+    What is larger than the room left is refused for good, since room only shrinks; of the others a round takes all that
+    fit one after the other, and refuses the first that does not.
     """
     left = torch.full_like(count[:, :1], room)
     accepted, open_ = torch.zeros_like(count, dtype=torch.bool), count > 0
@@ -175,11 +180,18 @@ def reusable(tables: ZoneTables, want: torch.Tensor, count: torch.Tensor, accept
     return torch.where(accepted, torch.minimum(count, there), 0)
 
 
-def plan(tables: ZoneTables, want: torch.Tensor, count: torch.Tensor, accepted: torch.Tensor, clock: torch.Tensor,
-         keep: torch.Tensor | None = None) -> CellPlan:  # fmt: skip
-    """Make room for the accepted wishes: spans not wanted give way, the least recently wanted first; of a span held with more cells than
-    wanted the rest is given up. want, count int64 [H, W] by priority; clock int64 0-d, larger at every call for a head; keep [1, 1]: how
-    many cells stay at most, those of lowest priority beyond it are given up and moved again.
+def plan(
+    tables: ZoneTables,
+    want: torch.Tensor,
+    count: torch.Tensor,
+    accepted: torch.Tensor,
+    clock: torch.Tensor,
+    keep: torch.Tensor | None = None,
+) -> CellPlan:
+    """Make room for the accepted wishes: spans not wanted give way, the least recently wanted first; of a span held
+    with more cells than wanted the rest is given up. want, count int64 [H, W] by priority; clock int64 0-d, larger at
+    every call for a head; keep [1, 1]: how many cells stay at most, those of lowest priority beyond it are given up and
+    moved again.
     """
     wishes = want.shape[1]
     index = torch.where(accepted, want, 0)

@@ -30,7 +30,8 @@ class PromptText:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenized prompt. pieces: the text of each token; offsets: character range of each token, None for special tokens."""
+    """A tokenized prompt. pieces: the text of each token; offsets: character range of each token, None for special
+    tokens."""
 
     source: PromptText
     ids: tuple[int, ...]
@@ -39,7 +40,8 @@ class Prompt:
 
 
 def decode(data: bytes, name: str) -> PromptText:
-    """Bytes of an upload -> text. `.json` is an object with "text" and, if known, "answer", "needle" ([[start, end], ...]), "task".
+    """Bytes of an upload -> text. `.json` is an object with "text" and, if known, "answer", "needle" ([[start, end],
+    ...]), "task".
 
     Raises BadPrompt for too many bytes, not UTF-8, NUL characters, empty text or JSON of another form.
     """
@@ -48,7 +50,9 @@ def decode(data: bytes, name: str) -> PromptText:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadPrompt(f"{name} is not UTF-8 text (byte {error.start:,} cannot be decoded): save it as UTF-8.") from None
+        raise BadPrompt(
+            f"{name} is not UTF-8 text (byte {error.start:,} cannot be decoded): save it as UTF-8."
+        ) from None
     if Path(name).suffix.lower() == ".json":
         return _from_json(text, name)
     return checked(PromptText(text), name)
@@ -67,8 +71,8 @@ def checked(prompt: PromptText, name: str) -> PromptText:
 
 
 def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> PromptText:
-    """The prompt with what its owner expects. answer: what a right output says; passage: words of the text that hold it, every place
-    where they stand is marked. None or blank: as the prompt has it.
+    """The prompt with what its owner expects. answer: what a right output says; passage: words of the text that hold
+    it, every place where they stand is marked. None or blank: as the prompt has it.
 
     Raises BadPrompt when the passage is not in the text.
     """
@@ -97,11 +101,14 @@ def _from_json(text: str, name: str) -> PromptText:
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
     return checked(
         PromptText(
-            data["text"], answer if isinstance(answer, str) else None, needle, task if isinstance(task, str) else None,
+            data["text"],
+            answer if isinstance(answer, str) else None,
+            needle,
+            task if isinstance(task, str) else None,
             seed if isinstance(seed, int) else None,
         ),
         name,
-    )  # fmt: skip
+    )
 
 
 def tokenize(source: PromptText, tokenizer: Any, max_positions: int, max_new: int) -> Prompt:
@@ -116,7 +123,8 @@ def tokenize(source: PromptText, tokenizer: Any, max_positions: int, max_new: in
         raise BadPrompt(f"the prompt has {len(ids)} token(s); at least 2 are needed.")
     if len(ids) + max_new > max_positions:
         raise BadPrompt(
-            f"the prompt has {len(ids):,} tokens and {max_new:,} more were asked for, but the model takes {max_positions:,}: "
+            f"the prompt has {len(ids):,} tokens and {max_new:,} more were asked for, but the model takes "
+            f"{max_positions:,}: "
             "shorten the prompt or lower --max-new."
         )
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)

@@ -1,7 +1,7 @@
 """What a run logs, as typed rows: the contract between the engine's recorder and the trace store.
 
-Arrays are NumPy, struct-of-arrays, indexed [layer, head]. NaN in a float array means 'not recorded' and is stored as NULL, never
-as 0. Units are in the names: bytes, tokens, us (microseconds), nats.
+Arrays are NumPy, struct-of-arrays, indexed [layer, head]. NaN in a float array means 'not recorded' and is stored as
+NULL, never as 0. Units are in the names: bytes, tokens, us (microseconds), nats.
 """
 
 from __future__ import annotations
@@ -13,34 +13,54 @@ import numpy as np
 
 SCHEMA_VERSION = 3
 
-#: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within 1e-3).
-#: sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span that is hot;
-#: coarse: a span's summary entry; reconstructed: tokens rebuilt from a low-rank basis.
+#: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
+#: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
+#: that is hot; coarse: a span's summary entry; reconstructed: tokens rebuilt from a low-rank basis.
 ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
-#: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed spans.
-#: regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
+#: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed
+#: spans. regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
-#: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed); blocking_bytes:
-#: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every token that was wanted and
-#: hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's queries and the last step's, mean over the
-#: group, where the method decides by it.
+#: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
+#: blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every
+#: token that was wanted and hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's
+#: queries and the last step's, mean over the group, where the method decides by it.
 KV_COLUMNS = (
-    "h2d_bytes", "d2h_bytes", "blocking_bytes", "ideal_bytes", "resident_bytes", "attended_tokens", "attended_coarse", "n_recalled",
-    "n_reused", "recalled_tokens", "reused_tokens", "similarity",
-)  # fmt: skip
+    "h2d_bytes",
+    "d2h_bytes",
+    "blocking_bytes",
+    "ideal_bytes",
+    "resident_bytes",
+    "attended_tokens",
+    "attended_coarse",
+    "n_recalled",
+    "n_reused",
+    "recalled_tokens",
+    "reused_tokens",
+    "similarity",
+)
 
 #: Causes of a transfer. offload: prompt KV leaves the device after prefill; leave: decoded tokens leave the window;
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
-#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone for good;
-#: hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the method does; span_close: in
-#: the format, and logged by no method here.
+#: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone
+#: for good; hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the
+#: method does; span_close: in the format, and logged by no method here.
 EVENT_KINDS = (
-    "span_open", "span_close", "zoom_in", "zoom_out", "recall", "evict", "offload", "correction", "prefetch", "refused", "release",
+    "span_open",
+    "span_close",
+    "zoom_in",
+    "zoom_out",
+    "recall",
+    "evict",
+    "offload",
+    "correction",
+    "prefetch",
+    "refused",
+    "release",
     "hold",
-)  # fmt: skip
+)
 #: partial: some of the span's tokens are on the device, the others are gone.
 SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial")
 STATUSES = ("created", "running", "finalizing", "completed", "failed", "cancelled", "interrupted")
@@ -59,8 +79,8 @@ class PromptToken:
 
 @dataclass(frozen=True)
 class SpanRow:
-    """Token range [tok_start, tok_end). The spans alive at a step partition all positions written so far, except that the span of
-    kind 'window' is the remainder: its stored range is the one at its birth."""
+    """Token range [tok_start, tok_end). The spans alive at a step partition all positions written so far, except that
+    the span of kind 'window' is the remainder: its stored range is the one at its birth."""
 
     span: int
     kind: str
@@ -127,7 +147,8 @@ class EventRow:
 
 @dataclass(frozen=True)
 class JournalRow:
-    """What a method says of its own decisions: a named vector. Method.journal_names says what each name means, with its unit."""
+    """What a method says of its own decisions: a named vector. Method.journal_names says what each name means, with its
+    unit."""
 
     step: int
     """-1: at the end of prefill"""
@@ -156,10 +177,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a step's next-token distribution lost against full KV in the very same context. Logarithms are natural (nats).
+    """What a step's next-token distribution lost against full KV in the very same context. Logarithms are natural
+    (nats).
 
-    Recorded while every token before this one is the reference's: always when the run is forced, up to and including the first
-    divergence when it is free.
+    Recorded while every token before this one is the reference's: always when the run is forced, up to and including
+    the first divergence when it is free.
     """
 
     ref_token: int
@@ -184,8 +206,8 @@ class Loss:
 
 @dataclass
 class Oracle:
-    """Full attention of this run's own queries over the exact keys of every position so far, per span: what a query head would read
-    had nothing been dropped. The K spans of each query head with most of it, most first."""
+    """Full attention of this run's own queries over the exact keys of every position so far, per span: what a query
+    head would read had nothing been dropped. The K spans of each query head with most of it, most first."""
 
     span: np.ndarray
     """int32 [L, Hq, K], -1 = none; all -1 in layers that were not sampled at this step"""

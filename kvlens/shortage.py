@@ -12,7 +12,8 @@ NO_FEATURE = ("no kernel image", "driver version is insufficient", "not supporte
 
 
 def shortage(problem: BaseException, phase: str = "") -> Shortage | None:
-    """`problem` as a Shortage, where it is one; None for everything else. phase: load, prefill, place, decode, store."""
+    """`problem` as a Shortage, where it is one; None for everything else. phase: load, prefill, place, decode,
+    store."""
     import torch
 
     if isinstance(problem, Shortage):
@@ -24,7 +25,9 @@ def shortage(problem: BaseException, phase: str = "") -> Shortage | None:
     if isinstance(problem, MemoryError) or "can't allocate memory" in text:
         return Shortage(f"the host ran out of memory{_during(phase)}; {_less(phase)}.")
     if _lacking(problem):
-        return Shortage(f"the device, its driver or Triton lacks what a kernel needs ({_cut(first)}); run with --device cpu.")
+        return Shortage(
+            f"the device, its driver or Triton lacks what a kernel needs ({_cut(first)}); run with --device cpu."
+        )
     if isinstance(problem, RuntimeError) and "cuda error" in text.lower():
         return Shortage(f"the CUDA device failed{_during(phase)} ({_cut(first)}); run again, or with --device cpu.")
     return None
@@ -32,12 +35,19 @@ def shortage(problem: BaseException, phase: str = "") -> Shortage | None:
 
 def _lacking(problem: BaseException) -> bool:
     """Triton's own errors, Triton missing, and RuntimeErrors of a driver."""
-    of_triton = type(problem).__module__.partition(".")[0] == "triton" or (isinstance(problem, ImportError) and problem.name == "triton")
+    of_triton = type(problem).__module__.partition(".")[0] == "triton" or (
+        isinstance(problem, ImportError) and problem.name == "triton"
+    )
     return of_triton or (isinstance(problem, RuntimeError) and any(word in str(problem).lower() for word in NO_FEATURE))
 
 
 def _during(phase: str) -> str:
-    during = {"load": "loading the model", "prefill": "reading the prompt", "place": "placing the prompt", "decode": "decoding"}
+    during = {
+        "load": "loading the model",
+        "prefill": "reading the prompt",
+        "place": "placing the prompt",
+        "decode": "decoding",
+    }
     return f" while {during[phase]}" if phase in during else ""
 
 

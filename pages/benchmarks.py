@@ -1,5 +1,5 @@
-"""Benchmarks as measured: needle grids with the way to a lost trial, quality at equal budgets, how often the lens is right, the papers'
-claims, a GPU's times."""
+"""Benchmarks as measured: needle grids with the way to a lost trial, quality at equal budgets, how often the lens is
+right, the papers' claims, a GPU's times."""
 
 import streamlit as st
 

@@ -1,4 +1,5 @@
-"""Compare: two runs on one cursor, what is set differently, what it did and what it cost; all runs as quality against cost."""
+"""Compare: two runs on one cursor, what is set differently, what it did and what it cost; all runs as quality against
+cost."""
 
 import streamlit as st
 

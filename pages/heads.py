@@ -1,4 +1,5 @@
-"""Heads: one metric over layers and query heads, the selected head over steps, and the table of all heads for download."""
+"""Heads: one metric over layers and query heads, the selected head over steps, and the table of all heads for
+download."""
 
 from kvlens.ui.common import nav, session
 from kvlens.ui.common.frame import choose_run

@@ -13,20 +13,29 @@ table = data.runs()
 if table.empty:
     st.text(
         "kvlens runs a language model under a KV-cache method and logs every decision: per step, layer and head.\n"
-        "Then it replays the generation token by token: what the method kept, what it read, what it moved and what that cost."
+        "Then it replays the generation token by token: what the method kept, what it read, what it moved and "
+        "what that cost."
     )
     sample_button()
-    st.caption("A small model that comes with kvlens answers a question about a generated text; it takes well under a minute on a CPU.")
-    st.page_link("pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:")
+    st.caption(
+        "A small model that comes with kvlens answers a question about a generated text; it takes well under a "
+        "minute on a CPU."
+    )
     st.page_link(
-        "pages/benchmarks.py", label="Or start from a lost answer: what each method finds, by depth and length", icon=":material/grid_on:"
+        "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
+    )
+    st.page_link(
+        "pages/benchmarks.py",
+        label="Or start from a lost answer: what each method finds, by depth and length",
+        icon=":material/grid_on:",
     )
 else:
     uid = run_table(table)
     if uid is None:
         st.caption(
             "Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes). "
-            "The peak counts slot tables as well, so FullKV's lies a little above full KV. Duration: prefill, decoding and "
+            "The peak counts slot tables as well, so FullKV's lies a little above full KV. Duration: prefill, "
+            "decoding and "
             "storing, without loading the model. The output of a forced run is what it was fed, full KV's tokens."
         )
         sample_button("Run the sample prompt again")

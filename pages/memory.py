@@ -1,4 +1,5 @@
-"""Memory: what each tier held, what moved and when, where each span lay, what was moved and not used; export for Perfetto."""
+"""Memory: what each tier held, what moved and when, where each span lay, what was moved and not used; export for
+Perfetto."""
 
 from kvlens.ui.common import nav, session
 from kvlens.ui.common.frame import choose_run

@@ -1,4 +1,5 @@
-"""Replay: play a run token by token; above the player what it lost and why, below it what the selected head read and what moved."""
+"""Replay: play a run token by token; above the player what it lost and why, below it what the selected head read and
+what moved."""
 
 import streamlit as st
 

@@ -13,7 +13,9 @@ from kvlens.ui.run.promptform import prompt_form
 nav.enter()
 job = st.query_params.get("job")
 if job:
-    st.query_params["job"] = job  # after a link from this page to itself the browser shows the address from before it until it is told
+    st.query_params["job"] = (
+        job  # after a link from this page to itself the browser shows the address from before it until it is told
+    )
     job_panel(job)
 if not job or st.toggle("Set up another run", key=f"another_{job}"):
     left, right = st.columns(2, gap="large")
@@ -25,7 +27,11 @@ if not job or st.toggle("Set up another run", key=f"another_{job}"):
         encode, own = encoder(choice.model)
         prompt = prompt_form(encode)
         if not own:
-            st.caption(widgets.plain(f"The tokenizer of {choice.model} is not on this machine; the demo model's counts the length."))
+            st.caption(
+                widgets.plain(
+                    f"The tokenizer of {choice.model} is not on this machine; the demo model's counts the length."
+                )
+            )
     if prompt is not None:
         ready = preflight.panel(prompt, choice)
         if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):

@@ -1,4 +1,5 @@
-"""Spans: how the text was cut and why, how other segmenters would cut it, and how the keys of the spans lie to each other."""
+"""Spans: how the text was cut and why, how other segmenters would cut it, and how the keys of the spans lie to each
+other."""
 
 import streamlit as st
 

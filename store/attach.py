@@ -1,8 +1,8 @@
 """Opening a run's file for reading: attached read-only to a private in-memory database which can reach nothing else.
 
-A DuckDB file can hold views and so make its reader touch other files. Three walls: only ordinary tables of the expected names are
-accepted, names are resolved in the attached file only when asked for by full name, and file and network access is off and locked
-before the first query.
+A DuckDB file can hold views and so make its reader touch other files. Three walls: only ordinary tables of the expected
+names are accepted, names are resolved in the attached file only when asked for by full name, and file and network
+access is off and locked before the first query.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from kvlens.store.schema import SCHEMA_VERSION, TABLES
 from kvlens.store.versions import relations, tables_of
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "threads": "2", "memory_limit": "1GB", "temp_directory": "", "autoload_known_extensions": "false",
+    "threads": "2",
+    "memory_limit": "1GB",
+    "temp_directory": "",
+    "autoload_known_extensions": "false",
     "autoinstall_known_extensions": "false",
-}  # fmt: skip
+}
 
 
 def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
@@ -33,7 +36,9 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     if is_held(folder):
         raise RunBusy(f"Run {uid} is still being written; wait until it ends, its progress is in run.json.")
     if not path.is_file():
-        raise UnreadableRun(f"Run {uid} has no trace.duckdb, it ended before anything was logged; delete it and run again.")
+        raise UnreadableRun(
+            f"Run {uid} has no trace.duckdb, it ended before anything was logged; delete it and run again."
+        )
     con = duckdb.connect(":memory:", config=_CONFIG)
     try:
         con.execute("ATTACH $path AS run (READ_ONLY)", {"path": str(path.resolve())})
@@ -56,7 +61,9 @@ def unreadable(uid: str, error: BaseException) -> TraceError:
         return RunBusy(f"Run {uid} is open for writing in another process; wait until it ends.")
     if "newer version" in text or "storage version" in text.lower():
         return SchemaTooNew(f"The trace of run {uid} was written by a later DuckDB ({sentence(error)}); update kvlens.")
-    return UnreadableRun(f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file.")
+    return UnreadableRun(
+        f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file."
+    )
 
 
 def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> int | None:
@@ -64,10 +71,14 @@ def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> int | None:
     found = {row[0] for row in con.execute(queries.TABLES).fetchall()}
     version = _version(con) if "meta" in found else None
     if version is not None and version > SCHEMA_VERSION:
-        raise SchemaTooNew(f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it.")
+        raise SchemaTooNew(
+            f"Run {uid} has trace schema {version}, this kvlens reads up to {SCHEMA_VERSION}; update kvlens to open it."
+        )
     missing = tables_of(version, TABLES) - found
     if missing:
-        raise UnreadableRun(f"The trace of run {uid} lacks table {min(missing)}, so kvlens did not write it; delete the run.")
+        raise UnreadableRun(
+            f"The trace of run {uid} lacks table {min(missing)}, so kvlens did not write it; delete the run."
+        )
     return version
 
 
@@ -84,10 +95,15 @@ def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> dict[str, Any]:
     try:
         meta = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
         sizes = [meta["layers"], meta["q_heads"], meta["kv_heads"]]
-        if any(not isinstance(size, int) or not 1 <= size <= 256 for size in sizes) or meta["q_heads"] % meta["kv_heads"]:
+        if (
+            any(not isinstance(size, int) or not 1 <= size <= 256 for size in sizes)
+            or meta["q_heads"] % meta["kv_heads"]
+        ):
             raise ValueError(f"layers, q_heads, kv_heads = {sizes}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({sentence(error)}); delete the run.") from error
+        raise UnreadableRun(
+            f"The meta table of run {uid} is not what kvlens writes ({sentence(error)}); delete the run."
+        ) from error
     except duckdb.Error as error:
         raise unreadable(uid, error) from error
     return meta

@@ -1,7 +1,8 @@
-"""A block of steps on its way to disk: preallocated arrays that the engine's thread fills and the flush thread turns into Arrow.
+"""A block of steps on its way to disk: preallocated arrays that the engine's thread fills and the flush thread turns
+into Arrow.
 
-Filling copies, because the recorder reuses its arrays. The copy is contiguous ([step, layer, head]); the flush thread reorders to
-(layer, head, step), which makes one head's timeline one short scan and costs the engine nothing.
+Filling copies, because the recorder reuses its arrays. The copy is contiguous ([step, layer, head]); the flush thread
+reorders to (layer, head, step), which makes one head's timeline one short scan and costs the engine nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Shape:
 
 
 def _array(values: np.ndarray, kind: str) -> pa.Array:
-    """A float array (NaN = NULL) as a column of the SQL type `kind`; floats are rounded to 1e-4, which makes them compress."""
+    """A float array (NaN = NULL) as a column of the SQL type `kind`; floats are rounded to 1e-4, which makes them
+    compress."""
     flat = np.ascontiguousarray(values).reshape(-1)
     missing = np.isnan(flat)
     if kind == "FLOAT":
@@ -46,7 +48,9 @@ def _array(values: np.ndarray, kind: str) -> pa.Array:
     target = _UNSIGNED[kind]
     largest = float(min(np.iinfo(target).max, 2**53))
     if whole.size and (whole.min() < 0 or whole.max() > largest or (whole != np.rint(whole)).any()):
-        raise TraceError(f"A count of the trace is negative, fractional or above {largest:.0f}; this is a bug in what logs it.")
+        raise TraceError(
+            f"A count of the trace is negative, fractional or above {largest:.0f}; this is a bug in what logs it."
+        )
     return pa.array(whole.astype(target), mask=missing)
 
 
@@ -76,7 +80,8 @@ class Block:
         self.records, self.journal, self.scores, self.oracles, self.n = [], [], [], [], 0
 
     def put(self, record: StepRecord) -> None:
-        """Copies one record's arrays in and keeps its small rows. What raises leaves the block as it was, but for room not yet counted."""
+        """Copies one record's arrays in and keeps its small rows. What raises leaves the block as it was, but for room
+        not yet counted."""
         n, shape = self.n, self.shape
         q_shape, kv_shape = (shape.layers, shape.q_heads), (shape.layers, shape.kv_heads)
         for columns, index, store, want in (
@@ -85,7 +90,9 @@ class Block:
         ):
             for name, value in columns.items():
                 if name not in index:
-                    raise TraceError(f"Step {record.step} logs {name!r}, which is no column of the trace; see kvlens/rows.py.")
+                    raise TraceError(
+                        f"Step {record.step} logs {name!r}, which is no column of the trace; see kvlens/rows.py."
+                    )
                 check_shape(record.step, name, value, want)
                 store[index[name], n] = value
         if self.keep_spans:
@@ -96,8 +103,14 @@ class Block:
             self.top_span[n] = record.top_span
             self.top_mass[n] = record.top_mass
             self.tail_mass[n] = record.tail_mass
-        scores = None if record.scores is None or not self.keep_spans else copied_scores(record.step, record.scores, kv_shape)
-        oracle = None if record.oracle is None or not self.keep_spans else copied_oracle(record.step, record.oracle, q_shape)
+        scores = (
+            None
+            if record.scores is None or not self.keep_spans
+            else copied_scores(record.step, record.scores, kv_shape)
+        )
+        oracle = (
+            None if record.oracle is None or not self.keep_spans else copied_oracle(record.step, record.oracle, q_shape)
+        )
         journal = copied(record.journal)
         # from here on nothing fails, so that a step is in all tables or in none
         if scores is not None:

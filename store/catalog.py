@@ -13,9 +13,17 @@ from kvlens.store.runinfo import SUMMARY, check_uid, read_info
 
 _ALIVE = ("created", "running", "finalizing")
 _NUMBERS = (
-    "prompt_tokens", "steps", "max_new", "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes",
+    "prompt_tokens",
+    "steps",
+    "max_new",
+    "duration_s",
+    "peak_bytes",
+    "full_kv_bytes",
+    "budget_bytes",
+    "h2d_bytes",
+    "d2h_bytes",
     "disk_bytes",
-)  # fmt: skip
+)
 
 
 def derived_status(folder: Path, status: str) -> str:
@@ -24,7 +32,8 @@ def derived_status(folder: Path, status: str) -> str:
 
 
 def list_runs(runs_dir: Path) -> pd.DataFrame:
-    """One row per run, newest first. A run whose run.json cannot be read is a row with status 'unreadable' and the reason."""
+    """One row per run, newest first. A run whose run.json cannot be read is a row with status 'unreadable' and the
+    reason."""
     rows: list[dict[str, Any]] = []
     root = Path(runs_dir)
     folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
@@ -46,7 +55,11 @@ def _row(folder: Path) -> dict[str, Any]:
     except TraceError as error:
         return {"uid": folder.name, "status": "unreadable", "created": "", "error": str(error)}
     row = {name: info.get(name) for name in SUMMARY}
-    row |= {"uid": folder.name, "status": derived_status(folder, info["status"]), "created": str(info.get("created") or "")}
+    row |= {
+        "uid": folder.name,
+        "status": derived_status(folder, info["status"]),
+        "created": str(info.get("created") or ""),
+    }
     for name in ("model", "method", "preset", "task", "output_text", "error", "reference", "parent", "reference_key"):
         row[name] = None if row[name] is None else str(row[name])
     row |= {name: bool(row[name]) for name in ("forced", "hold")}

@@ -1,8 +1,9 @@
 """A run in the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Only what the trace recorded: the steps and the copies as complete events ('X', microseconds since the run began), the bytes each tier
-held at the end of a step as counters ('C'), and the names of the lanes ('M'). Copies of one direction that overlap are spread over
-several lanes of that direction, because slices of one lane must lie inside each other or apart.
+Only what the trace recorded: the steps and the copies as complete events ('X', microseconds since the run began), the
+bytes each tier held at the end of a step as counters ('C'), and the names of the lanes ('M'). Copies of one direction
+that overlap are spread over several lanes of that direction, because slices of one lane must lie inside each other or
+apart.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def events(reader: TraceReader) -> Iterator[Event]:
 
 def write(reader: TraceReader, out: BinaryIO) -> None:
     """The events as one JSON object; bytes since a run can have many."""
-    about = {key: reader.meta.get(key) for key in ("model", "method", "preset", "device", "dtype", "link", "machine", "kvlens")}
+    about = {
+        key: reader.meta.get(key)
+        for key in ("model", "method", "preset", "device", "dtype", "link", "machine", "kvlens")
+    }
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"run": reader.uid, **about}}, allow_nan=False)
     out.write(head[:-1].encode() + b', "traceEvents": [')
     separator = b"\n"
@@ -69,9 +73,15 @@ def _name(kind: str, lane: int, text: str) -> Event:
 
 def _slice(name: str, category: str, lane: int, start: int, end: int, args: dict[str, Any]) -> Event:
     return {
-        "ph": "X", "name": name, "cat": category, "pid": PROCESS, "tid": lane, "ts": start, "dur": max(0, end - start),
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": PROCESS,
+        "tid": lane,
+        "ts": start,
+        "dur": max(0, end - start),
         "args": {key: value for key, value in args.items() if value is not None},
-    }  # fmt: skip
+    }
 
 
 def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
@@ -83,17 +93,26 @@ def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
     for row in steps.to_dict("records"):
         numbers = ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")
         args = {"token": texts.get(row["step"])} | {name: int(row[name]) for name in numbers}
-        yield _slice(f"step {row['step']}", "step", STEPS_LANE, int(row["t_us"]), int(row["t_us"]) + int(row["dur_us"]), args)
+        yield _slice(
+            f"step {row['step']}", "step", STEPS_LANE, int(row["t_us"]), int(row["t_us"]) + int(row["dur_us"]), args
+        )
 
 
 def _copies(copies: pd.DataFrame, lane: pd.Series) -> Iterator[Event]:
     for row, number in zip(copies.to_dict("records"), lane, strict=True):
         args = {
-            "step": int(row["step"]), "layer": int(row["layer"]), "kv_head": _whole(row["kv_head"]), "span": _whole(row["span"]),
-            "bytes": int(row["bytes"]), "wait_us": int(row["wait_us"]), "blocking": bool(row["blocking"]),
-        }  # fmt: skip
+            "step": int(row["step"]),
+            "layer": int(row["layer"]),
+            "kv_head": _whole(row["kv_head"]),
+            "span": _whole(row["span"]),
+            "bytes": int(row["bytes"]),
+            "wait_us": int(row["wait_us"]),
+            "blocking": bool(row["blocking"]),
+        }
         how = "blocking" if row["blocking"] else "background"
-        yield _slice(str(row["cause"]), f"{row['direction']},{how}", int(number), int(row["start_us"]), int(row["end_us"]), args)
+        yield _slice(
+            str(row["cause"]), f"{row['direction']},{how}", int(number), int(row["start_us"]), int(row["end_us"]), args
+        )
 
 
 def _whole(value: Any) -> int | None:

@@ -1,8 +1,8 @@
 """Handing data out: CSV, Parquet and JSON of what a run holds, streamed, with units in the column names.
 
-CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front. Parquet says in its
-metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null. The timeline of a run
-(``chrometrace``) is no table and goes as JSON alone.
+CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front. Parquet says in
+its metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null. The
+timeline of a run (``chrometrace``) is no table and goes as JSON alone.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ TIMELINE = "chrome-trace"
 
 
 def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> None:
-    """Writes one table of a run, or its timeline. `what` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a timeline json; a
-    path is replaced only when all is written."""
+    """Writes one table of a run, or its timeline. `what` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a
+    timeline json; a path is replaced only when all is written."""
     if what not in (*EXPORTS, TIMELINE):
         raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join((*EXPORTS, TIMELINE))}.")
     if fmt not in FORMATS:
@@ -128,9 +128,12 @@ def _plain_text(table: pa.Table) -> pa.Table:
 
 def _parquet(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
     about = {
-        "run_uid": reader.uid, "method": str(reader.meta.get("method")), "model": str(reader.meta.get("model")),
-        "config_sha256": config_hash(reader.meta.get("config")), "trace_schema": str(reader.meta.get("schema_version")),
-    }  # fmt: skip
+        "run_uid": reader.uid,
+        "method": str(reader.meta.get("method")),
+        "model": str(reader.meta.get("model")),
+        "config_sha256": config_hash(reader.meta.get("config")),
+        "trace_schema": str(reader.meta.get("schema_version")),
+    }
     schema = first.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
         writer.write_table(first.cast(schema))
@@ -143,7 +146,9 @@ def _json(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
     separator = b"\n"
     for table in (first, *rest):
         for row in table.to_pylist():
-            line = json.dumps({name: _finite(value) for name, value in row.items()}, ensure_ascii=False, allow_nan=False)
+            line = json.dumps(
+                {name: _finite(value) for name, value in row.items()}, ensure_ascii=False, allow_nan=False
+            )
             out.write(separator + line.encode())
             separator = b",\n"
     out.write(b"\n]\n")

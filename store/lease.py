@@ -1,6 +1,8 @@
-"""The lease of a run: an advisory lock on ``runs/<uid>/lock`` that the kernel frees when its holder dies, however it dies.
+"""The lease of a run: an advisory lock on ``runs/<uid>/lock`` that the kernel frees when its holder dies, however it
+dies.
 
-A process id would not do: ids are reused. The id written into the file is for display only. POSIX only, local file systems only.
+A process id would not do: ids are reused. The id written into the file is for display only. POSIX only, local file
+systems only.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ class Lease:
         try:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise TraceError(f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder.") from error
+            raise TraceError(
+                f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder."
+            ) from error
         deadline = time.monotonic() + _RETRY_S
         while True:
             try:
@@ -38,7 +42,8 @@ class Lease:
                 holder = os.pread(self._fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
                 os.close(self._fd)
                 raise RunBusy(
-                    f"Run {run_dir.name} is in use by another process (pid {holder}); wait until it ends or choose another run."
+                    f"Run {run_dir.name} is in use by another process (pid {holder}); wait until it ends or "
+                    f"choose another run."
                 ) from error
         try:
             os.ftruncate(self._fd, 0)
@@ -55,7 +60,9 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
 

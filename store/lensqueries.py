@@ -1,4 +1,5 @@
-"""The statements behind what a run lost against full KV. As in ``queries``: values are bound, tables found by `source`."""
+"""The statements behind what a run lost against full KV. As in ``queries``: values are bound, tables found by
+`source`."""
 
 from __future__ import annotations
 
@@ -21,27 +22,31 @@ _LISTED = f"""
         FROM {source("oracle")} {{where}}))"""
 
 _HEAD = "WHERE step = $step AND layer = $layer AND q_head = $q_head"
+_LISTING = "WHERE layer = $layer AND q_head = $q_head AND list_contains(span, $span)"
 _SHARES = 'full_mass::FLOAT AS "full", mass::FLOAT AS mass, regret::FLOAT AS regret'
 
 ORACLE = f"""
     SELECT listed.span, {_SHARES}, span.kind, span.tok_start, span.tok_end, span.reason
-    FROM ({_LISTED.format(keys="step", where=_HEAD)}) AS listed LEFT JOIN run.main.span AS span ON span.span = listed.span
+    FROM ({_LISTED.format(keys="step", where=_HEAD)}) AS listed
+      LEFT JOIN run.main.span AS span ON span.span = listed.span
     ORDER BY full_mass DESC, listed.span"""
 
 ORACLE_TAIL = f"SELECT tail_full FROM {source('oracle')} {_HEAD}"
 
 ORACLE_STEP = f"""
     SELECT layer, q_head, q_head // $group AS kv_head, span, {_SHARES}
-    FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")}) ORDER BY layer, q_head, full_mass DESC, span"""
+    FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
+    ORDER BY layer, q_head, full_mass DESC, span"""
 
 ORACLE_HISTORY = f"""
     SELECT step, full_mass::FLOAT AS "full", mass::FLOAT AS mass
-    FROM ({_LISTED.format(keys="step", where="WHERE layer = $layer AND q_head = $q_head AND list_contains(span, $span)")})
+    FROM ({_LISTED.format(keys="step", where=_LISTING)})
     WHERE span = $span ORDER BY step"""
 
 #: Means over the query heads of a group; one that did not list a span counts as 0 there, so they are lower bounds.
 TRIPLES = f"""
-    SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full", (sum(mass) / $group)::FLOAT AS mass,
+    SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full",
+      (sum(mass) / $group)::FLOAT AS mass,
       (sum(regret) / $group)::FLOAT AS regret
     FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
     GROUP BY layer, q_head // $group, span ORDER BY sum(regret) DESC, layer, kv_head, span"""
@@ -52,12 +57,16 @@ ALL_ORACLE = f"""
 
 REGRET_BY_STEP = f"""
     SELECT step, avg(regret::DOUBLE)::FLOAT AS regret_mean, max(regret) AS regret_max,
-      first(layer ORDER BY regret DESC, layer, q_head) AS layer, first(q_head ORDER BY regret DESC, layer, q_head) AS q_head
+      first(layer ORDER BY regret DESC, layer, q_head) AS layer,
+      first(q_head ORDER BY regret DESC, layer, q_head) AS q_head
     FROM {source("head_step")} WHERE regret IS NOT NULL GROUP BY step ORDER BY step"""
 
-SPAN_KEYS = f"SELECT span, form, key FROM {source('span_key')} WHERE layer = $layer AND kv_head = $kv_head ORDER BY span"
+SPAN_KEYS = (
+    f"SELECT span, form, key FROM {source('span_key')} WHERE layer = $layer AND kv_head = $kv_head ORDER BY span"
+)
 
 #: One row per number of a key, index from 0, as CSV has no lists.
 ALL_SPAN_KEYS = f"""
-    SELECT layer, kv_head, span, form, (unnest(generate_series(1, len(key))) - 1)::INTEGER AS index, unnest(key) AS value
+    SELECT layer, kv_head, span, form, (unnest(generate_series(1, len(key))) - 1)::INTEGER AS index,
+      unnest(key) AS value
     FROM {source("span_key")} ORDER BY layer, kv_head, span, index"""

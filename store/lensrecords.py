@@ -1,4 +1,5 @@
-"""The part of the reader that says what a run lost against full KV: the loss by step, full attention by span, regret, span keys."""
+"""The part of the reader that says what a run lost against full KV: the loss by step, full attention by span, regret,
+span keys."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from kvlens.store.session import Session
 
 
 class LensRecords:
-    """Base of TraceReader. Empty frames, NaN and None where it was not recorded. Masses and regrets are shares 0..1, kl and
-    logarithms of probabilities in nats. regret = max(0, full attention's mass - the method's)."""
+    """Base of TraceReader. Empty frames, NaN and None where it was not recorded. Masses and regrets are shares 0..1, kl
+    and logarithms of probabilities in nats. regret = max(0, full attention's mass - the method's)."""
 
     _db: Session
     q_heads: int
     kv_heads: int
 
     def loss(self) -> pd.DataFrame:
-        """One row per step that was compared with the full-KV reference: step, ref_token, ref_text, top_token, top_text, agrees, kl,
-        ref_logprob, logprob, logit_diff, ref_rank (see kvlens.rows.Loss)."""
+        """One row per step that was compared with the full-KV reference: step, ref_token, ref_text, top_token,
+        top_text, agrees, kl, ref_logprob, logprob, logit_diff, ref_rank (see kvlens.rows.Loss)."""
         return self._db.frame(lensqueries.LOSS)
 
     def oracle(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """The spans full attention would have read most, most first: span, full, mass (the method's), regret, kind, tok_start, tok_end,
-        reason (of the span)."""
+        """The spans full attention would have read most, most first: span, full, mass (the method's), regret, kind,
+        tok_start, tok_end, reason (of the span)."""
         return self._db.frame(lensqueries.ORACLE, step=step, layer=layer, q_head=q_head)
 
     def oracle_tail(self, step: int, layer: int, q_head: int) -> float:
@@ -41,18 +42,18 @@ class LensRecords:
         return self._db.frame(lensqueries.ORACLE_HISTORY, layer=layer, q_head=q_head, span=span)
 
     def regret_by_step(self) -> pd.DataFrame:
-        """Total regret of query heads at the steps that were sampled: step, regret_mean, regret_max (over the sampled heads), layer and
-        q_head of the largest. Empty at trace level 'summary'."""
+        """Total regret of query heads at the steps that were sampled: step, regret_mean, regret_max (over the sampled
+        heads), layer and q_head of the largest. Empty at trace level 'summary'."""
         return self._db.frame(lensqueries.REGRET_BY_STEP)
 
     def triples(self, step: int) -> pd.DataFrame:
-        """layer, kv_head, span, full, mass, regret: means over the query heads of a KV head, most regret first. A query head that did
-        not list a span counts as 0, so each is a lower bound."""
+        """layer, kv_head, span, full, mass, regret: means over the query heads of a KV head, most regret first. A query
+        head that did not list a span counts as 0, so each is a lower bound."""
         return self._db.frame(lensqueries.TRIPLES, step=step, group=self.q_heads // self.kv_heads)
 
     def span_keys(self, layer: int, kv_head: int) -> tuple[np.ndarray, np.ndarray, str] | None:
-        """Mean keys of the prompt's spans: span ids int64 [S], keys float32 [S, D], and their form (pre-rope or post-rope); None when
-        not recorded."""
+        """Mean keys of the prompt's spans: span ids int64 [S], keys float32 [S, D], and their form (pre-rope or
+        post-rope); None when not recorded."""
         found = self._db.rows(lensqueries.SPAN_KEYS, layer=layer, kv_head=kv_head)
         if not found:
             return None

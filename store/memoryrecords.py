@@ -23,14 +23,19 @@ class MemoryRecords:
         return self._db.frame(memoryqueries.TRANSFERS_BETWEEN, start=start, stop=stop)
 
     def moved_spans(self) -> pd.DataFrame:
-        """Every copy to the device and whether its span was among the top spans of the KV head's query heads while it could be read:
-        step, layer, kv_head, span, cause, blocking, bytes, verdict ('listed', 'unlisted', 'pending', 'no span', 'not recorded'),
-        first_step, last_step, largest_mass (of listed), at_most (of unlisted). See `memoryqueries.MOVED_SPANS` for what each means."""
+        """Every copy to the device and whether its span was among the top spans of the KV head's query heads while it
+        could be read: step, layer, kv_head, span, cause, blocking, bytes, verdict ('listed', 'unlisted', 'pending', 'no
+        span', 'not recorded'), first_step, last_step, largest_mass (of listed), at_most (of unlisted). See
+        `memoryqueries.MOVED_SPANS` for what each means."""
         return self._db.frame(
-            memoryqueries.MOVED_SPANS, layers=self.n_layers, kv_heads=self.kv_heads, group=self.q_heads // self.kv_heads, steps=self.n_steps
+            memoryqueries.MOVED_SPANS,
+            layers=self.n_layers,
+            kv_heads=self.kv_heads,
+            group=self.q_heads // self.kv_heads,
+            steps=self.n_steps,
         )
 
     def truncation(self) -> pd.DataFrame:
-        """Per layer and KV head, over the steps that recorded an ideal: moved_bytes (to the device), ideal_bytes, cells (how many steps).
-        Empty where no method truncated its reuse."""
+        """Per layer and KV head, over the steps that recorded an ideal: moved_bytes (to the device), ideal_bytes, cells
+        (how many steps). Empty where no method truncated its reuse."""
         return self._db.frame(memoryqueries.TRUNCATION.format(kv_step=source("kv_step")))

@@ -9,12 +9,14 @@ from kvlens.store.session import Session
 
 
 class MethodRecords:
-    """Base of TraceReader. Empty frames where the method keeps no journal, ranks nothing, or the trace is of schema 1."""
+    """Base of TraceReader. Empty frames where the method keeps no journal, ranks nothing, or the trace is of schema
+    1."""
 
     _db: Session
 
     def journal(self, name: str | None = None) -> pd.DataFrame:
-        """step (-1: end of prefill), layer and kv_head (NaN: for all), name, values (float32 array each, NaN = none). All names, or one."""
+        """step (-1: end of prefill), layer and kv_head (NaN: for all), name, values (float32 array each, NaN = none).
+        All names, or one."""
         return self._db.frame(queries.JOURNAL, name=name)
 
     def journal_names(self) -> list[str]:

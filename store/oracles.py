@@ -22,13 +22,20 @@ def copied_oracle(step: int, oracle: Oracle, heads: tuple[int, int]) -> Oracle:
     span = oracle.span.astype(np.int32)
     full, mass, tail = (values.astype(np.float32) for values in (oracle.full, oracle.mass, oracle.tail_full))
     there = span >= 0
-    if not np.isfinite(full[there]).all() or not np.isfinite(mass[there]).all() or (there & np.isnan(tail)[..., None]).any():
-        raise TraceError(f"Step {step} logs full attention on a span without its mass or tail; this is a bug in what logs it.")
+    if (
+        not np.isfinite(full[there]).all()
+        or not np.isfinite(mass[there]).all()
+        or (there & np.isnan(tail)[..., None]).any()
+    ):
+        raise TraceError(
+            f"Step {step} logs full attention on a span without its mass or tail; this is a bug in what logs it."
+        )
     return Oracle(span, full, mass, tail)
 
 
 def oracle_table(seen: Sequence[tuple[int, Oracle]]) -> pa.Table:
-    """Rows of oracle, ordered (step, layer, query head): one for each query head of each layer that was sampled at a step.
+    """Rows of oracle, ordered (step, layer, query head): one for each query head of each layer that was sampled at a
+    step.
 
     `seen`: (step, oracle); how many spans are listed may differ from step to step.
     """
@@ -52,11 +59,13 @@ def oracle_table(seen: Sequence[tuple[int, Oracle]]) -> pa.Table:
     lists |= {name: np.concatenate([np.empty(0, np.uint16), *parts]) for name, parts in masses.items()}
     return pa.table(
         {
-            "step": whole["step"].astype(np.uint32), "layer": whole["layer"].astype(np.uint8), "q_head": whole["q_head"].astype(np.uint8),
+            "step": whole["step"].astype(np.uint32),
+            "layer": whole["layer"].astype(np.uint8),
+            "q_head": whole["q_head"].astype(np.uint8),
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
             "tail_full": np.round(whole["tail_full"], 6).astype(np.float32),
         }
-    )  # fmt: skip
+    )
 
 
 def span_key_table(found: SpanKeys, heads: tuple[int, int]) -> pa.Table:

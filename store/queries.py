@@ -1,5 +1,6 @@
-"""Every SQL statement of the reader. Values are bound parameters; the only identifiers put into text come from the allow-lists of
-``kvlens.rows`` through `column`. The run's file is attached read-only as `run`; what earlier schemas lack is found by `source`."""
+"""Every SQL statement of the reader. Values are bound parameters; the only identifiers put into text come from the
+allow-lists of ``kvlens.rows`` through `column`. The run's file is attached read-only as `run`; what earlier schemas
+lack is found by `source`."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ SPAN_HEADS = """
     WHERE ($layer IS NULL OR layer = $layer) AND ($kv_head IS NULL OR kv_head = $kv_head)
     ORDER BY span, layer, kv_head"""
 
-#: A row without a KV head (one copy or event for all of a layer's heads) belongs to every head, one without a layer to every layer.
+#: A row without a KV head (one copy or event for all of a layer's heads) belongs to every head, one without a layer to
+#: every layer.
 TRANSFERS = """
     SELECT * FROM run.main.transfer
     WHERE ($step IS NULL OR step = $step) AND ($layer IS NULL OR layer = $layer)
@@ -43,11 +45,14 @@ TRANSFER_SUMMARY = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
     GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
-#: Copies may overlap, so the sum of their durations can exceed the step's. Lines of one copy have its times, and it counts once: copies
-#: of a direction come one after the other, so no two of them have both times in common, or they took no microsecond.
+#: Copies may overlap, so the sum of their durations can exceed the step's. Lines of one copy have its times, and it
+#: counts once: copies of a direction come one after the other, so no two of them have both times in common, or they
+#: took no microsecond.
 TRANSFER_TIMES = """
-    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, coalesce(sum(bytes) FILTER (blocking), 0)::BIGINT AS blocking_bytes,
-      count(*) AS n, list_sum(list_transform(list_distinct(list([start_us, end_us])), lambda x: x[2] - x[1]))::BIGINT AS moving_us,
+    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, coalesce(sum(bytes) FILTER (blocking),
+      0)::BIGINT AS blocking_bytes,
+      count(*) AS n, list_sum(list_transform(list_distinct(list([start_us, end_us])),
+        lambda x: x[2] - x[1]))::BIGINT AS moving_us,
       sum(wait_us)::BIGINT AS wait_us
     FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
@@ -55,38 +60,51 @@ _JOURNAL = "layer, kv_head, name"
 
 #: NULL inside a vector is handed back as NaN.
 JOURNAL = f"""
-    SELECT step, {_JOURNAL}, list_transform("values", lambda x: coalesce(x, 'nan'::FLOAT)) AS "values" FROM {source("journal")}
+    SELECT step, {_JOURNAL}, list_transform("values", lambda x: coalesce(x, 'nan'::FLOAT)) AS "values"
+      FROM {source("journal")}
     WHERE $name IS NULL OR name = $name ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, name"""
 
 JOURNAL_NAMES = f"SELECT DISTINCT name FROM {source('journal')} ORDER BY name"
 
 #: One row per number of a vector, index from 0, as CSV has no lists.
 ALL_JOURNAL = f"""
-    SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index, unnest("values") AS value
+    SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index,
+      unnest("values") AS value
     FROM {source("journal")} ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, name, index"""
 
-_RANKED = "unnest(span) AS span, unnest(score) AS score, unnest(chosen) AS chosen, unnest(generate_series(1, len(span)))::INTEGER AS rank"
+_RANKED = (
+    "unnest(span) AS span, unnest(score) AS score, unnest(chosen) AS chosen, unnest(generate_series(1, "
+    "len(span)))::INTEGER AS rank"
+)
 
 SCORES = f"""
     SELECT {_RANKED} FROM {source("kv_span")}
     WHERE step = $step AND layer = $layer AND kv_head = $kv_head ORDER BY rank"""
 
-CANDIDATES = f"SELECT n_candidates FROM {source('kv_span')} WHERE step = $step AND layer = $layer AND kv_head = $kv_head"
+CANDIDATES = (
+    f"SELECT n_candidates FROM {source('kv_span')} WHERE step = $step AND layer = $layer AND kv_head = $kv_head"
+)
 
 SCORE_HISTORY = f"""
-    SELECT step, {_RANKED}, n_candidates FROM {source("kv_span")} WHERE layer = $layer AND kv_head = $kv_head ORDER BY step, rank"""
+    SELECT step, {_RANKED}, n_candidates FROM {source("kv_span")} WHERE layer = $layer
+      AND kv_head = $kv_head ORDER BY step, rank"""
 
-ALL_SCORES = f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
+ALL_SCORES = (
+    f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
+)
 
 #: What happened to spans of one KV head, up to a step, in the order it happened.
 ALL_STATE_EVENTS = """
     SELECT step, span, kind::VARCHAR AS kind, q_head FROM run.main.event
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
-      AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict', 'release', 'hold')
+      AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict',
+        'release', 'hold')
     ORDER BY step, rowid"""
 
-STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace("WHERE span", "WHERE step <= $step AND span")
+STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace(
+    "WHERE span", "WHERE step <= $step AND span"
+)
 
 SPANS_EVER = """
     SELECT span.span, span.state, span_head.form, span.born_step FROM run.main.span AS span
@@ -114,7 +132,8 @@ TAIL_MASS = "SELECT tail_mass FROM run.main.head_span WHERE step = $step AND lay
 
 SPAN_MASS = f"""
     SELECT step, span, ({_MASS})::FLOAT AS mass FROM (
-        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span WHERE layer = $layer AND q_head = $q_head)
+        SELECT step, unnest(span) AS span, unnest(mass) AS code FROM run.main.head_span
+          WHERE layer = $layer AND q_head = $q_head)
     ORDER BY step, span"""
 
 #: A head that did not list a span in its top spans counts as 0 there, so the mean is a lower bound.
@@ -188,7 +207,8 @@ def head_summary_rollup(metric: str, aggregate: str) -> str:
 def _head_table(expressions: dict[str, str], heads: str, kvs: str) -> str:
     columns = ", ".join(f"{sql} AS {name}" for name, sql in expressions.items())
     return (
-        f"SELECT $uid AS run_uid, $method AS method, $model AS model, h.layer, h.q_head, h.kv_head, h.n_steps::INTEGER AS n_steps, "
+        f"SELECT $uid AS run_uid, $method AS method, $model AS model, h.layer, h.q_head, h.kv_head, "
+        f"h.n_steps::INTEGER AS n_steps, "
         f"{columns} FROM ({heads}) AS h LEFT JOIN ({kvs}) AS k ON k.layer = h.layer AND k.kv_head = h.kv_head "
         "ORDER BY h.layer, h.q_head"
     )

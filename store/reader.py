@@ -75,7 +75,9 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     def __enter__(self) -> TraceReader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def batches(self, sql: str) -> pa.RecordBatchReader:
@@ -123,16 +125,18 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
 
     def events(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Events; one without a layer or KV head belongs to each of them."""
-        return self._db.frame(queries.EVENTS, step=step, layer=layer, kv_head=kv_head, group=self.q_heads // self.kv_heads)
+        return self._db.frame(
+            queries.EVENTS, step=step, layer=layer, kv_head=kv_head, group=self.q_heads // self.kv_heads
+        )
 
     def transfer_summary(self) -> pd.DataFrame:
         """Bytes and number of copies per step, direction and cause."""
         return self._db.frame(queries.TRANSFER_SUMMARY)
 
     def transfer_times(self) -> pd.DataFrame:
-        """Per step, direction and cause: bytes, of these blocking_bytes, number n of lines, moving_us (durations of the copies added
-        up; they may overlap, and one that several lines share counts once), wait_us (how long the engine stood still for them). Step -1
-        is the end of prefill."""
+        """Per step, direction and cause: bytes, of these blocking_bytes, number n of lines, moving_us (durations of the
+        copies added up; they may overlap, and one that several lines share counts once), wait_us (how long the engine
+        stood still for them). Step -1 is the end of prefill."""
         return self._db.frame(queries.TRANSFER_TIMES)
 
     # ---- heads -------------------------------------------------------------------------------------------------------
@@ -163,7 +167,9 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     def _cube(self, table: str, head: str, metric: str, heads: int) -> np.ndarray:
         shape = (self.n_steps, self.n_layers, heads)
         sql = queries.cube(table, head, metric)
-        return self._db.fill(self.n_steps * self.n_layers * heads, sql, layers=self.n_layers, heads=heads).reshape(shape)
+        return self._db.fill(self.n_steps * self.n_layers * heads, sql, layers=self.n_layers, heads=heads).reshape(
+            shape
+        )
 
     def head_summary(self, metric: str, start: int = 0, stop: int | None = None, agg: str = "mean") -> np.ndarray:
         """float32 [layers, query heads]: a metric over steps [start, stop)."""
@@ -179,17 +185,25 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         return flat.reshape(self.n_layers, self.q_heads)
 
     def head_table(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
-        """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only the whole
-        run is known: any other range raises TraceError."""
+        """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only
+        the whole run is known: any other range raises TraceError."""
         first, last = self._range(start, stop)
-        values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.get("method")), "model": str(self.meta.get("model"))}
+        values: dict[str, Any] = {
+            "uid": self.uid,
+            "method": str(self.meta.get("method")),
+            "model": str(self.meta.get("model")),
+        }
         whole = (first, last) == (0, self.n_steps)
         if self._summary_only and not whole:
-            raise TraceError(f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only.")
+            raise TraceError(
+                f"Run {self.uid} was recorded at trace level 'summary', which keeps whole-run statistics only."
+            )
         if whole and self._has_rollup():
             return self._db.frame(queries.head_table(source("head_run"), source("kv_run")), **values)
         part = "(SELECT * FROM {} WHERE step >= $start AND step < $stop)"
-        sql = queries.head_table(head_run_sql(part.format(source("head_step"))), kv_run_sql(part.format(source("kv_step"))))
+        sql = queries.head_table(
+            head_run_sql(part.format(source("head_step"))), kv_run_sql(part.format(source("kv_step")))
+        )
         return self._db.frame(sql, start=first, stop=last, **values)
 
     def head_timeline(self, layer: int, q_head: int) -> pd.DataFrame:
@@ -200,7 +214,8 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     # ---- spans -------------------------------------------------------------------------------------------------------
 
     def head_spans(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """What one query head attended at one step, by mass; `.attrs['tail_mass']` is what the other spans got together."""
+        """What one query head attended at one step, by mass; `.attrs['tail_mass']` is what the other spans got
+        together."""
         frame = self._db.frame(queries.HEAD_SPANS, step=step, layer=layer, q_head=q_head)
         states = self._states(step, layer, q_head // (self.q_heads // self.kv_heads))
         frame["state"] = [states.get(int(span)) for span in frame["span"]]
@@ -213,7 +228,8 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         return self._db.frame(queries.SPAN_MASS, layer=layer, q_head=q_head)
 
     def mean_span_mass(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
-        """Mass per span, averaged over layers, heads and steps [start, stop); a lower bound, as only top spans are logged."""
+        """Mass per span, averaged over layers, heads and steps [start, stop); a lower bound, as only top spans are
+        logged."""
         first, last = self._range(start, stop)
         rows = max(last - first, 1) * self.n_layers * self.q_heads
         return self._db.frame(queries.MEAN_SPAN_MASS, start=first, stop=last, rows=rows)
@@ -232,7 +248,9 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     def span_states(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
         """Where each span alive at `step` lay for one KV head."""
         states = self._states(step, layer, kv_head)
-        return pd.DataFrame({"span": np.array(list(states), np.int64), "state": pd.Series(list(states.values()), dtype="str")})
+        return pd.DataFrame(
+            {"span": np.array(list(states), np.int64), "state": pd.Series(list(states.values()), dtype="str")}
+        )
 
     def _states(self, step: int, layer: int, kv_head: int) -> dict[int, str]:
         where = {"step": step, "layer": layer, "kv_head": kv_head}

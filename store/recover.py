@@ -48,7 +48,13 @@ def recover(runs_dir: Path, uid: str) -> int:
                 file.close()
         except duckdb.Error as problem:
             raise unreadable(uid, problem) from problem
-        info |= totals | {"schema_version": SCHEMA_VERSION, "status": status, "error": error, "recovered": True, "steps": steps}
+        info |= totals | {
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "error": error,
+            "recovered": True,
+            "steps": steps,
+        }
         info["progress"] = {"step": steps, "max_new": info.get("max_new")}
         info["disk_bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
         write_info(folder, info, durable=True)
@@ -75,7 +81,9 @@ def delete_run(runs_dir: Path, uid: str) -> None:
                 os.unlink(folder / "run.json")
             shutil.rmtree(folder)
         except OSError as error:
-            raise TraceError(f"Run {uid} could not be deleted whole ({sentence(error)}); delete its folder yourself.") from error
+            raise TraceError(
+                f"Run {uid} could not be deleted whole ({sentence(error)}); delete its folder yourself."
+            ) from error
 
 
 __all__ = ["RunBusy", "delete_run", "recover"]

@@ -1,9 +1,10 @@
 """Rollups: what a page that shows a whole run needs, computed once when the run ends.
 
-``head_run`` and ``kv_run`` keep, per head and metric, the count, sum, minimum and maximum over the steps (so NULLs are not zeros
-and parts can be merged); ``layer_step`` keeps, for each step and layer, the mean over query heads and the sum (of a cosine the mean)
-over KV heads.
-At trace level 'summary' the rows per step and head are not stored: then every flushed block is merged into these tables instead.
+``head_run`` and ``kv_run`` keep, per head and metric, the count, sum, minimum and maximum over the steps (so NULLs are
+not zeros and parts can be merged); ``layer_step`` keeps, for each step and layer, the mean over query heads and the sum
+(of a cosine the mean) over KV heads.
+At trace level 'summary' the rows per step and head are not stored: then every flushed block is merged into these tables
+instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _KV_KEYS = ("layer", "kv_head")
 def _aggregate(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str, ...]) -> str:
     """Moments of a relation that holds one row per step and head."""
     metrics = ", ".join(
-        f"count({c})::UINTEGER AS {c}_n, sum({c}::DOUBLE) AS {c}_sum, min({c}::DOUBLE) AS {c}_min, max({c}::DOUBLE) AS {c}_max"
+        (
+            f"count({c})::UINTEGER AS {c}_n, sum({c}::DOUBLE) AS {c}_sum, min({c}::DOUBLE) AS {c}_min, "
+            f"max({c}::DOUBLE) AS {c}_max"
+        )
         for c in columns
     )
     by = ", ".join(keys)
@@ -30,7 +34,8 @@ def _aggregate(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[
 def _merge(relation: str, keys: tuple[str, ...], extra: str, columns: tuple[str, ...]) -> str:
     """Moments of moments."""
     metrics = ", ".join(
-        f"sum({c}_n)::UINTEGER AS {c}_n, sum({c}_sum) AS {c}_sum, min({c}_min) AS {c}_min, max({c}_max) AS {c}_max" for c in columns
+        f"sum({c}_n)::UINTEGER AS {c}_n, sum({c}_sum) AS {c}_sum, min({c}_min) AS {c}_min, max({c}_max) AS {c}_max"
+        for c in columns
     )
     by = ", ".join(keys)
     return f"SELECT {by}, {extra}sum(n_steps)::UINTEGER AS n_steps, {metrics} FROM ({relation}) GROUP BY {by}"
@@ -50,16 +55,24 @@ def layer_step_sql(heads: str = "head_step", kvs: str = "kv_step") -> str:
     """One row per step and layer: means over query heads, sums (of a cosine the mean) over KV heads."""
     means = ", ".join(f"avg({c}::DOUBLE)::FLOAT AS {c}" for c in HEAD_COLUMNS)
     kinds = {c: layer_type(c) for c in KV_COLUMNS}
-    sums = ", ".join(f"avg({c}::DOUBLE)::FLOAT AS {c}" if kind == "FLOAT" else f"sum({c})::{kind} AS {c}" for c, kind in kinds.items())
+    sums = ", ".join(
+        f"avg({c}::DOUBLE)::FLOAT AS {c}" if kind == "FLOAT" else f"sum({c})::{kind} AS {c}"
+        for c, kind in kinds.items()
+    )
     return (
         f"SELECT * FROM (SELECT step, layer, {means} FROM {heads} GROUP BY step, layer) AS h "
-        f"LEFT JOIN (SELECT step, layer, {sums} FROM {kvs} GROUP BY step, layer) AS k USING (step, layer) ORDER BY step, layer"
+        f"LEFT JOIN (SELECT step, layer, {sums} FROM {kvs} GROUP BY step, layer) AS k USING (step, layer) "
+        f"ORDER BY step, layer"
     )
 
 
 def rebuild(con: duckdb.DuckDBPyConnection) -> None:
-    """Fills the rollup tables from head_step and kv_step; does nothing where those hold no rows (trace level 'summary')."""
-    found = con.execute("SELECT 1 FROM head_step LIMIT 1").fetchone() or con.execute("SELECT 1 FROM kv_step LIMIT 1").fetchone()
+    """Fills the rollup tables from head_step and kv_step; does nothing where those hold no rows (trace level
+    'summary')."""
+    found = (
+        con.execute("SELECT 1 FROM head_step LIMIT 1").fetchone()
+        or con.execute("SELECT 1 FROM kv_step LIMIT 1").fetchone()
+    )
     if found is None:
         return
     con.begin()

@@ -15,49 +15,106 @@ from kvlens.store.errors import TraceError
 from kvlens.store.runinfo import clean_text
 
 _ARROW = {
-    "FLOAT": pa.float32(), "DOUBLE": pa.float64(), "BOOLEAN": pa.bool_(), "UTINYINT": pa.uint8(), "USMALLINT": pa.uint16(),
-    "UINTEGER": pa.uint32(), "UBIGINT": pa.uint64(), "INTEGER": pa.int32(), "BIGINT": pa.int64(), "VARCHAR": pa.string(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "UTINYINT": pa.uint8(),
+    "USMALLINT": pa.uint16(),
+    "UINTEGER": pa.uint32(),
+    "UBIGINT": pa.uint64(),
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "VARCHAR": pa.string(),
     "FLOAT[]": pa.list_(pa.float32()),
-}  # fmt: skip
+}
 
 #: Columns that a dataclass row of kvlens.rows fills, per table.
 COLUMNS: dict[str, dict[str, str]] = {
     "prompt": {
-        "pos": "UINTEGER", "token_id": "INTEGER", "text": "VARCHAR", "char_start": "UINTEGER", "char_end": "UINTEGER",
+        "pos": "UINTEGER",
+        "token_id": "INTEGER",
+        "text": "VARCHAR",
+        "char_start": "UINTEGER",
+        "char_end": "UINTEGER",
         "surprisal": "FLOAT",
     },
     "span": {
-        "span": "USMALLINT", "kind": "VARCHAR", "tok_start": "UINTEGER", "tok_end": "UINTEGER", "born_step": "INTEGER",
-        "reason": "VARCHAR", "mean_surprisal": "FLOAT", "state": "VARCHAR",
+        "span": "USMALLINT",
+        "kind": "VARCHAR",
+        "tok_start": "UINTEGER",
+        "tok_end": "UINTEGER",
+        "born_step": "INTEGER",
+        "reason": "VARCHAR",
+        "mean_surprisal": "FLOAT",
+        "state": "VARCHAR",
     },
     "span_head": {
-        "span": "USMALLINT", "layer": "UTINYINT", "kv_head": "UTINYINT", "form": "VARCHAR", "rank_k": "USMALLINT",
-        "rank_v": "USMALLINT", "cold_bytes": "UBIGINT", "err_k": "FLOAT", "err_v": "FLOAT",
+        "span": "USMALLINT",
+        "layer": "UTINYINT",
+        "kv_head": "UTINYINT",
+        "form": "VARCHAR",
+        "rank_k": "USMALLINT",
+        "rank_v": "USMALLINT",
+        "cold_bytes": "UBIGINT",
+        "err_k": "FLOAT",
+        "err_v": "FLOAT",
     },
     "transfer": {
-        "step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "span": "USMALLINT", "direction": "VARCHAR",
-        "cause": "VARCHAR", "bytes": "UBIGINT", "start_us": "BIGINT", "end_us": "BIGINT", "wait_us": "BIGINT",
+        "step": "INTEGER",
+        "layer": "UTINYINT",
+        "kv_head": "UTINYINT",
+        "span": "USMALLINT",
+        "direction": "VARCHAR",
+        "cause": "VARCHAR",
+        "bytes": "UBIGINT",
+        "start_us": "BIGINT",
+        "end_us": "BIGINT",
+        "wait_us": "BIGINT",
         "blocking": "BOOLEAN",
     },
     "event": {
-        "step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "q_head": "UTINYINT", "kind": "VARCHAR",
-        "span": "USMALLINT", "value": "FLOAT",
+        "step": "INTEGER",
+        "layer": "UTINYINT",
+        "kv_head": "UTINYINT",
+        "q_head": "UTINYINT",
+        "kind": "VARCHAR",
+        "span": "USMALLINT",
+        "value": "FLOAT",
     },
     "journal": {"step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "name": "VARCHAR", "values": "FLOAT[]"},
     "self_check": {"name": "VARCHAR", "passed": "BOOLEAN", "value": "DOUBLE", "detail": "VARCHAR"},
     "loss": {
-        "step": "UINTEGER", "ref_token": "INTEGER", "ref_text": "VARCHAR", "top_token": "INTEGER", "top_text": "VARCHAR",
-        "agrees": "BOOLEAN", "kl": "FLOAT", "ref_logprob": "FLOAT", "logprob": "FLOAT", "logit_diff": "FLOAT", "ref_rank": "UINTEGER",
+        "step": "UINTEGER",
+        "ref_token": "INTEGER",
+        "ref_text": "VARCHAR",
+        "top_token": "INTEGER",
+        "top_text": "VARCHAR",
+        "agrees": "BOOLEAN",
+        "kl": "FLOAT",
+        "ref_logprob": "FLOAT",
+        "logprob": "FLOAT",
+        "logit_diff": "FLOAT",
+        "ref_rank": "UINTEGER",
     },
     "step": {
-        "step": "UINTEGER", "t_us": "UBIGINT", "dur_us": "UBIGINT", "wait_us": "UBIGINT", "record_us": "UBIGINT",
-        "resident_bytes": "UBIGINT", "peak_bytes": "UBIGINT", "cold_bytes": "UBIGINT",
+        "step": "UINTEGER",
+        "t_us": "UBIGINT",
+        "dur_us": "UBIGINT",
+        "wait_us": "UBIGINT",
+        "record_us": "UBIGINT",
+        "resident_bytes": "UBIGINT",
+        "peak_bytes": "UBIGINT",
+        "cold_bytes": "UBIGINT",
     },
     "output": {
-        "step": "UINTEGER", "token_id": "INTEGER", "text": "VARCHAR", "logprob": "FLOAT", "next_entropy": "FLOAT",
+        "step": "UINTEGER",
+        "token_id": "INTEGER",
+        "text": "VARCHAR",
+        "logprob": "FLOAT",
+        "next_entropy": "FLOAT",
         "t_us": "UBIGINT",
     },
-}  # fmt: skip
+}
 
 
 def _arrow(values: Sequence[Any], kind: str) -> pa.Array:
@@ -78,7 +135,10 @@ def _arrow(values: Sequence[Any], kind: str) -> pa.Array:
 def check_shape(step: int, name: str, value: np.ndarray, want: tuple[int, ...]) -> None:
     """TraceError unless an array of a step has the shape the run has."""
     if value.shape != want:
-        raise TraceError(f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at every step.")
+        raise TraceError(
+            f"Step {step} logs {name} with shape {value.shape} where the run has {want}; log the same sizes at "
+            f"every step."
+        )
 
 
 def floats(vectors: Sequence[np.ndarray]) -> pa.Array:
@@ -89,7 +149,8 @@ def floats(vectors: Sequence[np.ndarray]) -> pa.Array:
 
 
 def copied(rows: Sequence[JournalRow]) -> list[JournalRow]:
-    """Journal rows with vectors of their own, since a method may reuse its arrays; TraceError for what is no named vector."""
+    """Journal rows with vectors of their own, since a method may reuse its arrays; TraceError for what is no named
+    vector."""
     kept = []
     for row in rows:
         try:
@@ -97,7 +158,10 @@ def copied(rows: Sequence[JournalRow]) -> list[JournalRow]:
         except (TypeError, ValueError):
             values = np.empty((0, 0), np.float32)
         if not isinstance(row.name, str) or not row.name or values.ndim != 1:
-            raise TraceError(f"Step {row.step} logs journal entry {row.name!r}, which is no named vector of numbers; log one dimension.")
+            raise TraceError(
+                f"Step {row.step} logs journal entry {row.name!r}, which is no named vector of numbers; log "
+                f"one dimension."
+            )
         kept.append(replace(row, values=values))
     return kept
 
@@ -109,9 +173,13 @@ def rows_table(name: str, rows: Sequence[Any]) -> pa.Table:
         if unknown:
             raise TraceError(f"Event kind {min(unknown)!r} is not one of {', '.join(EVENT_KINDS)}; log one of those.")
     try:
-        return pa.table({column: _arrow([getattr(row, column) for row in rows], kind) for column, kind in COLUMNS[name].items()})
+        return pa.table(
+            {column: _arrow([getattr(row, column) for row in rows], kind) for column, kind in COLUMNS[name].items()}
+        )
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise TraceError(f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it.") from error
+        raise TraceError(
+            f"A row of table {name} does not fit the trace's schema ({error}); this is a bug in what logs it."
+        ) from error
 
 
 def loss_rows(records: Sequence[StepRecord]) -> list[SimpleNamespace]:

@@ -1,4 +1,5 @@
-"""``runs/<uid>/run.json``: what a run is and how far it got, replaced atomically so that a reader never sees half of it."""
+"""``runs/<uid>/run.json``: what a run is and how far it got, replaced atomically so that a reader never sees half of
+it."""
 
 from __future__ import annotations
 
@@ -23,13 +24,48 @@ _MAX_INFO_BYTES = 16 << 20
 
 #: The summary fields of run.json, in the order of ``list_runs``.
 SUMMARY = (
-    "uid", "status", "created", "model", "method", "preset", "budget", "task", "prompt_tokens", "steps", "max_new",
-    "duration_s", "peak_bytes", "full_kv_bytes", "budget_bytes", "h2d_bytes", "d2h_bytes", "disk_bytes", "output_text", "error",
-    "reference", "parent", "forced", "reference_key", "hold",
-)  # fmt: skip
+    "uid",
+    "status",
+    "created",
+    "model",
+    "method",
+    "preset",
+    "budget",
+    "task",
+    "prompt_tokens",
+    "steps",
+    "max_new",
+    "duration_s",
+    "peak_bytes",
+    "full_kv_bytes",
+    "budget_bytes",
+    "h2d_bytes",
+    "d2h_bytes",
+    "disk_bytes",
+    "output_text",
+    "error",
+    "reference",
+    "parent",
+    "forced",
+    "reference_key",
+    "hold",
+)
 
-_FROM_META = ("model", "method", "preset", "budget", "task", "prompt_tokens", "max_new", "full_kv_bytes", "budget_bytes",
-              "reference", "parent", "forced", "reference_key")  # fmt: skip
+_FROM_META = (
+    "model",
+    "method",
+    "preset",
+    "budget",
+    "task",
+    "prompt_tokens",
+    "max_new",
+    "full_kv_bytes",
+    "budget_bytes",
+    "reference",
+    "parent",
+    "forced",
+    "reference_key",
+)
 
 
 def new_uid() -> str:
@@ -40,7 +76,9 @@ def new_uid() -> str:
 def check_uid(uid: str) -> str:
     """Returns `uid` if it is a well-formed run id, which no path separator or dot can be part of."""
     if not isinstance(uid, str) or not _UID.fullmatch(uid):
-        raise RunNotFound(f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`.")
+        raise RunNotFound(
+            f"{str(uid)[:80]!r} is not a run id; ids look like 20261121-013501-4f9a2c and are listed by `kvlens runs`."
+        )
     return uid
 
 
@@ -58,7 +96,8 @@ def now() -> str:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: NumPy scalars and arrays, paths, sets become plain; not-finite floats become null."""
+    """`value` as JSON can hold it: NumPy scalars and arrays, paths, sets become plain; not-finite floats become
+    null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -84,10 +123,16 @@ def clean_text(text: str) -> str:
 def first_info(meta: dict[str, Any]) -> dict[str, Any]:
     """run.json of a run that begins, from its meta."""
     return {
-        "schema_version": meta["schema_version"], "uid": meta["run_uid"], "status": "created", "created": meta["created"],
-        **{name: meta.get(name) for name in _FROM_META}, "hold": bool(meta.get("hold")),
-        "trace_level": meta["trace_level"], "pid": os.getpid(), "error": None,
-    }  # fmt: skip
+        "schema_version": meta["schema_version"],
+        "uid": meta["run_uid"],
+        "status": "created",
+        "created": meta["created"],
+        **{name: meta.get(name) for name in _FROM_META},
+        "hold": bool(meta.get("hold")),
+        "trace_level": meta["trace_level"],
+        "pid": os.getpid(),
+        "error": None,
+    }
 
 
 def save_prompt(folder: Path, meta: dict[str, Any]) -> None:
@@ -124,7 +169,9 @@ def read_info(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UnreadableRun(f"Run {uid} has no run.json; delete the run or restore the file.") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise UnreadableRun(f"run.json of run {uid} cannot be read ({_brief(error)}); restore it or delete the run.") from error
+        raise UnreadableRun(
+            f"run.json of run {uid} cannot be read ({_brief(error)}); restore it or delete the run."
+        ) from error
     if not isinstance(info, dict) or not isinstance(info.get("status"), str):
         raise UnreadableRun(f"run.json of run {uid} does not describe a run; restore it or delete the run.")
     return info

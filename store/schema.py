@@ -1,8 +1,9 @@
 """Schema v3 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
-The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there changes the
-file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a fingerprint).
-No primary keys: they double the file. The writer enforces the order of steps, and a run is checked for completeness at its end.
+The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
+changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
+fingerprint). No primary keys: they double the file. The writer enforces the order of steps, and a run is checked for
+completeness at its end.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ MAX_SPAN = 65_535
 TRACE_LEVELS = ("summary", "heads", "spans")
 
 _HEAD_TYPES = {"n_zoomed": "USMALLINT", "corrected": "BOOLEAN"}
-_KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS} | {"similarity": "FLOAT"}
+_KV_TYPES = {name: "UBIGINT" if name.endswith("_bytes") else "UINTEGER" for name in KV_COLUMNS} | {
+    "similarity": "FLOAT"
+}
 
-#: Units of the columns whose stored name does not carry them; used wherever columns leave the store (exports, summaries).
+#: Units of the columns whose stored name does not carry them; used wherever columns leave the store (exports,
+#: summaries).
 UNITS = {
     "entropy": "entropy_nats",
     "n_zoomed": "n_zoomed_spans",
@@ -55,19 +59,24 @@ def _columns(pairs: dict[str, str]) -> str:
 
 
 def moments(columns: tuple[str, ...]) -> dict[str, str]:
-    """Four columns per metric from which mean, extremes and totals over the run can be had, and two runs' parts be merged."""
+    """Four columns per metric from which mean, extremes and totals over the run can be had, and two runs' parts be
+    merged."""
     parts = {"n": "UINTEGER", "sum": "DOUBLE", "min": "DOUBLE", "max": "DOUBLE"}
     return {f"{c}_{part}": kind for c in columns for part, kind in parts.items()}
 
 
 #: NaN of a journal's vector or of a score is NULL inside the list.
-JOURNAL = "CREATE TABLE journal (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, name VARCHAR NOT NULL, values FLOAT[] NOT NULL)"
+JOURNAL = (
+    "CREATE TABLE journal (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, name VARCHAR NOT "
+    "NULL, values FLOAT[] NOT NULL)"
+)
 KV_SPAN = (
     "CREATE TABLE kv_span (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
     "span USMALLINT[] NOT NULL, score FLOAT[] NOT NULL, chosen BOOLEAN[] NOT NULL, n_candidates UINTEGER NOT NULL)"
 )
 LOSS = (
-    "CREATE TABLE loss (step UINTEGER NOT NULL, ref_token INTEGER NOT NULL, ref_text VARCHAR NOT NULL, top_token INTEGER NOT NULL, "
+    "CREATE TABLE loss (step UINTEGER NOT NULL, ref_token INTEGER NOT NULL, ref_text VARCHAR NOT NULL, "
+    "top_token INTEGER NOT NULL, "
     "top_text VARCHAR NOT NULL, agrees BOOLEAN NOT NULL, kl FLOAT, ref_logprob FLOAT, logprob FLOAT, logit_diff FLOAT, "
     "ref_rank UINTEGER NOT NULL)"
 )
@@ -77,7 +86,8 @@ ORACLE = (
     "span USMALLINT[] NOT NULL, full_mass USMALLINT[] NOT NULL, mass USMALLINT[] NOT NULL, tail_full FLOAT NOT NULL)"
 )
 SPAN_KEY = (
-    "CREATE TABLE span_key (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, form VARCHAR NOT NULL, "
+    "CREATE TABLE span_key (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, form "
+    "VARCHAR NOT NULL, "
     "key FLOAT[] NOT NULL)"
 )
 
@@ -97,12 +107,14 @@ def statements() -> list[str]:
         "char_start UINTEGER, char_end UINTEGER, surprisal FLOAT, logprob FLOAT, next_entropy FLOAT, t_us UBIGINT)",
         "CREATE TABLE step (step UINTEGER NOT NULL, t_us UBIGINT NOT NULL, dur_us UBIGINT NOT NULL, "
         "wait_us UBIGINT NOT NULL, record_us UBIGINT NOT NULL, resident_bytes UBIGINT NOT NULL, "
-        "peak_bytes UBIGINT NOT NULL, cold_bytes UBIGINT NOT NULL, h2d_bytes UBIGINT NOT NULL, d2h_bytes UBIGINT NOT NULL)",
+        "peak_bytes UBIGINT NOT NULL, cold_bytes UBIGINT NOT NULL, h2d_bytes UBIGINT NOT NULL, d2h_bytes "
+        "UBIGINT NOT NULL)",
         "CREATE TABLE span (span USMALLINT NOT NULL, kind VARCHAR NOT NULL, tok_start UINTEGER NOT NULL, "
         "tok_end UINTEGER NOT NULL, born_step INTEGER NOT NULL, died_step INTEGER, reason VARCHAR NOT NULL, "
         "mean_surprisal FLOAT, state VARCHAR NOT NULL)",
         "CREATE TABLE span_head (span USMALLINT NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
-        "form VARCHAR NOT NULL, rank_k USMALLINT, rank_v USMALLINT, cold_bytes UBIGINT NOT NULL, err_k FLOAT, err_v FLOAT)",
+        "form VARCHAR NOT NULL, rank_k USMALLINT, rank_v USMALLINT, cold_bytes UBIGINT NOT NULL, err_k FLOAT, "
+        "err_v FLOAT)",
         "CREATE TABLE head_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
         f"kv_head UTINYINT NOT NULL, {head})",
         f"CREATE TABLE kv_step (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, {kv})",
@@ -113,7 +125,10 @@ def statements() -> list[str]:
         "end_us BIGINT NOT NULL, wait_us BIGINT NOT NULL, blocking BOOLEAN NOT NULL)",
         "CREATE TABLE event (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, q_head UTINYINT, "
         "kind event_kind NOT NULL, span USMALLINT, value FLOAT)",
-        "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR NOT NULL)",
+        (
+            "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR "
+            "NOT NULL)"
+        ),
         "CREATE TABLE head_run (layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
         f"n_steps UINTEGER NOT NULL, {_columns(moments(HEAD_COLUMNS))})",
         "CREATE TABLE kv_run (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, n_steps UINTEGER NOT NULL, "
@@ -129,11 +144,45 @@ def statements() -> list[str]:
 
 #: Every table a reader may touch, hence the allow-list for identifiers.
 TABLES = (
-    "meta", "run_state", "token", "step", "span", "span_head", "head_step", "kv_step", "head_span", "transfer", "event",
-    "self_check", "head_run", "kv_run", "layer_step", "journal", "kv_span", "loss", "oracle", "span_key",
-)  # fmt: skip
+    "meta",
+    "run_state",
+    "token",
+    "step",
+    "span",
+    "span_head",
+    "head_step",
+    "kv_step",
+    "head_span",
+    "transfer",
+    "event",
+    "self_check",
+    "head_run",
+    "kv_run",
+    "layer_step",
+    "journal",
+    "kv_span",
+    "loss",
+    "oracle",
+    "span_key",
+)
 
 __all__ = [
-    "JOURNAL", "KV_SPAN", "LOSS", "MASS_CODEC", "MAX_SPAN", "ORACLE", "ORACLE_CODEC", "ORACLE_CODES", "SCHEMA_VERSION", "SPAN_KEY",
-    "TABLES", "TRACE_LEVELS", "UNITS", "head_type", "kv_type", "layer_type", "moments", "statements",
-]  # fmt: skip
+    "JOURNAL",
+    "KV_SPAN",
+    "LOSS",
+    "MASS_CODEC",
+    "MAX_SPAN",
+    "ORACLE",
+    "ORACLE_CODEC",
+    "ORACLE_CODES",
+    "SCHEMA_VERSION",
+    "SPAN_KEY",
+    "TABLES",
+    "TRACE_LEVELS",
+    "UNITS",
+    "head_type",
+    "kv_type",
+    "layer_type",
+    "moments",
+    "statements",
+]

@@ -45,7 +45,9 @@ class Session:
         for name in frame.columns:
             if pd.api.types.is_unsigned_integer_dtype(frame[name].dtype) and not frame[name].hasnans:
                 frame[name] = frame[name].astype("int64")  # so that arithmetic on small columns does not wrap around
-            elif pd.api.types.is_extension_array_dtype(frame[name].dtype) and not pd.api.types.is_string_dtype(frame[name].dtype):
+            elif pd.api.types.is_extension_array_dtype(frame[name].dtype) and not pd.api.types.is_string_dtype(
+                frame[name].dtype
+            ):
                 frame[name] = frame[name].astype("float64")
         return frame
 

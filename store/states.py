@@ -10,10 +10,11 @@ _MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident"
 class Replay:
     """The states of spans, changed by one event after the other.
 
-    A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of them. A span
-    that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as factors. An offload is
-    news only for a span that was hot: one with a summary stays coarse. Of a partial span the tokens that are gone stay gone: only evicting
-    the others changes it. A span that a counterfactual holds stays resident, whatever the method does with its own copy.
+    A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of
+    them. A span that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as
+    factors. An offload is news only for a span that was hot: one with a summary stays coarse. Of a partial span the
+    tokens that are gone stay gone: only evicting the others changes it. A span that a counterfactual holds stays
+    resident, whatever the method does with its own copy.
     """
 
     def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
@@ -59,7 +60,9 @@ class Replay:
             self.state[span] = self._before.pop(span)
 
 
-def replay(spans: Iterable[tuple[int, str, str | None]], events: Iterable[tuple[int, str, int | None]]) -> dict[int, str]:
+def replay(
+    spans: Iterable[tuple[int, str, str | None]], events: Iterable[tuple[int, str, int | None]]
+) -> dict[int, str]:
     """State per span after all `events` (span, kind, query head), in order."""
     machine = Replay(spans)
     for span, kind, q_head in events:
@@ -70,7 +73,8 @@ def replay(spans: Iterable[tuple[int, str, str | None]], events: Iterable[tuple[
 def changes(
     spans: Iterable[tuple[int, str, str | None, int]], events: Iterable[tuple[int, int, str, int | None]]
 ) -> list[tuple[int, int, str]]:
-    """(step, span, state) whenever a state is another one at the end of a step than before, and once at each span's birth.
+    """(step, span, state) whenever a state is another one at the end of a step than before, and once at each span's
+    birth.
 
     `spans`: (span, state at birth, form, birth step); `events`: (step, span, kind, query head), in order.
     """

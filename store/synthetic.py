@@ -1,7 +1,8 @@
-"""A made-up run, written through the real writer: for tests, benchmarks and work on the pages. Nothing in it was measured.
+"""A made-up run, written through the real writer: for tests, benchmarks and work on the pages. Nothing in it was
+measured.
 
-Its meta says model 'synthetic'. It has the shape of a SeKV run: sink, anchors, entropy spans in a cold tier, a window; query heads
-whose interest wanders over the spans; spans that are zoomed into and left again; copies that cost time.
+Its meta says model 'synthetic'. It has the shape of a SeKV run: sink, anchors, entropy spans in a cold tier, a window;
+query heads whose interest wanders over the spans; spans that are zoomed into and left again; copies that cost time.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ def write_synthetic(
     seed: int = 0,
     **meta: Any,
 ) -> str:
-    """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`, `status`, `error`,
-    `writer_class` steer the writing; all others go into the run's meta.
+    """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`,
+    `status`, `error`, `writer_class` steer the writing; all others go into the run's meta.
 
-    `lens=False`: a run without loss, full attention and span keys. `loss_step`: where it first disagrees with the reference (three
-    quarters through). Of the meta, `forced` says that losses go on after that, `oracle` which steps and layers have full attention.
+    `lens=False`: a run without loss, full attention and span keys. `loss_step`: where it first disagrees with the
+    reference (three quarters through). Of the meta, `forced` says that losses go on after that, `oracle` which steps
+    and layers have full attention.
     """
     rng = np.random.default_rng(seed)
     writer = meta.pop("writer_class", TraceWriter)(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
@@ -46,20 +48,44 @@ def write_synthetic(
     prefill.span_keys = span_keys(scene, seed) if lens else None
     writer.begin(
         {
-            "model": "synthetic", "method": "sekv", "preset": "made up", "task": "synthetic", "device": "none", "dtype": "bfloat16",
-            "config": {"window": WINDOW, "sink": SINK, "zoom_threshold": 0.08}, "budget": 0.35, "prompt_tokens": n_prompt,
-            "max_new": steps, "seed": seed, "forced": False, "layers": layers, "q_heads": q_heads, "kv_heads": kv_heads,
-            "head_dim": scene.head_dim, "token_bytes": scene.token_bytes() * layers * kv_heads, "full_kv_bytes": full,
-            "budget_bytes": int(0.35 * full), "link": "none (synthetic)", "prompt_text": text, "needle": [],
-            "machine": "none (synthetic)", "oracle": None, "reference": None, "parent": None, "hold": [], "whatif": None,
+            "model": "synthetic",
+            "method": "sekv",
+            "preset": "made up",
+            "task": "synthetic",
+            "device": "none",
+            "dtype": "bfloat16",
+            "config": {"window": WINDOW, "sink": SINK, "zoom_threshold": 0.08},
+            "budget": 0.35,
+            "prompt_tokens": n_prompt,
+            "max_new": steps,
+            "seed": seed,
+            "forced": False,
+            "layers": layers,
+            "q_heads": q_heads,
+            "kv_heads": kv_heads,
+            "head_dim": scene.head_dim,
+            "token_bytes": scene.token_bytes() * layers * kv_heads,
+            "full_kv_bytes": full,
+            "budget_bytes": int(0.35 * full),
+            "link": "none (synthetic)",
+            "prompt_text": text,
+            "needle": [],
+            "machine": "none (synthetic)",
+            "oracle": None,
+            "reference": None,
+            "parent": None,
+            "hold": [],
+            "whatif": None,
         }
         | meta
-    )  # fmt: skip
+    )
     writer.prefill(prefill)
     made = LensMaker(scene, seed, loss_step, bool(meta.get("forced")), sampling) if lens else None
     maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us, made)
     for step in range(steps):
         writer.step(maker.make(step))
-    check = SelfCheck("synthetic", True, None, "this run was made up by kvlens.store.synthetic; nothing in it was measured")
+    check = SelfCheck(
+        "synthetic", True, None, "this run was made up by kvlens.store.synthetic; nothing in it was measured"
+    )
     writer.finish(status, error, [check], {"synthetic": True})
     return writer.uid

@@ -1,4 +1,5 @@
-"""What a made-up run lost against a made-up full-KV run: full attention by span, and the loss of each step. See ``synthetic.py``."""
+"""What a made-up run lost against a made-up full-KV run: full attention by span, and the loss of each step. See
+``synthetic.py``."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _LOST_FOR = 4
 class LensMaker:
     """Full attention and losses of a made-up run, with random numbers of its own.
 
-    loss_step: the first step at which the two runs disagree; forced: losses go on after it. sampling: steps and layers with full
-    attention, as in the run's meta, None for none.
+    loss_step: the first step at which the two runs disagree; forced: losses go on after it. sampling: steps and layers
+    with full attention, as in the run's meta, None for none.
     """
 
     def __init__(self, scene: Scene, seed: int, loss_step: int, forced: bool, sampling: dict[str, Any] | None) -> None:
@@ -25,9 +26,11 @@ class LensMaker:
         self._rng = np.random.default_rng((seed, 1))
 
     def full(self, step: int, mass: np.ndarray, coarse: np.ndarray, needle: int) -> np.ndarray:
-        """Full attention's mass [L, Hq, S] beside the method's: as it is but for spans read as a summary, which get more or less.
+        """Full attention's mass [L, Hq, S] beside the method's: as it is but for spans read as a summary, which get
+        more or less.
 
-        coarse: bool [L, Hq, S]. Around the step of loss every third query head of the deeper layers would have read the needle.
+        coarse: bool [L, Hq, S]. Around the step of loss every third query head of the deeper layers would have read the
+        needle.
         """
         gain = np.where(coarse, np.exp(self._rng.normal(0.1, 0.35, mass.shape)), 1.0)
         full, depth = mass * gain, np.arange(len(mass)) / len(mass)
@@ -67,9 +70,17 @@ class LensMaker:
         before = -float(rng.gamma(1.2, 0.1))
         drop = kl if agrees else kl + 1.0
         return Loss(
-            1000 + reference, " " + ANSWER[reference], 1000 + top, " " + ANSWER[top], agrees, kl, before, before - drop, -1.5 * drop,
+            1000 + reference,
+            " " + ANSWER[reference],
+            1000 + top,
+            " " + ANSWER[top],
+            agrees,
+            kl,
+            before,
+            before - drop,
+            -1.5 * drop,
             0 if agrees else int(rng.integers(1, 6)),
-        )  # fmt: skip
+        )
 
 
 def span_keys(scene: Scene, seed: int) -> SpanKeys:

@@ -46,22 +46,34 @@ def make_prefill(scene: Scene, n_prompt: int, n_spans: int) -> tuple[PrefillReco
     cuts = np.sort(rng.choice(np.arange(SINK + 1, body_end), min(n_spans, body_end - SINK - 1) - 1, replace=False))
     edges = [SINK, *(int(cut) for cut in cuts), body_end]
     surprisal[[edge for edge in edges if edge < n_prompt]] += 4.0
-    anchors = {int(i) for i in rng.choice(np.arange(1, len(edges) - 2), ANCHORS, replace=False)} if len(edges) > 5 else set()
-    scene.spans = [SpanRow(0, "sink", 0, SINK, -1, f"The first {SINK} tokens, kept because heads park attention on them.", None)]
+    anchors = (
+        {int(i) for i in rng.choice(np.arange(1, len(edges) - 2), ANCHORS, replace=False)} if len(edges) > 5 else set()
+    )
+    scene.spans = [
+        SpanRow(0, "sink", 0, SINK, -1, f"The first {SINK} tokens, kept because heads park attention on them.", None)
+    ]
     for index, (start, end) in enumerate(pairwise(edges)):
         mean = float(surprisal[start:end].mean())
         if index in anchors:
-            row = SpanRow(index + 1, "anchor", start, end, -1, "Kept exact: its mean surprisal is among the highest.", mean)
+            row = SpanRow(
+                index + 1, "anchor", start, end, -1, "Kept exact: its mean surprisal is among the highest.", mean
+            )
         else:
             why = f"Begins where surprisal jumps to {surprisal[start]:.1f} nats and ends before the next jump."
             row = SpanRow(index + 1, "entropy", start, end, -1, why, mean, "coarse")
         scene.spans.append(row)
-    scene.spans.append(SpanRow(len(edges), "window", body_end, n_prompt, -1, f"The last {WINDOW} tokens before decoding.", None))
+    scene.spans.append(
+        SpanRow(len(edges), "window", body_end, n_prompt, -1, f"The last {WINDOW} tokens before decoding.", None)
+    )
     heads = [row for span in scene.spans if span.kind == "entropy" for row in span_heads(scene, span)]
     tokens, chars = [], 0
     for pos in range(n_prompt):
         piece = ("" if pos == 0 else " ") + WORDS[pos % len(WORDS)]
-        tokens.append(PromptToken(pos, 100 + pos % len(WORDS), piece, chars, chars + len(piece), float(surprisal[pos]) if pos else None))
+        tokens.append(
+            PromptToken(
+                pos, 100 + pos % len(WORDS), piece, chars, chars + len(piece), float(surprisal[pos]) if pos else None
+            )
+        )
         chars += len(piece)
     clock, transfers = 900_000, []
     for layer in range(scene.layers):

@@ -14,18 +14,28 @@ _LISTED = 12
 
 
 def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow]:
-    """What a method might say of a step: a number for all layers, one per layer, and a vector with gaps. [L, H_kv, spans]."""
+    """What a method might say of a step: a number for all layers, one per layer, and a vector with gaps. [L, H_kv,
+    spans]."""
     each = [JournalRow(step, layer, None, "best_score", np.array([score[layer].max()])) for layer in range(len(score))]
     counts = zoomed.sum(-1).astype(np.float32).reshape(-1)
     vector = np.where(counts > 0, counts, np.nan)
-    return [JournalRow(step, None, None, "threshold", np.array([_ZOOM_IN])), *each, JournalRow(step, None, None, "expanded", vector)]
+    return [
+        JournalRow(step, None, None, "threshold", np.array([_ZOOM_IN])),
+        *each,
+        JournalRow(step, None, None, "expanded", vector),
+    ]
 
 
 def ranking(score: np.ndarray, zoomed: np.ndarray, candidate: np.ndarray) -> Scores:
-    """The best spans per KV head. `score`, `zoomed`: [L, H_kv, spans]; `candidate`: [spans], those that can be expanded."""
-    order = np.argsort(np.where(candidate, -score, np.inf), axis=-1, kind="stable")[..., : min(_LISTED, int(candidate.sum()))]
+    """The best spans per KV head. `score`, `zoomed`: [L, H_kv, spans]; `candidate`: [spans], those that can be
+    expanded."""
+    order = np.argsort(np.where(candidate, -score, np.inf), axis=-1, kind="stable")[
+        ..., : min(_LISTED, int(candidate.sum()))
+    ]
     count = np.full(score.shape[:2], candidate.sum(), np.int32)
-    return Scores(order.astype(np.int32), np.take_along_axis(score, order, -1), np.take_along_axis(zoomed, order, -1), count)
+    return Scores(
+        order.astype(np.int32), np.take_along_axis(score, order, -1), np.take_along_axis(zoomed, order, -1), count
+    )
 
 
 class StepMaker:
@@ -60,8 +70,14 @@ class StepMaker:
         for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(came)), strict=True):
             q_head = head * group + int(grouped[layer, head, :, span].argmax())
             took = 15 + int(cold_size[span]) // 4000
-            transfers.append(TransferRow(step, layer, head, span, "h2d", "zoom", int(cold_size[span]), now, now + took, took // 2, True))
-            events.append(EventRow(step, layer, head, q_head, "zoom_in", span, float(grouped[layer, head, :, span].max())))
+            transfers.append(
+                TransferRow(
+                    step, layer, head, span, "h2d", "zoom", int(cold_size[span]), now, now + took, took // 2, True
+                )
+            )
+            events.append(
+                EventRow(step, layer, head, q_head, "zoom_in", span, float(grouped[layer, head, :, span].max()))
+            )
             now, wait = now + took, wait + took // 2
         for layer, head, span in zip(*(axis.tolist() for axis in np.nonzero(went)), strict=True):
             events.append(EventRow(step, layer, head, None, "zoom_out", span, float(score[layer, head, span])))
@@ -76,15 +92,23 @@ class StepMaker:
             head["coverage"] = (full * read_exactly).sum(-1)
             loss = self.lens.loss(step, head["regret"])
         coarse = sum(s.kind == "entropy" for s in scene.spans)
-        tokens = {"recalled_tokens": (came * lengths).sum(-1), "reused_tokens": ((self.zoomed & before) * lengths).sum(-1)}
+        tokens = {
+            "recalled_tokens": (came * lengths).sum(-1),
+            "reused_tokens": ((self.zoomed & before) * lengths).sum(-1),
+        }
         kv = {
-            "h2d_bytes": up, "d2h_bytes": down, "resident_bytes": resident,
+            "h2d_bytes": up,
+            "d2h_bytes": down,
+            "resident_bytes": resident,
             "attended_tokens": np.rint(resident / scene.token_bytes()) - coarse,
             "attended_coarse": (coarse - self.zoomed.sum(-1)).astype(float),
-            "blocking_bytes": up, "ideal_bytes": up, "similarity": np.clip(rng.normal(0.86, 0.08, up.shape), -1, 1),
+            "blocking_bytes": up,
+            "ideal_bytes": up,
+            "similarity": np.clip(rng.normal(0.86, 0.08, up.shape), -1, 1),
             **{name: count.astype(float) for name, count in tokens.items()},
-            "n_recalled": came.sum(-1).astype(float), "n_reused": (self.zoomed & before).sum(-1).astype(float),
-        }  # fmt: skip
+            "n_recalled": came.sum(-1).astype(float),
+            "n_reused": (self.zoomed & before).sum(-1).astype(float),
+        }
         top = np.argsort(-mass, axis=-1)[..., : self.top_k].astype(np.int32)
         top_mass = np.take_along_axis(mass, top, -1)
         if top.shape[-1] < self.top_k:
@@ -93,11 +117,32 @@ class StepMaker:
         tail = np.maximum(1 - top_mass.sum(-1), 0).astype(np.float32)
         self.cold = sum(row.cold_bytes for row in scene.cold.values()) * scene.layers * scene.kv_heads
         record = StepRecord(
-            step, self.clock, dur + wait, wait, 60, 1000 + step % len(ANSWER), " " + ANSWER[step % len(ANSWER)],
-            -float(rng.gamma(1.2, 0.5)), float(rng.gamma(1.5, 0.8)), int(resident.sum()), int(resident.sum() + up.max()), self.cold,
-            head, kv, top, top_mass, tail, transfers, events, born, born_heads, journal(step, score, self.zoomed),
-            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])), loss, oracle,
-        )  # fmt: skip
+            step,
+            self.clock,
+            dur + wait,
+            wait,
+            60,
+            1000 + step % len(ANSWER),
+            " " + ANSWER[step % len(ANSWER)],
+            -float(rng.gamma(1.2, 0.5)),
+            float(rng.gamma(1.5, 0.8)),
+            int(resident.sum()),
+            int(resident.sum() + up.max()),
+            self.cold,
+            head,
+            kv,
+            top,
+            top_mass,
+            tail,
+            transfers,
+            events,
+            born,
+            born_heads,
+            journal(step, score, self.zoomed),
+            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
+            loss,
+            oracle,
+        )
         self.clock += dur + wait
         return record
 
@@ -108,10 +153,15 @@ class StepMaker:
         if self.n_prompt + step + 1 - covered <= WINDOW + LEAVE:
             return [], [], [], []
         row = SpanRow(
-            len(scene.spans), "entropy", covered, covered + LEAVE, step,
+            len(scene.spans),
+            "entropy",
+            covered,
+            covered + LEAVE,
+            step,
             f"The {LEAVE} oldest tokens of the window, left at step {step}.",
-            float(scene.rng.gamma(2.0, 1.0)), "coarse",
-        )  # fmt: skip
+            float(scene.rng.gamma(2.0, 1.0)),
+            "coarse",
+        )
         scene.spans.append(row)
         heads = span_heads(scene, row)
         shape = (scene.layers, scene.q_heads, 1)
@@ -120,10 +170,25 @@ class StepMaker:
         self.zoomed = np.concatenate([self.zoomed, np.zeros((scene.layers, scene.kv_heads, 1), bool)], -1)
         size = LEAVE * scene.token_bytes() * scene.kv_heads
         moves = [
-            TransferRow(step, layer, None, row.span, "d2h", "leave", size, self.clock + 30 * layer, self.clock + 30 * layer + 25, 0, False)
+            TransferRow(
+                step,
+                layer,
+                None,
+                row.span,
+                "d2h",
+                "leave",
+                size,
+                self.clock + 30 * layer,
+                self.clock + 30 * layer + 25,
+                0,
+                False,
+            )
             for layer in range(scene.layers)
         ]
-        events = [EventRow(step, None, None, None, "span_open", row.span), EventRow(step, None, None, None, "offload", row.span)]
+        events = [
+            EventRow(step, None, None, None, "span_open", row.span),
+            EventRow(step, None, None, None, "offload", row.span),
+        ]
         return [row], heads, moves, events
 
     def _masses(self, step: int) -> np.ndarray:
@@ -168,9 +233,14 @@ class StepMaker:
         n_zoomed = (zoomed & (mass > _ZOOM_OUT)).sum(-1).astype(np.float32)
         logs = np.log(np.maximum(mass, 1e-12))
         return {
-            "mass_sink": total["sink"], "mass_anchor": total["anchor"], "mass_window": total["window"], "mass_resident": exact,
-            "mass_coarse": coarse, "mass_reconstructed": rebuilt, "entropy": -(mass * logs).sum(-1),
+            "mass_sink": total["sink"],
+            "mass_anchor": total["anchor"],
+            "mass_window": total["window"],
+            "mass_resident": exact,
+            "mass_coarse": coarse,
+            "mass_reconstructed": rebuilt,
+            "entropy": -(mass * logs).sum(-1),
             "qcos": np.clip(rng.normal(0.86, 0.08, coarse.shape), -1, 1).astype(np.float32),
             "n_zoomed": n_zoomed,
             "zoom_rate": n_zoomed / max(int(entropy.sum()), 1),
-        }  # fmt: skip
+        }

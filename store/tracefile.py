@@ -20,7 +20,11 @@ from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
 from kvlens.store.versions import upgrades
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {"threads": "1", "wal_autocheckpoint": "64MB", "default_block_size": "65536"}
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "threads": "1",
+    "wal_autocheckpoint": "64MB",
+    "default_block_size": "65536",
+}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
 
@@ -68,7 +72,9 @@ class TraceFile:
         moved = dict(con.execute("SELECT direction, sum(bytes)::BIGINT FROM transfer GROUP BY direction").fetchall())
         file._peak = peak[0] if peak else 0
         file._moved = [moved.get("h2d", 0), moved.get("d2h", 0)]
-        file._text = [row[0] for row in con.execute("SELECT text FROM token WHERE step IS NOT NULL ORDER BY step").fetchall()]
+        file._text = [
+            row[0] for row in con.execute("SELECT text FROM token WHERE step IS NOT NULL ORDER BY step").fetchall()
+        ]
         return file
 
     def last_step(self) -> int:
@@ -109,10 +115,12 @@ class TraceFile:
             else:
                 self._put_meta(
                     {
-                        "prefill_us": job.prefill_us, "prefill_peak_bytes": job.prefill_peak_bytes,
-                        "prefill_cold_bytes": job.cold_bytes, "prefill_resident_bytes": job.resident_bytes,
+                        "prefill_us": job.prefill_us,
+                        "prefill_peak_bytes": job.prefill_peak_bytes,
+                        "prefill_cold_bytes": job.cold_bytes,
+                        "prefill_resident_bytes": job.resident_bytes,
                     }
-                )  # fmt: skip
+                )
             con.commit()
         except BaseException:
             with contextlib.suppress(duckdb.Error):
@@ -120,7 +128,9 @@ class TraceFile:
             raise
         self._account(job)
 
-    def finish(self, status: str, error: str | None, checks: Iterable[SelfCheck], extra: dict[str, Any], trace_level: str) -> None:
+    def finish(
+        self, status: str, error: str | None, checks: Iterable[SelfCheck], extra: dict[str, Any], trace_level: str
+    ) -> None:
         """Rollups, self-checks, final state, checkpoint."""
         rollup.rebuild(self._con)
         own = stored_checks(self._con) if trace_level != "summary" else []
@@ -163,15 +173,22 @@ class TraceFile:
             tables.append((name, rows_table(name, rows)))
         tables += [("head_step", block.head_table()), ("kv_step", block.kv_table())]
         if trace_level == "spans":
-            tables += [("head_span", block.span_table()), ("kv_span", block.score_table()), ("oracle", block.oracle_table())]
+            tables += [
+                ("head_span", block.span_table()),
+                ("kv_span", block.score_table()),
+                ("oracle", block.oracle_table()),
+            ]
         return tables
 
     def _prefill_tables(self, record: PrefillRecord, trace_level: str) -> list[tuple[str, pa.Table]]:
         tables = [
-            ("token", rows_table("prompt", record.tokens)), ("span", rows_table("span", record.spans)),
-            ("span_head", rows_table("span_head", record.span_heads)), ("transfer", rows_table("transfer", record.transfers)),
-            ("event", rows_table("event", record.events)), ("journal", rows_table("journal", copied(record.journal))),
-        ]  # fmt: skip
+            ("token", rows_table("prompt", record.tokens)),
+            ("span", rows_table("span", record.spans)),
+            ("span_head", rows_table("span_head", record.span_heads)),
+            ("transfer", rows_table("transfer", record.transfers)),
+            ("event", rows_table("event", record.events)),
+            ("journal", rows_table("journal", copied(record.journal))),
+        ]
         if trace_level == "spans" and record.span_keys is not None:
             tables.append(("span_key", span_key_table(record.span_keys, self._heads)))
         return tables
@@ -213,11 +230,16 @@ def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:
     worst = con.execute(f"SELECT max(abs({total} - 1)) FROM head_step WHERE {logged}").fetchone()
     checks = [
         SelfCheck(
-            "stored_rows_complete", counted == (want, want), float(counted[0]),
+            "stored_rows_complete",
+            counted == (want, want),
+            float(counted[0]),
             f"{counted[0]} rows of steps x layers x query heads stored, {want} expected",
         )
-    ]  # fmt: skip
+    ]
     if worst is not None and worst[0] is not None:
-        detail = f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; allowed {_MASS_TOLERANCE}"
+        detail = (
+            f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; "
+            f"allowed {_MASS_TOLERANCE}"
+        )
         checks.append(SelfCheck("stored_masses_sum_to_one", worst[0] <= _MASS_TOLERANCE, round(worst[0], 6), detail))
     return checks

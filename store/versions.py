@@ -1,14 +1,26 @@
 """Files of earlier schemas. What a file's schema did not have was not recorded: columns are NULL there, tables empty.
 
-Reading: the tables that grew or came after schema 1 are read through a relation of the same name in the reader's private database,
-a view of the file's own table where there is one. Recovering: an unfinished file is brought to this schema before it is finished.
+Reading: the tables that grew or came after schema 1 are read through a relation of the same name in the reader's
+private database, a view of the file's own table where there is one. Recovering: an unfinished file is brought to this
+schema before it is finished.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.store.schema import JOURNAL, KV_SPAN, LOSS, ORACLE, SCHEMA_VERSION, SPAN_KEY, head_type, kv_type, layer_type, moments
+from kvlens.store.schema import (
+    JOURNAL,
+    KV_SPAN,
+    LOSS,
+    ORACLE,
+    SCHEMA_VERSION,
+    SPAN_KEY,
+    head_type,
+    kv_type,
+    layer_type,
+    moments,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,11 @@ ADDED = {
         {"journal": JOURNAL, "kv_span": KV_SPAN},
     ),
     3: Addition(
-        {"head_step": {name: head_type(name) for name in _V3}, "head_run": moments(_V3), "layer_step": dict.fromkeys(_V3, "FLOAT")},
+        {
+            "head_step": {name: head_type(name) for name in _V3},
+            "head_run": moments(_V3),
+            "layer_step": dict.fromkeys(_V3, "FLOAT"),
+        },
         {"loss": LOSS, "oracle": ORACLE, "span_key": SPAN_KEY},
     ),
 }
@@ -72,6 +88,10 @@ def upgrades(version: int | None) -> list[str]:
     """Statements that bring an open, unfinished file of that schema to this one."""
     made: list[str] = []
     for added in _later(version):
-        made += [f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for table, new in added.columns.items() for name, kind in new.items()]
+        made += [
+            f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
+            for table, new in added.columns.items()
+            for name, kind in new.items()
+        ]
         made += added.tables.values()
     return [*made, f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"] if made else []

@@ -1,7 +1,7 @@
 """The writer of a run's trace. The engine's thread copies a step into a block; a second thread writes blocks to DuckDB.
 
-What was flushed survives the process. An error of the flush thread (a full disk) is raised as one TraceError by the next call,
-after the run has been marked failed; nothing waits for a thread that cannot go on.
+What was flushed survives the process. An error of the flush thread (a full disk) is raised as one TraceError by the
+next call, after the run has been marked failed; nothing waits for a thread that cannot go on.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ _RESERVE_BYTES = 64 * 1024
 class TraceWriter:
     """A ``kvlens.rows.TraceSink`` that writes ``runs_dir/<uid>/``.
 
-    `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per step and head;
-    'spans' adds each head's top spans and rankings per step. How many spans is up to the records (their K).
-    The run's `duration_s` counts from here: made before prefill, its writer times prefill, decoding and storing.
+    `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per
+    step and head; 'spans' adds each head's top spans and rankings per step. How many spans is up to the records (their
+    K). The run's `duration_s` counts from here: made before prefill, its writer times prefill, decoding and storing.
     """
 
-    def __init__(self, runs_dir: Path, uid: str | None = None, trace_level: str = "spans", block_steps: int = 32) -> None:
+    def __init__(
+        self, runs_dir: Path, uid: str | None = None, trace_level: str = "spans", block_steps: int = 32
+    ) -> None:
         if trace_level not in TRACE_LEVELS:
             raise ValueError(f"Trace level {trace_level!r} is not one of {', '.join(TRACE_LEVELS)}.")
         self.uid = check_uid(uid or new_uid())
@@ -63,14 +65,21 @@ class TraceWriter:
         try:
             self._shape = (int(meta["layers"]), int(meta["q_heads"]), int(meta["kv_heads"]))
         except KeyError as error:
-            raise TraceError(f"The run's meta lacks {error.args[0]!r}; the trace needs layers, q_heads and kv_heads.") from error
+            raise TraceError(
+                f"The run's meta lacks {error.args[0]!r}; the trace needs layers, q_heads and kv_heads."
+            ) from error
         if min(self._shape) < 1 or max(self._shape) > 256 or self._shape[1] % self._shape[2]:
-            raise TraceError(f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md for the limits.")
+            raise TraceError(
+                f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md "
+                f"for the limits."
+            )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lease = Lease(self.folder)
         except OSError as error:
-            raise TraceError(f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs.") from error
+            raise TraceError(
+                f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs."
+            ) from error
         try:
             self._create(dict(meta))
         except BaseException as error:
@@ -78,7 +87,9 @@ class TraceWriter:
             self._closed = True
             if isinstance(error, TraceError) or not isinstance(error, Exception):
                 raise
-            raise TraceError(f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs.") from error
+            raise TraceError(
+                f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs."
+            ) from error
         self._thread = threading.Thread(target=self._flush_loop, name=f"kvlens-trace-{self.uid}", daemon=True)
         self._thread.start()
 
@@ -91,7 +102,11 @@ class TraceWriter:
         """Copies one decode step; blocks only while all blocks wait for the disk."""
         self._check_open()
         if record.step != self._n_steps:
-            self._abort(TraceError(f"Step {record.step} was logged where step {self._n_steps} was due; log every step once, in order."))
+            self._abort(
+                TraceError(
+                    f"Step {record.step} was logged where step {self._n_steps} was due; log every step once, in order."
+                )
+            )
         block = self._block or self._next_block(record)
         try:
             block.put(record)
@@ -134,7 +149,12 @@ class TraceWriter:
             raise RunBusy(f"Run {self.uid} exists already; choose another id or delete that run.")
         save_prompt(self.folder, meta)
         meta.setdefault("created", now())
-        meta |= {"schema_version": SCHEMA_VERSION, "run_uid": self.uid, "mass_codec": MASS_CODEC, "trace_level": self.trace_level}
+        meta |= {
+            "schema_version": SCHEMA_VERSION,
+            "run_uid": self.uid,
+            "mass_codec": MASS_CODEC,
+            "trace_level": self.trace_level,
+        }
         self._info = first_info(meta)
         write_info(self.folder, self._info)
         (self.folder / ".reserve").write_bytes(os.urandom(_RESERVE_BYTES))
@@ -144,9 +164,13 @@ class TraceWriter:
 
     def _write_info(self, override: dict[str, Any] | None = None) -> None:
         self._info |= {
-            "heartbeat": now(), "steps": self._n_steps, "duration_s": round(time.monotonic() - self._started, 3),
-            "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")}, **self._file.totals(), **(override or {}),
-        }  # fmt: skip
+            "heartbeat": now(),
+            "steps": self._n_steps,
+            "duration_s": round(time.monotonic() - self._started, 3),
+            "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")},
+            **self._file.totals(),
+            **(override or {}),
+        }
         write_info(self.folder, self._info, durable=self._info["status"] not in ("created", "running"))
 
     def _close(self, status: str, error: str | None, extra: dict[str, Any]) -> None:
@@ -215,7 +239,8 @@ class TraceWriter:
         if isinstance(error, TraceError):
             return error
         return TraceError(
-            f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose another runs folder, "
+            f"The trace of run {self.uid} could not be written ({sentence(error)}); free disk space or choose "
+            f"another runs folder, "
             "what was flushed before stays readable."
         )
 
@@ -234,8 +259,8 @@ class TraceWriter:
     def _abort(self, error: TraceError) -> None:
         """Marks the run failed as far as the disk allows, then raises `error`.
 
-        What was logged before a record that does not fit is still written, and the run rolled up; after an error of the flush
-        thread nothing more is.
+        What was logged before a record that does not fit is still written, and the run rolled up; after an error of the
+        flush thread nothing more is.
         """
         if self._thread.is_alive():
             if self._error is None and self._block is not None and self._block.n:

@@ -1,4 +1,5 @@
-"""Shared by all tests: one torch thread (two busy cores are slower), a small random Llama, the demo model, a list as a sink."""
+"""Shared by all tests: one torch thread (two busy cores are slower), a small random Llama, the demo model, a list as a
+sink."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ settings.load_profile("kvlens")
 
 @pytest.fixture(autouse=True)
 def one_torch_thread() -> None:
-    """A library that was loaded on the way (UMAP's compiler) may have raised it: two threads of two workers wait for each other busily."""
+    """A library that was loaded on the way (UMAP's compiler) may have raised it: two threads of two workers wait for
+    each other busily."""
     torch.set_num_threads(1)
 
 

@@ -1,6 +1,7 @@
-"""Tensors that say they lie on a CUDA device, and lie on the CPU: what PyTorch would refuse on a GPU, because tensors of two devices
-meet or because one is taken for host memory, is refused here too. Kernels of kvlens may read host memory where it is registered.
-Inside `capturing`, so is what a stream refuses while it is captured: waiting for it, and copies from memory that may be paged out.
+"""Tensors that say they lie on a CUDA device, and lie on the CPU: what PyTorch would refuse on a GPU, because tensors
+of two devices meet or because one is taken for host memory, is refused here too. Kernels of kvlens may read host memory
+where it is registered. Inside `capturing`, so is what a stream refuses while it is captured: waiting for it, and copies
+from memory that may be paged out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,26 @@ from torch.utils._pytree import tree_flatten, tree_map
 CUDA = torch.device("cuda")
 COPIES = {torch.Tensor.copy_}
 INDEXED = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
-TO_HOST = {torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__,
-           torch.Tensor.__index__}  # fmt: skip
-WAITS = {"cpu", "numpy", "__array__", "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "equal", "allclose"}
+TO_HOST = {
+    torch.Tensor.tolist,
+    torch.Tensor.item,
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+}
+WAITS = {
+    "cpu",
+    "numpy",
+    "__array__",
+    "nonzero",
+    "argwhere",
+    "unique",
+    "unique_consecutive",
+    "masked_select",
+    "equal",
+    "allclose",
+}
 """functions whose result the host has to see"""
 DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal_", "uniform_", "exponential_"}
 FROM_HOST = {"tensor", "as_tensor", "from_numpy", "to", "cuda", "copy_", "new_tensor"}
@@ -78,7 +96,8 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Refuse what a GPU would refuse, do the rest on the CPU, and let the result claim the device that it would have."""
+    """Refuse what a GPU would refuse, do the rest on the CPU, and let the result claim the device that it would
+    have."""
     name = getattr(func, "__name__", str(func))
     there = [t for t in tensors((args, kwargs)) if isinstance(t, OnCuda)]
     if name == "__get__" and there:
@@ -111,7 +130,11 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         claims = isinstance(args[0], OnCuda)
     else:
         claims = bool(there) and func not in TO_HOST
-    return tree_map(lambda x: on_cuda(x) if isinstance(x, torch.Tensor) and type(x) is torch.Tensor else x, out) if claims else out
+    return (
+        tree_map(lambda x: on_cuda(x) if isinstance(x, torch.Tensor) and type(x) is torch.Tensor else x, out)
+        if claims
+        else out
+    )
 
 
 def _plain(leaf: Any) -> Any:
@@ -124,7 +147,11 @@ def _device(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> torc
     """The device that is asked for by name."""
     found = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.device)]
     if func is torch.Tensor.to or not found:
-        found += [torch.device(x) for x in (*args[1:2], kwargs.get("device")) if isinstance(x, str) and x.startswith(("cuda", "cpu"))]
+        found += [
+            torch.device(x)
+            for x in (*args[1:2], kwargs.get("device"))
+            if isinstance(x, str) and x.startswith(("cuda", "cpu"))
+        ]
     return found[0] if found else None
 
 
@@ -132,9 +159,16 @@ def _refuse_mixture(func: Callable[..., Any], name: str, args: Any) -> None:
     if func in INDEXED and isinstance(args[0], OnCuda):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         by_tensor = any(isinstance(i, torch.Tensor | list) for i in index)
-        if name == "__getitem__" or not by_tensor or isinstance(args[2], OnCuda) or not isinstance(args[2], torch.Tensor):
+        if (
+            name == "__getitem__"
+            or not by_tensor
+            or isinstance(args[2], OnCuda)
+            or not isinstance(args[2], torch.Tensor)
+        ):
             return  # indices may lie on the host, and slices may be set from there
-    raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found at least two devices, cuda and cpu!")
+    raise RuntimeError(
+        f"{name}: expected all tensors to be on the same device, but found at least two devices, cuda and cpu!"
+    )
 
 
 def _refuse_pageable(given: list[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
-"""CUDA's streams and events on the CPU, without a device: work that was issued waits in queues, and a drawn schedule runs it.
+"""CUDA's streams and events on the CPU, without a device: work that was issued waits in queues, and a drawn schedule
+runs it.
 
-Within a stream work runs in order; between streams nothing is ordered but by marks. So whatever the code under test forgot to order
-does run in the wrong order under some schedule.
+Within a stream work runs in order; between streams nothing is ordered but by marks. So whatever the code under test
+forgot to order does run in the wrong order under some schedule.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class FakeMark:
 
 
 class FakeStream:
-    """`eager`: the host itself is the stream: work is done when issued, and a wait drives the others until the mark is reached."""
+    """`eager`: the host itself is the stream: work is done when issued, and a wait drives the others until the mark is
+    reached."""
 
     def __init__(self, device: FakeDevice, name: str, eager: bool = False) -> None:
         self.device, self.name, self.eager = device, name, eager
@@ -78,8 +80,9 @@ class FakeStream:
 
 @dataclass
 class FakeDevice:
-    """seed draws the schedule. eager: the model's stream is the host, for runs of the engine, whose tensors are computed at once.
-    lazy: side streams run only when somebody waits for them. broken: {(stream, 'waits')}: that stream ignores what it should wait for.
+    """seed draws the schedule. eager: the model's stream is the host, for runs of the engine, whose tensors are
+    computed at once. lazy: side streams run only when somebody waits for them. broken: {(stream, 'waits')}: that stream
+    ignores what it should wait for.
     """
 
     seed: int = 0
@@ -95,7 +98,9 @@ class FakeDevice:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.compute, *rest = self.all = [FakeStream(self, n, self.eager and n == "compute") for n in ("compute", "h2d", "d2h", "spread")]
+        self.compute, *rest = self.all = [
+            FakeStream(self, n, self.eager and n == "compute") for n in ("compute", "h2d", "d2h", "spread")
+        ]
         self.streams = Streams(self.compute, *rest)
 
     def play(self) -> None:
@@ -118,7 +123,8 @@ class FakeDevice:
             self.random.choice(ready).queue.popleft()[1]()
         return bool(ready)
 
-    # ------------------------------------------------------------------------------------------------------------- pinned memory
+    # -------------------------------------------------------------------------------------------------------------
+    # pinned memory
     def register(self, address: int, size: int) -> None:
         if self.refused_after is not None and sum(self.pinned.values()) + size > self.refused_after:
             raise RuntimeError("cudaHostRegister: out of memory")

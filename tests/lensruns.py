@@ -1,4 +1,5 @@
-"""Made-up runs that belong together: one that lost, its forced repeat, a repeat with a span held, and runs without a loss."""
+"""Made-up runs that belong together: one that lost, its forced repeat, a repeat with a span held, and runs without a
+loss."""
 
 from __future__ import annotations
 
@@ -12,9 +13,19 @@ STEP = 9
 SPAN = 5
 """the span that is held"""
 SUMMARY = {
-    "step": STEP, "kl_before": 2.25, "kl_after": 0.0004, "answer_before": "41<b>7</b>", "answer_after": "4172", "expected": "4172",
-    "expected_from": "task", "restored": True, "agrees_after": True, "held_bytes": 12_300, "held_tokens": 8, "search": None,
-}  # fmt: skip
+    "step": STEP,
+    "kl_before": 2.25,
+    "kl_after": 0.0004,
+    "answer_before": "41<b>7</b>",
+    "answer_after": "4172",
+    "expected": "4172",
+    "expected_from": "task",
+    "restored": True,
+    "agrees_after": True,
+    "held_bytes": 12_300,
+    "held_tokens": 8,
+    "search": None,
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,12 @@ def write_lens_runs(folder: Path) -> LensRuns:
     """Writes the runs into `folder`."""
 
     def write(name: str, number: int, **meta: object) -> str:
-        known: dict[str, object] = {"prompt_tokens": 200, "needle": [[30, 60]], "answer": "4172", "reference": "20260301-000000-full"}
+        known: dict[str, object] = {
+            "prompt_tokens": 200,
+            "needle": [[30, 60]],
+            "answer": "4172",
+            "reference": "20260301-000000-full",
+        }
         return write_synthetic(folder, 2, 4, 2, 12, 14, seed=3, uid=f"20260301-00000{number}-{name}", **(known | meta))  # type: ignore[arg-type]
 
     full = write("full", 0, method="full", lens=False, reference=None, preset=None)

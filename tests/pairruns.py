@@ -23,7 +23,8 @@ class PairRuns:
     run: str
     """'sekv', compared with `reference`; coverage is recorded"""
     reference: str
-    """'full', the same prompt; other tokens from step PARTED on; coverage half of run's per step and head, NULL in layer 2; no loss"""
+    """'full', the same prompt; other tokens from step PARTED on; coverage half of run's per step and head, NULL in
+    layer 2; no loss"""
     other: str
     """another prompt"""
     recut: str
@@ -36,9 +37,18 @@ def write_pair(folder: Path) -> PairRuns:
     """Writes the runs."""
     made = {"layers": LAYERS, "q_heads": HEADS, "kv_heads": KV_HEADS, "spans": 20, "prompt_tokens": 300, "seed": 1}
     reference = write_synthetic(
-        folder, steps=STEPS, uid="20260102-000000-full", method="full", budget=None, budget_bytes=None, preset=None, **made
+        folder,
+        steps=STEPS,
+        uid="20260102-000000-full",
+        method="full",
+        budget=None,
+        budget_bytes=None,
+        preset=None,
+        **made,
     )
-    run = write_synthetic(folder, steps=STEPS, uid="20260102-000001-sekv", reference=reference, loss_step=PARTED, answer="4172", **made)
+    run = write_synthetic(
+        folder, steps=STEPS, uid="20260102-000001-sekv", reference=reference, loss_step=PARTED, answer="4172", **made
+    )
     other = write_synthetic(folder, steps=10, uid="20260102-000002-other", **{**made, "prompt_tokens": 200})
     recut = write_synthetic(folder, steps=10, uid="20260102-000002-recut", **made)
     plain = write_synthetic(folder, steps=20, uid="20260102-000003-plain", **made)
@@ -52,14 +62,17 @@ def write_pair(folder: Path) -> PairRuns:
         con.execute("DELETE FROM loss")
         con.execute(f"ATTACH '{folder / run / 'trace.duckdb'}' AS other (READ_ONLY)")
         con.execute(
-            "UPDATE head_step SET coverage = CASE WHEN o.layer < 2 THEN o.coverage / 2 END FROM other.main.head_step AS o "
+            "UPDATE head_step SET coverage = CASE WHEN o.layer < 2 THEN o.coverage / 2 END FROM "
+            "other.main.head_step AS o "
             "WHERE head_step.step = o.step AND head_step.layer = o.layer AND head_step.q_head = o.q_head"
         )
     with _edit(folder, recut) as con:
         con.execute("UPDATE token SET token_id = token_id + 7")
     with _edit(folder, plain) as con:
         for step, token_id, text in tokens:
-            con.execute("UPDATE token SET token_id = $i, text = $t WHERE step = $s", {"i": token_id, "t": text, "s": step})
+            con.execute(
+                "UPDATE token SET token_id = $i, text = $t WHERE step = $s", {"i": token_id, "t": text, "s": step}
+            )
     for number, uid in enumerate((reference, run, other, recut, plain)):
         redate(folder / uid / "run.json", f"2026-01-02T00:00:0{number}+00:00")
     return PairRuns(folder, run, reference, other, recut, plain)

@@ -56,7 +56,8 @@ FETCHING = ("freekv", "sentkv", "sekv")
 
 
 class Counting:
-    """A backend of torch.compile that runs graphs as they are, counts them, and remembers where their inputs lie at every call."""
+    """A backend of torch.compile that runs graphs as they are, counts them, and remembers where their inputs lie at
+    every call."""
 
     def __init__(self) -> None:
         self.graphs: list[torch.fx.GraphModule] = []

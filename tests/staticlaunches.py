@@ -1,7 +1,8 @@
-"""Every kernel that static decodes launch, compiled for a GPU that is not there: `python tests/staticlaunches.py`, without the interpreter.
+"""Every kernel that static decodes launch, compiled for a GPU that is not there: `python tests/staticlaunches.py`,
+without the interpreter.
 
-Launchers run as they do in a step, on CPU tensors of an 8B model's heads; only the launch itself is left out, so what kernels would have
-written stays zero. Prints JSON: by case, the binaries of each step's launches in their order.
+Launchers run as they do in a step, on CPU tensors of an 8B model's heads; only the launch itself is left out, so what
+kernels would have written stays zero. Prints JSON: by case, the binaries of each step's launches in their order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ ARCHITECTURE = 90
 
 def main() -> None:
     torch.set_default_dtype(torch.bfloat16)
-    model = random_llama(hidden_size=256, num_hidden_layers=3, num_attention_heads=32, num_key_value_heads=8, head_dim=128)
+    model = random_llama(
+        hidden_size=256, num_hidden_layers=3, num_attention_heads=32, num_key_value_heads=8, head_dim=128
+    )
     torch.set_default_dtype(torch.float32)
     launch, launched = JITFunction.run, []
 

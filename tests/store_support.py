@@ -34,11 +34,7 @@ COSINES = {"similarity"}
 
 
 def make_step(
-    rng: np.random.Generator,
-    step: int,
-    sizes: tuple[int, int, int, int],
-    text: str = "x",
-    skip: Collection[str] = (),
+    rng: np.random.Generator, step: int, sizes: tuple[int, int, int, int], text: str = "x", skip: Collection[str] = ()
 ) -> StepRecord:
     """A record of random values in which single values and the columns of `skip` are not recorded."""
     layers, q_heads, kv_heads, top_k = sizes
@@ -52,28 +48,68 @@ def make_step(
     for name in KV_COLUMNS:
         if name not in skip:
             top = 2**40 if name.endswith("_bytes") else 2**31
-            value = rng.uniform(-1, 1, (layers, kv_heads)) if name in COSINES else rng.integers(0, top, (layers, kv_heads)).astype(float)
+            value = (
+                rng.uniform(-1, 1, (layers, kv_heads))
+                if name in COSINES
+                else rng.integers(0, top, (layers, kv_heads)).astype(float)
+            )
             kv[name] = np.where(rng.random(value.shape) < 0.2, np.nan, value)
     masses = rng.dirichlet(np.ones(top_k + 1), (layers, q_heads)).astype(np.float32)
     spans = np.argsort(rng.random((layers, q_heads, 40)), -1)[..., :top_k].astype(np.int32)
     spans[rng.random(spans.shape) < 0.3] = -1
     transfers = [
         TransferRow(
-            step, i % layers, None if i % 2 else i % kv_heads, None if i % 3 else i, "h2d" if i % 2 else "d2h", "zoom", 10**i, 5, 9, 1,
+            step,
+            i % layers,
+            None if i % 2 else i % kv_heads,
+            None if i % 3 else i,
+            "h2d" if i % 2 else "d2h",
+            "zoom",
+            10**i,
+            5,
+            9,
+            1,
             bool(i % 2),
         )
         for i in range(int(rng.integers(0, 4)))
-    ]  # fmt: skip
+    ]
     events = [
-        EventRow(step, None if i % 2 else 0, None, None if i % 3 else 0, EVENT_KINDS[i], i if i % 2 else None, float(i) if i % 2 else None)
+        EventRow(
+            step,
+            None if i % 2 else 0,
+            None,
+            None if i % 3 else 0,
+            EVENT_KINDS[i],
+            i if i % 2 else None,
+            float(i) if i % 2 else None,
+        )
         for i in range(int(rng.integers(0, len(EVENT_KINDS))))
-    ]  # fmt: skip
+    ]
     return StepRecord(
-        step, step * 1000, 900, 3, 2, 7 + step, text, float(rng.normal()), float("nan"), 100 + step, 200 + step, 300,
-        head, kv, spans, masses[..., :-1], masses[..., -1], transfers, events, journal=make_journal(rng, step, layers, kv_heads),
+        step,
+        step * 1000,
+        900,
+        3,
+        2,
+        7 + step,
+        text,
+        float(rng.normal()),
+        float("nan"),
+        100 + step,
+        200 + step,
+        300,
+        head,
+        kv,
+        spans,
+        masses[..., :-1],
+        masses[..., -1],
+        transfers,
+        events,
+        journal=make_journal(rng, step, layers, kv_heads),
         scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
-        loss=make_loss(rng, text) if rng.random() < 0.7 else None, oracle=make_oracle(rng, layers, q_heads) if rng.random() < 0.7 else None,
-    )  # fmt: skip
+        loss=make_loss(rng, text) if rng.random() < 0.7 else None,
+        oracle=make_oracle(rng, layers, q_heads) if rng.random() < 0.7 else None,
+    )
 
 
 def make_journal(rng: np.random.Generator, step: int, layers: int, kv_heads: int) -> list[JournalRow]:
@@ -121,7 +157,9 @@ def make_oracle(rng: np.random.Generator, layers: int, q_heads: int) -> Oracle:
 
 
 def make_span_keys(rng: np.random.Generator, layers: int, kv_heads: int) -> SpanKeys:
-    return SpanKeys("pre-rope", np.array([0, 7, 3], np.int32), rng.normal(0, 2, (layers, kv_heads, 3, 4)).astype(np.float32))
+    return SpanKeys(
+        "pre-rope", np.array([0, 7, 3], np.int32), rng.normal(0, 2, (layers, kv_heads, 3, 4)).astype(np.float32)
+    )
 
 
 def stored(values: np.ndarray) -> np.ndarray:
@@ -130,17 +168,34 @@ def stored(values: np.ndarray) -> np.ndarray:
 
 
 def make_prefill(tokens: int = 3) -> PrefillRecord:
-    prompt = [PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)]
+    prompt = [
+        PromptToken(i, i + 5, f"t{i}", i if i else None, i + 1, None if i == 0 else 0.5 * i) for i in range(tokens)
+    ]
     spans = [SpanRow(0, "sink", 0, 1, -1, "first"), SpanRow(1, "entropy", 1, tokens, -1, "rest", 1.25, "coarse")]
-    forms = [SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")), SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None)]
-    return PrefillRecord(prompt, spans, forms, [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)], [], 10, 20, 30, 40,
-                         [JournalRow(-1, 0, None, "head_share", np.array([0.25, np.nan], np.float32))])  # fmt: skip
+    forms = [
+        SpanHeadRow(1, 0, 0, "factors", 2, 3, 640, 0.1, float("nan")),
+        SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None),
+    ]
+    return PrefillRecord(
+        prompt,
+        spans,
+        forms,
+        [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)],
+        [],
+        10,
+        20,
+        30,
+        40,
+        [JournalRow(-1, 0, None, "head_share", np.array([0.25, np.nan], np.float32))],
+    )
 
 
 def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
-    writer.begin({"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}})
+    writer.begin(
+        {"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}}
+    )
     prefill = make_prefill()
     prefill.span_keys = make_span_keys(np.random.default_rng(5), layers, kv_heads)
     writer.prefill(prefill)

@@ -11,10 +11,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 BASE = {
-    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "max_position_embeddings": 4096, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
     "initializer_range": 0.2,
-}  # fmt: skip
+}
 
 
 class ListSink:
@@ -88,9 +96,21 @@ def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int
     return tokenize(PromptText(made.text, made.answer, made.needle), demo.tokenizer, demo.max_positions, max_new), made
 
 
-def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, preset: str | None = None, sink: Any = None,
-        overrides: dict[str, Any] | None = None, keep_logits: bool = False, read: Any = None, against: Any = None, holds: Any = (),
-        **options: Any) -> Any:  # fmt: skip
+def run(
+    model: Any,
+    prompt: Any,
+    method: str,
+    *,
+    budget: str | None = None,
+    preset: str | None = None,
+    sink: Any = None,
+    overrides: dict[str, Any] | None = None,
+    keep_logits: bool = False,
+    read: Any = None,
+    against: Any = None,
+    holds: Any = (),
+    **options: Any,
+) -> Any:
     """Engine.run with a method by name."""
     from kvlens import methods
     from kvlens.engine.engine import Engine, Options
@@ -100,4 +120,6 @@ def run(model: Any, prompt: Any, method: str, *, budget: str | None = None, pres
     params = methods.make_parameters(chosen, preset, overrides or {})
     limit = None if budget is None else Budget.parse(budget)
     made = Options(**options)
-    return Engine(model).run(prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds)
+    return Engine(model).run(
+        prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds
+    )

@@ -40,7 +40,9 @@ def write_runs(folder: Path) -> Runs:
     """Writes the runs; `whole` is the newest."""
     long = write_synthetic(folder, 2, 4, 2, 6, 60, seed=5, uid="20260101-000000-long", prompt_tokens=3200)
     summary = write_synthetic(folder, 2, 4, 2, 8, 10, seed=3, uid="20260101-000001-summary", trace_level="summary")
-    cancelled = write_synthetic(folder, 2, 4, 2, 10, 12, seed=2, uid="20260101-000002-cancel", status="cancelled", error="Cancelled.")
+    cancelled = write_synthetic(
+        folder, 2, 4, 2, 10, 12, seed=2, uid="20260101-000002-cancel", status="cancelled", error="Cancelled."
+    )
     broken = write_synthetic(folder, 2, 4, 2, 4, 8, seed=4, uid="20260101-000003-broken", prompt_tokens=120)
     trace = folder / broken / "trace.duckdb"
     trace.chmod(0o644)
@@ -57,7 +59,10 @@ def put_markup(trace: Path) -> None:
     """Gives the last prompt token, which the replay shows first, a text that looks like markup."""
     trace.chmod(0o644)
     with duckdb.connect(str(trace)) as con:
-        con.execute("UPDATE token SET text = $text WHERE pos = (SELECT max(pos) FROM token WHERE step IS NULL)", {"text": MARKUP})
+        con.execute(
+            "UPDATE token SET text = $text WHERE pos = (SELECT max(pos) FROM token WHERE step IS NULL)",
+            {"text": MARKUP},
+        )
 
 
 def redate(path: Path, created: str) -> None:

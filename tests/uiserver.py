@@ -20,7 +20,8 @@ Open = Callable[..., Page]
 
 
 def player(page: Page) -> Locator:
-    """The player of the run that the address names. While a page is being made anew the one before it is still there."""
+    """The player of the run that the address names. While a page is being made anew the one before it is still
+    there."""
     (uid,) = urllib.parse.parse_qs(urllib.parse.urlparse(page.url).query)["run"]
     return page.locator(f"#player[data-run='{uid}']").last
 
@@ -39,8 +40,9 @@ def settled(page: Page) -> None:
 def download(page: Page, button: Locator, target: Path) -> str:
     """Clicks `button`, saves what it hands out as `target`; the file's suggested name.
 
-    A file that is made on the click belongs to one run of the page's script: Streamlit answers a click during the next run's last
-    moments with "Failed to generate file for download", and the second click works. A person sees that; here the page is at rest."""
+    A file that is made on the click belongs to one run of the page's script: Streamlit answers a click during the next
+    run's last moments with "Failed to generate file for download", and the second click works. A person sees that; here
+    the page is at rest."""
     settled(page)
     with page.expect_download() as started:
         button.click()

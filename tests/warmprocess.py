@@ -1,4 +1,5 @@
-"""`kvlens` in a process of its own for each command, forked from one that has imported torch and transformers already."""
+"""`kvlens` in a process of its own for each command, forked from one that has imported torch and transformers
+already."""
 
 from __future__ import annotations
 
@@ -42,11 +43,18 @@ class WarmProcess:
     def __enter__(self) -> WarmProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
         self._parent = subprocess.Popen(
-            [sys.executable, "-c", _SERVE], cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", _SERVE],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         assert self._parent.stdin is not None
         self._parent.stdin.close()
         self._parent.wait(20)
@@ -56,6 +64,8 @@ class WarmProcess:
         streams = [str(folder / name) for name in ("out", "err")]
         assert self._parent.stdin is not None
         assert self._parent.stdout is not None
-        print(json.dumps({"code": code, "arguments": arguments, "streams": streams}), file=self._parent.stdin, flush=True)
+        print(
+            json.dumps({"code": code, "arguments": arguments, "streams": streams}), file=self._parent.stdin, flush=True
+        )
         ended = int(self._parent.stdout.readline())
         return subprocess.CompletedProcess(arguments, ended, *(Path(path).read_text() for path in streams))

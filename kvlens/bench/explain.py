@@ -1,8 +1,9 @@
 """How good the lens is: of answers a method lost, how many come back when what the attribution names is held exactly.
 
-A trial is a prompt that full KV answers and the method does not. The method is forced along full KV's tokens once, with full attention
-recorded; (layer, KV head, span) triples are ranked by regret (kvlens.lens.attribution); then the free run is repeated with the first 1,
-5 and 20 held from step 0, with as many drawn at random from all triples, and with every span of the needle held for every head.
+A trial is a prompt that full KV answers and the method does not. The method is forced along full KV's tokens once, with
+full attention recorded; (layer, KV head, span) triples are ranked by regret (kvlens.lens.attribution); then the free
+run is repeated with the first 1, 5 and 20 held from step 0, with as many drawn at random from all triples, and with
+every span of the needle held for every head.
 """
 
 from __future__ import annotations
@@ -30,10 +31,15 @@ from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
 from kvlens.tasks import Asked
 
 POINTS = (
-    ("streaming_llm", "multikey", "10%"), ("sekv", "multikey", "10%"), ("chess", "multikey", "10%"), ("freekv", "multikey", "10%"),
-    ("sentkv", "multikey", "10%"), ("compresskv", "list", "10%"),
-)  # fmt: skip
-"""(method, task, budget) at which each method loses answers of the demo model at 2048 tokens; CompressKV loses no single needle there"""
+    ("streaming_llm", "multikey", "10%"),
+    ("sekv", "multikey", "10%"),
+    ("chess", "multikey", "10%"),
+    ("freekv", "multikey", "10%"),
+    ("sentkv", "multikey", "10%"),
+    ("compresskv", "list", "10%"),
+)
+"""(method, task, budget) at which each method loses answers of the demo model at 2048 tokens; CompressKV loses no
+single needle there"""
 MAX_PROMPTS = 4
 """times the wanted trials: prompts that are tried before a point is given up"""
 _NEEDED = ("method", "task", "budget", "length", "index", "origin", "lost")
@@ -104,7 +110,9 @@ def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any
                 break
             if index in seen:
                 continue
-            trial = Trial(task, request.length, DEPTHS[index % len(DEPTHS)], request.first_seed + index, index, method, budget)
+            trial = Trial(
+                task, request.length, DEPTHS[index % len(DEPTHS)], request.first_seed + index, index, method, budget
+            )
             row = explain_trial(engine, prompts, trial) | {"origin": origins[method]}
             keeping.append(kept, row)
             mine.append(row)
@@ -125,7 +133,8 @@ def _said(request: ExplainRequest) -> dict[str, Any]:
 
 
 def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
-    """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; `infeasible` as in the tables."""
+    """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; `infeasible` as in the
+    tables."""
     row = header(trial, engine.loaded.name) | {"lost": False}
     asked, prompt, read = prompts.asked(trial), prompts.prompt(trial), prompts.read(trial)
     case = _Case(engine, prompt, read, asked, trial, row)
@@ -140,14 +149,19 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     spans, rankings = case.rankings(reference)
     if not rankings["step"]:
         return row | {"agreed": True}
-    return row | {"lost": True, "candidates": len(spans) * engine.loaded.shape.layers * engine.loaded.shape.kv_heads,
-                  } | case.arms(spans, rankings)  # fmt: skip
+    return (
+        row
+        | {"lost": True, "candidates": len(spans) * engine.loaded.shape.layers * engine.loaded.shape.kv_heads}
+        | case.arms(spans, rankings)
+    )
 
 
 class _Case:
     """One prompt under one method."""
 
-    def __init__(self, engine: Engine, prompt: Prompt, read: ReadPrompt, asked: Asked, trial: Trial, row: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: Engine, prompt: Prompt, read: ReadPrompt, asked: Asked, trial: Trial, row: dict[str, Any]
+    ) -> None:
         self.engine, self.prompt, self.read, self.asked, self.trial = engine, prompt, read, asked, trial
         self.method = methods.get(trial.method)
         self.params = methods.make_parameters(self.method, row["preset"], row["overrides"])
@@ -157,16 +171,30 @@ class _Case:
     def answers(self, holds: Sequence[Hold]) -> bool:
         """The free run's answer is the expected one."""
         return restores(
-            self.engine, self.prompt, self.read, self.method, self.params, self.budget, self.options, holds, self.asked.answer,
+            self.engine,
+            self.prompt,
+            self.read,
+            self.method,
+            self.params,
+            self.budget,
+            self.options,
+            holds,
+            self.asked.answer,
             self.trial.task,
-        ).restored  # fmt: skip
+        ).restored
 
     def reference(self) -> Reference | None:
         """Full KV's run; None when it does not answer either."""
         full = methods.get("full")
         result = self.engine.run(
-            self.prompt, full, methods.make_parameters(full, None, {}), None, self.options, keep_logits=True, read=self.read
-        )  # fmt: skip
+            self.prompt,
+            full,
+            methods.make_parameters(full, None, {}),
+            None,
+            self.options,
+            keep_logits=True,
+            read=self.read,
+        )
         if tasks.get(self.trial.task).grade(self.asked, result.text) < 1.0:
             return None
         import torch
@@ -176,10 +204,16 @@ class _Case:
     def rankings(self, reference: Reference) -> tuple[dict[int, SpanRow], dict[str, list[Triple]]]:
         """The spans that can be held, and the triples most regretted, by scope."""
         sink = Kept()
-        forced = Options(max_new=self.options.max_new, planned=self.options.max_new, forced=reference.ids, coverage=True, oracle="all")
+        forced = Options(
+            max_new=self.options.max_new,
+            planned=self.options.max_new,
+            forced=reference.ids,
+            coverage=True,
+            oracle="all",
+        )
         self.engine.run(
             self.prompt, self.method, self.params, self.budget, forced, sink, read=self.read, against=reference
-        )  # fmt: skip
+        )
         spans = {row.span: row for row in sink.spans if row.kind != "window"}
         records = [(step.loss, step.oracle) for step in sink.steps]
         ranked = {}
@@ -199,14 +233,17 @@ class _Case:
             for scope in SCOPES:
                 found[f"{scope}_top{top}"] = self.answers(_held(rankings[scope][:top], spans))
             found[f"random{top}"] = self.answers(_held(draw.sample(everything, min(top, len(everything))), spans))
-        found["everywhere"] = self.answers(_held([(layer, head, span) for layer, head in heads for span in needle], spans))
+        found["everywhere"] = self.answers(
+            _held([(layer, head, span) for layer, head in heads for span in needle], spans)
+        )
         return found
 
     def _holds_needle(self, row: SpanRow) -> bool:
         marked = [
-            place for place, at in enumerate(self.prompt.offsets)
+            place
+            for place, at in enumerate(self.prompt.offsets)
             if at is not None and any(at[0] < end and at[1] > start for start, end in self.asked.needle)
-        ]  # fmt: skip
+        ]
         return any(row.tok_start <= place < row.tok_end for place in marked)
 
 
@@ -214,4 +251,6 @@ def _held(triples: Sequence[Triple], spans: dict[int, SpanRow]) -> list[Hold]:
     heads: dict[int, list[tuple[int, int]]] = {}
     for layer, head, span in triples:
         heads.setdefault(span, []).append((layer, head))
-    return [Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at)))) for span, at in heads.items()]
+    return [
+        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at)))) for span, at in heads.items()
+    ]

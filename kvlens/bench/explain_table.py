@@ -16,17 +16,23 @@ ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{t
 
 
 def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
-    """One line per point: prompts, lost trials n, candidates (triples, mean), and per arm the share restored with its 95 % Wilson
-    interval. agreed: not the expected answer, yet full KV's token at every step of the forced run, so there is nothing to attribute.
-    of_everywhere: of the trials that holding the needle everywhere restores, the share that the arm restores as well."""
+    """One line per point: prompts, lost trials n, candidates (triples, mean), and per arm the share restored with its
+    95 % Wilson interval. agreed: not the expected answer, yet full KV's token at every step of the forced run, so there
+    is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere restores, the share that
+    the arm restores as well."""
     for method, task, budget in points:
         mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
         lost = [row for row in mine if row["lost"]]
         line: dict[str, Any] = {
-            "method": method, "task": task, "budget": budget, "prompts": len(mine), "n": len(lost),
-            "infeasible": sum("infeasible" in row for row in mine), "agreed": sum("agreed" in row for row in mine),
+            "method": method,
+            "task": task,
+            "budget": budget,
+            "prompts": len(mine),
+            "n": len(lost),
+            "infeasible": sum("infeasible" in row for row in mine),
+            "agreed": sum("agreed" in row for row in mine),
             "candidates": fmean(row["candidates"] for row in lost) if lost else None,
-        }  # fmt: skip
+        }
         back = [row for row in lost if row["everywhere"]]
         line["arms"] = {arm: _share([row[arm] for row in lost]) for arm in ARMS} if lost else {}
         line["of_everywhere"] = {arm: _share([row[arm] for row in back]) for arm in ARMS} if back else {}
@@ -43,12 +49,13 @@ INTRODUCTION = """# How good the lens is
 
 Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain.json`.
 
-Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and its triples (layer,
-KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query heads of the KV head. Then the free run
-is repeated, everything else as it was, with some triples held exactly resident from step 0. *Restored*: the free run's answer is right.
-*step*: ranked by regret at the step of loss alone; *lost steps*: by regret added over all steps at which the forced run's most probable
-token is not full KV's. *random*: as many triples drawn from all. *everywhere*: every span of the needle held for every head. Shares of the
-n lost trials, with the 95 % Wilson interval.
+Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
+its triples (layer, KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query
+heads of the KV head. Then the free run is repeated, everything else as it was, with some triples held exactly resident
+from step 0. *Restored*: the free run's answer is right. *step*: ranked by regret at the step of loss alone; *lost
+steps*: by regret added over all steps at which the forced run's most probable token is not full KV's. *random*: as many
+triples drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with
+the 95 % Wilson interval.
 
 """
 
@@ -66,11 +73,19 @@ def markdown(result: dict[str, Any]) -> str:
     for line in result["lines"]:
         first = f"{methods.get(line['method']).title}, {line['task']}, {line['budget']}"
         cells = [_cell(line["arms"][arm]) for arm in ARMS] if line["n"] else ["no lost trial"] * len(ARMS)
-        text.append(f"| {first} | {line['n']}" + (f" ({line['candidates']:.0f})" if line["n"] else "") + f" | {' | '.join(cells)} |")
+        text.append(
+            f"| {first} | {line['n']}"
+            + (f" ({line['candidates']:.0f})" if line["n"] else "")
+            + f" | {' | '.join(cells)} |"
+        )
     said = result["about"]
     machine = said["machine"]
-    text += ["", f"Model {said['model']}, {said['length']} tokens, {said['date']}, {machine['processor']}, {machine['cores']} cores, "
-             f"torch {said['torch']}, transformers {said['transformers']}."]  # fmt: skip
+    text += [
+        "",
+        f"Model {said['model']}, {said['length']} tokens, {said['date']}, {machine['processor']}, "
+        f"{machine['cores']} cores, "
+        f"torch {said['torch']}, transformers {said['transformers']}.",
+    ]
     return "\n".join(text) + "\n"
 
 

@@ -1,4 +1,5 @@
-"""The file that keeps finished trials, one JSON object a line, so that an interrupted measurement goes on where it stopped."""
+"""The file that keeps finished trials, one JSON object a line, so that an interrupted measurement goes on where it
+stopped."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any
 
 
 def check_file(path: Path | None, option: str) -> None:
-    """ValueError, one sentence, unless a file can be written at `path`, which `option` named; None: nothing is to be written. Changes
-    nothing."""
+    """ValueError, one sentence, unless a file can be written at `path`, which `option` named; None: nothing is to be
+    written. Changes nothing."""
     if path is None:
         return
     if path.is_dir():
@@ -24,10 +25,11 @@ def check_file(path: Path | None, option: str) -> None:
 
 
 def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
-    """Trials of earlier calls that are still comparable. A last line cut by an interruption is dropped, other rows stay in the file.
+    """Trials of earlier calls that are still comparable. A last line cut by an interruption is dropped, other rows stay
+    in the file.
 
-    Raises ValueError for a place where no file can be, and for a file of something else: a line that is no object or lacks one of the
-    `needed` fields.
+    Raises ValueError for a place where no file can be, and for a file of something else: a line that is no object or
+    lacks one of the `needed` fields.
     """
     check_file(kept, "--kept")
     kept.parent.mkdir(parents=True, exist_ok=True)

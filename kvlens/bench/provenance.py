@@ -26,7 +26,8 @@ def weights(model: str) -> str:
 
 
 def origin(model: str, name: str, *more: Any) -> str:
-    """What makes trials of a method comparable: the model's weights, the method's parameters with its preset, and `more`."""
+    """What makes trials of a method comparable: the model's weights, the method's parameters with its preset, and
+    `more`."""
     method = methods.get(name)
     parameters = methods.make_parameters(method, settings(method, model, "")[0], {})
     return hashlib.sha256(json.dumps([model, weights(model), *more, repr(parameters)]).encode()).hexdigest()[:16]
@@ -38,7 +39,10 @@ def about(names: tuple[str, ...], model: str) -> dict[str, Any]:
     import transformers
 
     return {
-        "kvlens": __version__, "torch": torch.__version__, "transformers": transformers.__version__, "machine": machine(),
+        "kvlens": __version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "presets": {name: settings(methods.get(name), model, "")[0] for name in names},
-    }  # fmt: skip
+    }

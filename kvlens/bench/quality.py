@@ -1,4 +1,5 @@
-"""The quality table: every method on the same generated prompts at the same budgets. Resumable; one line per trial is kept."""
+"""The quality table: every method on the same generated prompts at the same budgets. Resumable; one line per trial is
+kept."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def key(trial: Trial) -> str:
 
 
 def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
-    """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total, row).
+    """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
+    row).
 
     Raises ValueError for a file that does not hold trials.
     """
@@ -71,9 +73,13 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     wanted = {key(trial) for trial in planned}
     rows = [row for row in rows if row["key"] in wanted]
     made = about(request.methods, request.model) | {
-        "request": request.model_dump(mode="json"), "depths": DEPTHS, "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks},
-        "origins": origins, "trials": len(rows), "planned": len(planned),
-    }  # fmt: skip
+        "request": request.model_dump(mode="json"),
+        "depths": DEPTHS,
+        "new_tokens": {task: NEW_TOKENS[task] for task in request.tasks},
+        "origins": origins,
+        "trials": len(rows),
+        "planned": len(planned),
+    }
     return {"about": made, "lines": summarise(rows, request)}
 
 
@@ -85,46 +91,68 @@ def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table for the docs: a row per method and budget, a column of exact match per task, then means over the tasks."""
+    """The table for the docs: a row per method and budget, a column of exact match per task, then means over the
+    tasks."""
     about, tasks = result["about"], result["about"]["request"]["tasks"]
     lines: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for line in result["lines"]:
         lines.setdefault((line["method"], line["budget"]), {})[line["task"]] = line
-    head = ["method", "budget", *(f"{task}: exact (95 %), n" for task in tasks), "coverage", "attended", "resident", "to device per step"]
+    head = [
+        "method",
+        "budget",
+        *(f"{task}: exact (95 %), n" for task in tasks),
+        "coverage",
+        "attended",
+        "resident",
+        "to device per step",
+    ]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget), by_task in lines.items():
         some = [line for line in by_task.values() if line["n"]]
-        of = f"{budget} of attended tokens" if any(line["rule"] == "attended tokens" for line in by_task.values()) else budget or "none"
+        of = (
+            f"{budget} of attended tokens"
+            if any(line["rule"] == "attended tokens" for line in by_task.values())
+            else budget or "none"
+        )
         cells = [methods.get(name).title, of, *(_cell(by_task.get(task)) for task in tasks)]
         if some:
             weights = [line["n"] for line in some]
-            mean = {c: float(np.average([line[c] for line in some], weights=weights)) for c in
-                    ("coverage", "attended_share", "resident_share", "h2d_bytes_per_step")}  # fmt: skip
+            mean = {
+                c: float(np.average([line[c] for line in some], weights=weights))
+                for c in ("coverage", "attended_share", "resident_share", "h2d_bytes_per_step")
+            }
             cells += [f"{mean['coverage']:.2f}", f"{mean['attended_share']:.1%}", f"{mean['resident_share']:.1%}"]
             cells.append(si_bytes(mean["h2d_bytes_per_step"]))
         else:
             cells += ["", "", "", ""]
         text.append(f"| {' | '.join(cells)} |")
     where = about["machine"]["processor"], about["machine"]["cores"]
-    text += ["", f"{about['trials']} of {about['planned']} trials, model {about['request']['model']}, {about['request']['length']} tokens, "
-             f"{about['date']}, {where[0]}, {where[1]} cores, torch {about['torch']}, transformers {about['transformers']}."]  # fmt: skip
+    text += [
+        "",
+        f"{about['trials']} of {about['planned']} trials, model {about['request']['model']}, "
+        f"{about['request']['length']} tokens, "
+        f"{about['date']}, {where[0]}, {where[1]} cores, torch {about['torch']}, transformers {about['transformers']}.",
+    ]
     return "\n".join(text) + "\n"
 
 
 INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
 
-Made by `kvlens bench quality`; all figures with their provenance are in `benchmarks/results/quality.json` and on the Benchmarks page.
+Made by `kvlens bench quality`; all figures with their provenance are in `benchmarks/results/quality.json` and on the
+Benchmarks page.
 
-*Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything held counts (slots,
-tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is refused, and the cell says what it needs
-(mean). CHESS keeps all KV on the device by design, so it is held to the same share of *attended* tokens instead (`keep`). *Exact match* of
-the answer with the 95 % Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of
-full attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do not count).
-*Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets count it. The last four columns are
-means over the tasks, weighted by prompts.
+*Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
+held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
+refused, and the cell says what it needs (mean). CHESS keeps all KV on the device by design, so it is held to the same
+share of *attended* tokens instead (`keep`). *Exact match* of the answer with the 95 % Wilson interval and the number of
+prompts; a list counts when all eight entries are right. *Coverage*: share of full attention's mass on tokens attended
+exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do not count). *Attended*: entries in the
+softmax that are tokens, share of the prompt. *Resident*: peak, as budgets count it. The last four columns are means
+over the tasks, weighted by prompts.
 
-Every method runs with its preset for this model; no preset was chosen on these prompts (docs/fidelity.md says what was chosen on which).
-Coverage is not an answer: heads that only look at the first tokens fill it, and one lost needle hardly lowers it.
+Every method runs with its preset for this model; no preset was chosen on these prompts (docs/fidelity.md says what was
+chosen on which). Coverage is not an answer: heads that only look at the first tokens fill it, and one lost needle
+hardly lowers it.
 
 """
 

@@ -1,8 +1,9 @@
-"""Rates of decisions that depend on meaning, read from recorded steps: misses, corrections, zooms, reuse. `kvlens bench gpu` replays them.
+"""Rates of decisions that depend on meaning, read from recorded steps: misses, corrections, zooms, reuse. `kvlens bench
+gpu` replays them.
 
-The recalling methods are fed right answers token by token, so that all see the same steps. What is counted comes from the memory's own
-counts in the record of a step; of the method, only which heads it corrected, which no byte shows where nothing was missing.
-Step 0 is left out: nothing can be on the device by then.
+The recalling methods are fed right answers token by token, so that all see the same steps. What is counted comes from
+the memory's own counts in the record of a step; of the method, only which heads it corrected, which no byte shows where
+nothing was missing. Step 0 is left out: nothing can be on the device by then.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from kvlens.memory.budget import Budget
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "freekv": ("freekv", {}), "blocking": ("freekv", {"tau": 1.0}), "sekv": ("sekv", {}), "sentkv": ("sentkv", {}),
-}  # fmt: skip
+    "freekv": ("freekv", {}),
+    "blocking": ("freekv", {"tau": 1.0}),
+    "sekv": ("sekv", {}),
+    "sentkv": ("sentkv", {}),
+}
 """arm -> method and what differs from its preset; blocking recall is FreeKV that corrects every head at every step"""
 NOTE = (
-    "mean: of all steps together; p10, p90: percentiles over the steps' own shares; of all layers and KV heads; step 0 left out; right "
+    "mean: of all steps together; p10, p90: percentiles over the steps' own shares; of all layers and KV "
+    "heads; step 0 left out; right "
     "answers fed token by token"
 )
 
@@ -64,8 +69,8 @@ class RatesRequest(BaseModel):
 
 
 def missed(record: StepRecord) -> Count:
-    """Units that (layer, KV head)s wanted and took in, and how many of them were not on the device, or not whole. Wishes that did not fit
-    are in neither number."""
+    """Units that (layer, KV head)s wanted and took in, and how many of them were not on the device, or not whole.
+    Wishes that did not fit are in neither number."""
     came = float(record.kv["n_recalled"].sum())
     return came, came + float(record.kv["n_reused"].sum())
 
@@ -77,7 +82,8 @@ def reused(record: StepRecord) -> tuple[np.ndarray, np.ndarray]:
 
 
 def corrected(record: StepRecord) -> Count:
-    """(layer, KV head)s that waited for their recall, of those that speculate. The column has a value per query head, equal in a group."""
+    """(layer, KV head)s that waited for their recall, of those that speculate. The column has a value per query head,
+    equal in a group."""
     told = record.head["corrected"]
     return float(np.nansum(told)), float(np.isfinite(told).sum())
 
@@ -121,17 +127,22 @@ class Watch:
 
 
 def figures(counts: list[Count]) -> dict[str, float]:
-    """Share of all steps together, and the 10th and 90th percentile of the steps' own shares; steps at which there was nothing to count
-    are left out. Raises ValueError where no step is left."""
+    """Share of all steps together, and the 10th and 90th percentile of the steps' own shares; steps at which there was
+    nothing to count are left out. Raises ValueError where no step is left."""
     part, whole = np.array([count for count in counts if count[1] > 0]).reshape(-1, 2).T
     if not len(whole):
         raise ValueError("there was no step to read a rate from: name tasks with answers of two tokens or more.")
     low, high = np.percentile(part / whole, [10, 90])
-    return {"mean": round(float(part.sum() / whole.sum()), 4), "p10": round(float(low), 4), "p90": round(float(high), 4)}
+    return {
+        "mean": round(float(part.sum() / whole.sum()), 4),
+        "p10": round(float(low), 4),
+        "p90": round(float(high), 4),
+    }
 
 
 def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, Any]:
-    """Run all arms on all prompts -> rates with their provenance. Raises BudgetInfeasible where a method cannot keep to the budget."""
+    """Run all arms on all prompts -> rates with their provenance. Raises BudgetInfeasible where a method cannot keep to
+    the budget."""
     import torch
 
     from kvlens.engine.models import load
@@ -147,11 +158,14 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
         report(f"{task}: {request.prompts} prompts, {len(ARMS)} arms")
     names = tuple(dict.fromkeys(name for name, _ in ARMS.values()))
     return {
-        "about": about(names, request.model) | {
-            "request": request.model_dump(mode="json"), "origins": {name: origin(request.model, name) for name in names}, "note": NOTE,
+        "about": about(names, request.model)
+        | {
+            "request": request.model_dump(mode="json"),
+            "origins": {name: origin(request.model, name) for name in names},
+            "note": NOTE,
         },
         "methods": {arm: _line(arm, watched) for arm, watched in seen.items()},
-    }  # fmt: skip
+    }
 
 
 def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index: int, arm: str) -> Watch:

@@ -12,14 +12,17 @@ MEANS = ("score", "coverage", "attended_tokens", "resident_share", "h2d_bytes_pe
 
 
 def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The trials of one cell -> n, infeasible, refused, rule, smallest_feasible (share, mean over the infeasible), and where n > 0
-    exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of MEANS."""
+    """The trials of one cell -> n, infeasible, refused, rule, smallest_feasible (share, mean over the infeasible), and
+    where n > 0 exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of
+    MEANS."""
     done = [row for row in members if row.get("exact") is not None]
     infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
     line: dict[str, Any] = {
-        "n": len(done), "infeasible": len(infeasible), "rule": members[0]["rule"] if members else None,
+        "n": len(done),
+        "infeasible": len(infeasible),
+        "rule": members[0]["rule"] if members else None,
         "smallest_feasible": fmean(infeasible) if infeasible else None,
-    }  # fmt: skip
+    }
     if done:
         exact = fmean(row["exact"] for row in done)
         line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(done))), strict=True))

@@ -25,8 +25,8 @@ DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True)
 class Trial:
-    """What is run: prompt `index` of a task under a method. `budget` is a share of full KV, '' = no limit. Of a prompt that is read
-    from a file, length and depth are None and index is its place in the file."""
+    """What is run: prompt `index` of a task under a method. `budget` is a share of full KV, '' = no limit. Of a prompt
+    that is read from a file, length and depth are None and index is its place in the file."""
 
     task: str
     length: int | None
@@ -67,11 +67,14 @@ class Means:
         """Nothing to keep."""
 
     def figures(self) -> dict[str, float]:
-        """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads; bytes per step."""
+        """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads;
+        bytes per step."""
         return {
-            "coverage": float(np.mean(self.coverage)), "attended_tokens": float(np.mean(self.attended)),
-            "h2d_bytes_per_step": float(np.mean(self.h2d)), "d2h_bytes_per_step": float(np.mean(self.d2h)),
-        }  # fmt: skip
+            "coverage": float(np.mean(self.coverage)),
+            "attended_tokens": float(np.mean(self.attended)),
+            "h2d_bytes_per_step": float(np.mean(self.h2d)),
+            "d2h_bytes_per_step": float(np.mean(self.d2h)),
+        }
 
 
 class Prompts:
@@ -118,8 +121,9 @@ class Prompts:
 
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:
-    """(preset, overrides, rule) by which a method is held to a share of full KV. Methods that keep every token on the device are
-    held to a share of attended tokens instead, where they have a parameter `keep` for it; FullKV is held to nothing."""
+    """(preset, overrides, rule) by which a method is held to a share of full KV. Methods that keep every token on the
+    device are held to a share of attended tokens instead, where they have a parameter `keep` for it; FullKV is held to
+    nothing."""
     preset = default_preset(method.name, model)
     if not budget:
         return preset, {}, "none"
@@ -136,8 +140,8 @@ def header(trial: Trial, model: str) -> dict[str, Any]:
 
 
 def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
-    """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept, `refused` (a sentence)
-    where the model cannot take the prompt."""
+    """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept,
+    `refused` (a sentence) where the model cannot take the prompt."""
     row = header(trial, engine.loaded.name)
     try:
         asked, prompt = prompts.asked(trial), prompts.prompt(trial)
@@ -154,9 +158,12 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     row |= sink.figures() | outcome(asked, result.text)
     full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + options.max_new)
     return row | {
-        "prompt_tokens": len(prompt.ids), "resident_share": result.peak_bytes / full, "steps": len(result.ids),
-        "passed": all(check.passed for check in result.checks), "uid": None,
-    }  # fmt: skip
+        "prompt_tokens": len(prompt.ids),
+        "resident_share": result.peak_bytes / full,
+        "steps": len(result.ids),
+        "passed": all(check.passed for check in result.checks),
+        "uid": None,
+    }
 
 
 def infeasible(error: BudgetInfeasible) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Full attention, step by step, for those who want to look on: greedy decoding under FullKV with an observer of every layer."""
+"""Full attention, step by step, for those who want to look on: greedy decoding under FullKV with an observer of every
+layer."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from kvlens.prompts import Prompt
 
 
 class Watcher(Protocol):
-    """Sees every layer of every decode step. L layers, Hq query heads, C tokens so far; key and value j are of position j."""
+    """Sees every layer of every decode step. L layers, Hq query heads, C tokens so far; key and value j are of position
+    j."""
 
     def layer(self, layer: int, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> None:
         """q [Hq, D], keys and values [H_kv, C, D]: views, to be read at once."""
@@ -37,8 +39,11 @@ class _Observer:
 
 
 @torch.inference_mode()
-def watch(engine: Engine, prompt: Prompt, read: ReadPrompt, max_new: int, watcher: Watcher, stop: Callable[[list[int]], bool]) -> list[int]:
-    """Token ids of the answer to a prompt that `engine.read` has read: until end of text, `stop` says so, or `max_new` tokens."""
+def watch(
+    engine: Engine, prompt: Prompt, read: ReadPrompt, max_new: int, watcher: Watcher, stop: Callable[[list[int]], bool]
+) -> list[int]:
+    """Token ids of the answer to a prompt that `engine.read` has read: until end of text, `stop` says so, or `max_new`
+    tokens."""
     loaded = engine.loaded
     session = Session(FullKV, FullKV.Parameters(), engine.context(prompt, None, Options(max_new=max_new)))
     cache = SessionCache(session, loaded.shape.layers)

@@ -23,7 +23,10 @@ def output_projections(loaded: LoadedModel) -> list[torch.nn.Module]:
         if isinstance(layer, int) and names:
             found[layer] = getattr(module, names[0])
     if sorted(found) != list(range(loaded.shape.layers)):
-        raise ValueError(f"the attention output projections of '{loaded.name}' were not found: it cannot be calibrated for CompressKV.")
+        raise ValueError(
+            f"the attention output projections of '{loaded.name}' were not found: it cannot be calibrated for "
+            f"CompressKV."
+        )
     return [found[layer] for layer in range(loaded.shape.layers)]
 
 

@@ -18,10 +18,18 @@ def provenance(loaded: LoadedModel, **more: Any) -> dict[str, Any]:
 
     shape = loaded.shape
     return {
-        "model": loaded.name, "model_info": loaded.info, "layers": shape.layers, "q_heads": shape.q_heads, "kv_heads": shape.kv_heads,
-        "head_dim": shape.head_dim, "torch": torch.__version__, "transformers": transformers.__version__, "machine": machine(),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()), **more,
-    }  # fmt: skip
+        "model": loaded.name,
+        "model_info": loaded.info,
+        "layers": shape.layers,
+        "q_heads": shape.q_heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **more,
+    }
 
 
 def save(path: Path, method: str, figures: dict[str, Any], origin: dict[str, Any]) -> Path:
@@ -38,14 +46,17 @@ def read(path: Path, method: str, layers: int, q_heads: int) -> dict[str, Any]:
         origin = found["provenance"]
         sizes = (origin["layers"], origin["q_heads"])
     except OSError:
-        raise ValueError(f"the calibration '{path.name}' does not exist: make it with `kvlens calibrate {method} --model M`.") from None
+        raise ValueError(
+            f"the calibration '{path.name}' does not exist: make it with `kvlens calibrate {method} --model M`."
+        ) from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate {method}`.") from None
     if found.get("method") != method:
         raise ValueError(f"'{path.name}' calibrates {found.get('method')}, not {method}.")
     if sizes != (layers, q_heads):
         raise ValueError(
-            f"'{path.name}' was made for {sizes[0]} layers of {sizes[1]} query heads, this model has {layers} of {q_heads}: "
+            f"'{path.name}' was made for {sizes[0]} layers of {sizes[1]} query heads, this model has {layers} "
+            f"of {q_heads}: "
             f"run `kvlens calibrate {method} --model M` for it."
         )
     return dict(found)

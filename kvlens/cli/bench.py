@@ -1,4 +1,5 @@
-"""`kvlens bench`: quality at equal budgets, the papers' claims, recorded rates, and what a GPU does. All write JSON with its provenance."""
+"""`kvlens bench`: quality at equal budgets, the papers' claims, recorded rates, and what a GPU does. All write JSON
+with its provenance."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-bench_app = typer.Typer(help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
+)
 
 Model = Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")]
 Methods = Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")]
@@ -24,9 +27,18 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _table(model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float) -> dict[str, Any]:
+def _table(
+    model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float
+) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
-    asked = {"model": model, "tasks": _names(tasks), "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    asked = {
+        "model": model,
+        "tasks": _names(tasks),
+        "budgets": _names(budgets),
+        "prompts": prompts,
+        "first_seed": seed,
+        "minutes": minutes,
+    }
     return asked | ({"methods": _names(methods)} if methods else {})
 
 
@@ -41,12 +53,13 @@ def quality(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 8_000_000,
     minutes: Minutes = 60.0,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/quality.json"),
-    kept: Annotated[Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")] = Path(
-        "runs/quality.jsonl"
-    ),
+    kept: Annotated[
+        Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")
+    ] = Path("runs/quality.jsonl"),
     doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
 ) -> None:
-    """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same budgets."""
+    """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same
+    budgets."""
     from kvlens.bench.kept import check_file
     from kvlens.bench.quality import QualityRequest, document, markdown, measure
 
@@ -70,7 +83,9 @@ def quality(
 def sweep(
     model: Model = "demo",
     methods: Methods = "",
-    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH.")] = "needle",
+    tasks: Annotated[
+        str, typer.Option(help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH.")
+    ] = "needle",
     budgets: Budgets = "10%,20%",
     lengths: Annotated[str, typer.Option(help="Tokens of a generated prompt, comma-separated.")] = "512,1024,2048",
     depths: Annotated[str, typer.Option(help="0 (start) to 1 (end), comma-separated.")] = "0.1,0.3,0.5,0.7,0.9",
@@ -83,13 +98,16 @@ def sweep(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
-    runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")] = None,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/grid.json"),
-    kept: Annotated[Path, typer.Option(help="One line per finished trial, so that an interrupted sweep continues.")] = Path(
-        "runs/sweep.jsonl"
-    ),
+    kept: Annotated[
+        Path, typer.Option(help="One line per finished trial, so that an interrupted sweep continues.")
+    ] = Path("runs/sweep.jsonl"),
 ) -> None:
-    """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to continue."""
+    """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to
+    continue."""
     from kvlens.bench.kept import check_file
     from kvlens.bench.sweep import file as sweepfile
     from kvlens.bench.sweep.run import SweepRequest
@@ -98,18 +116,39 @@ def sweep(
 
     check_file(out, "--out")
     request = SweepRequest(
-        **_table(model, methods, tasks, budgets, prompts, seed, minutes), lengths=_numbers(lengths, int), depths=_numbers(depths, float),
-        cut=cut, traces=traces, device=device, dtype=dtype, workers=workers, ray=ray,
-    )  # fmt: skip
+        **_table(model, methods, tasks, budgets, prompts, seed, minutes),
+        lengths=_numbers(lengths, int),
+        depths=_numbers(depths, float),
+        cut=cut,
+        traces=traces,
+        device=device,
+        dtype=dtype,
+        workers=workers,
+        ray=ray,
+    )
     folder = runs or Path(os.environ.get("KVLENS_RUNS") or "runs")
-    about, rows = run(request, kept, folder, lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True), stop_signals())
+    about, rows = run(
+        request,
+        kept,
+        folder,
+        lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True),
+        stop_signals(),
+    )
     sweepfile.write(out, about, rows)
     typer.echo(f"{about['trials']} of {about['planned']} trials in {out}")
 
 
 def _trial(row: dict[str, Any]) -> str:
-    came = f"score {row['score']:.2f}" if "score" in row else row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
-    place = "" if row["length"] is None else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
+    came = (
+        f"score {row['score']:.2f}"
+        if "score" in row
+        else row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
+    )
+    place = (
+        ""
+        if row["length"] is None
+        else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
+    )
     return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {came}"
 
 
@@ -130,7 +169,9 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
         typer.echo(json.dumps({"tasks": entries, "files": list(tasks.FILES)}, ensure_ascii=False))
         return
     for entry in entries:
-        whose = "the demo model's own" if entry["demo_language"] else "for any tokenizer; not in the demo model's language"
+        whose = (
+            "the demo model's own" if entry["demo_language"] else "for any tokenizer; not in the demo model's language"
+        )
         typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
 
@@ -140,7 +181,9 @@ def claims(
     methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
     model: Model = "demo",
     prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
-    out: Annotated[Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
+    ] = None,
 ) -> None:
     """Check the papers' qualitative claims on a model at hand, and say of each whether it holds here."""
     import torch
@@ -160,12 +203,19 @@ def claims(
     found = check(Engine(load(model)), names, prompts, lambda line: typer.echo(line, err=True))
     for claim in found:
         verdict = {True: "holds", False: "does not hold", None: "cannot be decided"}[claim.holds]
-        typer.echo(f"[{verdict}] {claim.source}: {claim.says}\n    {claim.measured}" + (f"\n    {claim.reason}" if claim.reason else ""))
+        typer.echo(
+            f"[{verdict}] {claim.source}: {claim.says}\n    {claim.measured}"
+            + (f"\n    {claim.reason}" if claim.reason else "")
+        )
     if out is not None:
         about = {
-            "kvlens": __version__, "torch": torch.__version__, "machine": machine(), "model": model, "prompts": prompts,
+            "kvlens": __version__,
+            "torch": torch.__version__,
+            "machine": machine(),
+            "model": model,
+            "prompts": prompts,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }  # fmt: skip
+        }
         before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out.exists() else {}
         for name in names:
             before[name] = {"about": about, "claims": [dataclasses.asdict(c) for c in found if c.method == name]}
@@ -184,30 +234,41 @@ def rates(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 6_600_000,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/rates.json"),
 ) -> None:
-    """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu` replays them."""
+    """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu`
+    replays them."""
     from kvlens.bench.kept import check_file
     from kvlens.bench.rates import RatesRequest, measure
 
     check_file(out, "--out")
-    request = RatesRequest(model=model, tasks=_names(tasks), budget=budget, length=length, prompts=prompts, first_seed=seed)
+    request = RatesRequest(
+        model=model, tasks=_names(tasks), budget=budget, length=length, prompts=prompts, first_seed=seed
+    )
     result = measure(request, lambda line: typer.echo(line, err=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for name, line in result["methods"].items():
-        told = ", ".join(f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})" for rate, found in line["rates"].items())
+        told = ", ".join(
+            f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})"
+            for rate, found in line["rates"].items()
+        )
         typer.echo(f"{name}: {told}; {line['steps']} steps")
 
 
 @bench_app.command("gpu")
 def gpu(
-    out: Annotated[Path, typer.Option(help="Folder of the result file, gpu-<device>.json.")] = Path("benchmarks/results"),
+    out: Annotated[Path, typer.Option(help="Folder of the result file, gpu-<device>.json.")] = Path(
+        "benchmarks/results"
+    ),
     minutes: Annotated[float, typer.Option(help="No part is begun after this long; run again to continue.")] = 10.0,
     parts: Annotated[str, typer.Option(help="Beginnings of parts' names, comma-separated; default: all.")] = "",
     contexts: Annotated[str, typer.Option(help="Tokens, comma-separated; default: 8192,32768,131072.")] = "",
     batches: Annotated[str, typer.Option(help="Sequences, comma-separated; default: 1,8.")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")
+    ] = False,
 ) -> None:
-    """Ceilings, checks, kernels, whole decode steps and their attention paths at the shape of an 8B model, on the first CUDA device."""
+    """Ceilings, checks, kernels, whole decode steps and their attention paths at the shape of an 8B model, on the first
+    CUDA device."""
     from kvlens.gpu.bench.run import Request, measure, numbers
 
     request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))

@@ -1,4 +1,5 @@
-"""`kvlens calibrate`: what some methods need to know of a model before they can run, measured and kept with its provenance."""
+"""`kvlens calibrate`: what some methods need to know of a model before they can run, measured and kept with its
+provenance."""
 
 from __future__ import annotations
 
@@ -28,11 +29,14 @@ def chess(
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("chess_thresholds.json"),
     prompts: Annotated[int, typer.Option(help="How many prompts are generated when no texts are given.", min=1)] = 128,
     max_new: Annotated[int, typer.Option(help="Tokens of each answer at most.", min=1)] = 256,
-    percentile: Annotated[float, typer.Option(help="Of the pages' entropy and varentropy, above which they are high.")] = 99.0,
+    percentile: Annotated[
+        float, typer.Option(help="Of the pages' entropy and varentropy, above which they are high.")
+    ] = 99.0,
     device: Device = "cpu",
     dtype: Dtype = "float32",
 ) -> None:
-    """When a model is uncertain: CHESS's thresholds on entropy and varentropy per page, from its answers with all of its cache."""
+    """When a model is uncertain: CHESS's thresholds on entropy and varentropy per page, from its answers with all of
+    its cache."""
     from kvlens.methods.chess import calibrate as calibration
 
     loaded = _load(model, device, dtype)
@@ -56,7 +60,9 @@ def compresskv(
     """
     from kvlens.methods.compresskv.calibrate import calibrate
 
-    written = calibrate(_load(model, device, dtype), _read(texts) or None, out, trials=trials, length=length, report=show)
+    written = calibrate(
+        _load(model, device, dtype), _read(texts) or None, out, trials=trials, length=length, report=show
+    )
     typer.echo(str(written))
 
 

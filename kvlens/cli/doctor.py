@@ -8,7 +8,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "triton", "duckdb", "streamlit", "plotly", "pandas", "pyarrow", "umap-learn")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "triton",
+    "duckdb",
+    "streamlit",
+    "plotly",
+    "pandas",
+    "pyarrow",
+    "umap-learn",
+)
 LENGTH, NEW = 256, 8
 
 
@@ -24,7 +35,9 @@ def examine() -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             checks.append({"name": f"package {package}", "passed": False, "detail": "is not installed: run make app"})
     cuda = torch.cuda.is_available()
-    facts["devices"] = ", ".join(["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if cuda else 0))])
+    facts["devices"] = ", ".join(
+        ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if cuda else 0))]
+    )
     facts["threads"] = str(torch.get_num_threads())
     facts |= _tiers(cuda)
     checks += _stock_equality() + _recorded_run()
@@ -47,7 +60,8 @@ def _tiers(cuda: bool) -> dict[str, str]:
 
 
 def stock_gap(device: str) -> tuple[float, int]:
-    """Largest difference of the demo model's fp32 logits after a prompt, FullKV here against the stock model, and the prompt's tokens."""
+    """Largest difference of the demo model's fp32 logits after a prompt, FullKV here against the stock model, and the
+    prompt's tokens."""
     import torch
     from transformers import DynamicCache
 
@@ -57,7 +71,11 @@ def stock_gap(device: str) -> tuple[float, int]:
 
     loaded, prompt = _prompt(device)
     full = methods.get("full")
-    ours = Engine(loaded).run(prompt, full, full.Parameters(), None, Options(max_new=1, prefill_chunk=0), keep_logits=True).logits[0]
+    ours = (
+        Engine(loaded)
+        .run(prompt, full, full.Parameters(), None, Options(max_new=1, prefill_chunk=0), keep_logits=True)
+        .logits[0]
+    )
     loaded.model.set_attn_implementation("sdpa")
     with torch.inference_mode():
         cache, ids = DynamicCache(config=loaded.model.config), torch.tensor([prompt.ids], device=device)
@@ -85,7 +103,13 @@ def _recorded_run() -> list[dict[str, Any]]:
         uid, status, _ = carry_out(request, PromptText(text), Path(folder), lambda *_: None, lambda: False)
         with TraceReader.open(Path(folder), uid) as reader:
             detail = f"{reader.n_steps} steps read back, status {status}"
-            checks.append({"name": "a trace is written and read", "passed": status == "completed" and reader.n_steps > 0, "detail": detail})
+            checks.append(
+                {
+                    "name": "a trace is written and read",
+                    "passed": status == "completed" and reader.n_steps > 0,
+                    "detail": detail,
+                }
+            )
             for row in reader.self_checks().itertuples():
                 checks.append({"name": row.name, "passed": bool(row.passed), "detail": row.detail})
     return checks

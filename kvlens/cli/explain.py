@@ -12,16 +12,20 @@ import typer
 def explain(
     model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
     points: Annotated[
-        str, typer.Option(help="METHOD:TASK:BUDGET, comma-separated; default: where each method loses on the demo model.")
+        str,
+        typer.Option(help="METHOD:TASK:BUDGET, comma-separated; default: where each method loses on the demo model."),
     ] = "",
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     lost: Annotated[int, typer.Option(help="Lost trials per point.")] = 50,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/explain.json"),
-    kept: Annotated[Path, typer.Option(help="One line per prompt, so that an interrupted run continues.")] = Path("runs/explain.jsonl"),
+    kept: Annotated[Path, typer.Option(help="One line per prompt, so that an interrupted run continues.")] = Path(
+        "runs/explain.jsonl"
+    ),
     doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
 ) -> None:
-    """The share of lost answers restored by holding the triples with most regret, against random ones and the needle everywhere."""
+    """The share of lost answers restored by holding the triples with most regret, against random ones and the needle
+    everywhere."""
     from kvlens.bench.explain import POINTS, ExplainRequest, measure
     from kvlens.bench.explain_table import document, markdown
     from kvlens.bench.kept import check_file

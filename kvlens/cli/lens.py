@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from kvlens.runs.storing import Stored
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
-ProgressJson = Annotated[bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")]
+ProgressJson = Annotated[
+    bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")
+]
 
 
 def pair(
@@ -39,11 +41,14 @@ def whatif(
     layers: Annotated[str, typer.Option(help="all, or like 0,2-4.")] = "all",
     heads: Annotated[str, typer.Option(help="KV heads: all, or like 0,1.")] = "all",
     from_step: Annotated[int, typer.Option(help="First step at which the span is held.")] = 0,
-    search: Annotated[bool, typer.Option("--search", help="Find few (layer, KV head) that bring the answer back; hold for those.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Find few (layer, KV head) that bring the answer back; hold for those.")
+    ] = False,
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
 ) -> None:
-    """Repeat a stored run with spans held for some heads, everything else as it was. The last line of stdout is the new run's uid."""
+    """Repeat a stored run with spans held for some heads, everything else as it was. The last line of stdout is the new
+    run's uid."""
     from kvlens.lens.whatif import Asked
     from kvlens.lens.whatif import whatif as repeat
 
@@ -68,14 +73,20 @@ def sentences(summary: dict[str, Any]) -> list[str]:
         said.append("every step agreed with full KV before: there was no loss to bring back")
     else:
         after = "agrees with full KV" if summary["agrees_after"] else "still differs from full KV"
-        said.append(f"step of loss   {summary['step']}: KL {summary['kl_before']:.4g} -> {summary['kl_after']:.4g} nats, {after}")
+        said.append(
+            f"step of loss   {summary['step']}: KL {summary['kl_before']:.4g} -> {summary['kl_after']:.4g} "
+            f"nats, {after}"
+        )
     untouched = "nothing was lost before" if summary["step"] is None else "the answer was right before"
     said.append({True: "restored", False: "not restored", None: untouched}[summary["restored"]])
     said.append(f"held           {summary['held_tokens']:,} tokens, {summary['held_bytes']:,} bytes of keys and values")
     if (found := summary["search"]) is not None:
         if found["heads"]:
             heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found["heads"])
-            said.append(f"found          {heads} ({found['tried']} sets of heads tried, KL {found['kl']:.4g} nats over the answer)")
+            said.append(
+                f"found          {heads} ({found['tried']} sets of heads tried, KL {found['kl']:.4g} nats over "
+                f"the answer)"
+            )
         else:
             said.append("found          nothing: not even holding for all of these heads brings the answer back")
     return said

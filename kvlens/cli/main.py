@@ -22,8 +22,12 @@ from kvlens.cli.lens import pair, whatif
 from kvlens.cli.report import report
 from kvlens.cli.train import train_app
 
-app = typer.Typer(help="Run a language model under a KV-cache method, log every decision, replay it.", no_args_is_help=True,
-                  pretty_exceptions_enable=False, add_completion=False)  # fmt: skip
+app = typer.Typer(
+    help="Run a language model under a KV-cache method, log every decision, replay it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
 runs_app = typer.Typer(help="List, show, recover and delete runs.", invoke_without_command=True)
 app.add_typer(runs_app, name="runs")
 app.add_typer(train_app, name="train")
@@ -72,38 +76,60 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Run a language model under a KV-cache method, log every decision, replay it."""
 
 
 @app.command()
 def run(
-    prompt_file: Annotated[str, typer.Argument(help="UTF-8 text (.txt, .md), .json with a string \"text\", or - for standard input.")],
+    prompt_file: Annotated[
+        str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
+    ],
     model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
     method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = "sekv",
     preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")
+    ] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,
-    needle: Annotated[str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")] = None,
+    needle: Annotated[
+        str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option()] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop when the output contains this text; may be repeated.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop when the output contains this text; may be repeated.")
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
-    coverage: Annotated[bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")] = True,
-    oracle: Annotated[str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")] = "auto",
-    against_full: Annotated[bool, typer.Option("--against-full", help="Log what each step lost against full KV.")] = False,
-    forced: Annotated[bool, typer.Option("--forced", help="Compare, and feed full KV's tokens, so that all steps compare.")] = False,
+    coverage: Annotated[
+        bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")
+    ] = True,
+    oracle: Annotated[
+        str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")
+    ] = "auto",
+    against_full: Annotated[
+        bool, typer.Option("--against-full", help="Log what each step lost against full KV.")
+    ] = False,
+    forced: Annotated[
+        bool, typer.Option("--forced", help="Compare, and feed full KV's tokens, so that all steps compare.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="torch threads; 0: 1 for a small model, torch's choice otherwise.")] = 0,
     runs: RunsDir = None,
-    progress_json: Annotated[bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")] = False,
-) -> None:  # fmt: skip
+    progress_json: Annotated[
+        bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")
+    ] = False,
+) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
     from kvlens.prompts import checked, decode, expecting
@@ -121,11 +147,26 @@ def run(
             source = decode(path.read_bytes(), path.name)
         source = expecting(checked(source, prompt_file), answer, needle)
         request = RunRequest(
-            model=model, method=method, preset=preset, budget=budget, max_new=max_new, seed=seed, temperature=temperature, top_p=top_p,
-            stop=tuple(stop or ()), overrides=parse_set(set_ or []), device=device, dtype=dtype, trace_level=trace_level,
-            coverage=coverage, oracle=oracle, threads=threads, ignore_eos=ignore_eos, against=against_full or forced,
+            model=model,
+            method=method,
+            preset=preset,
+            budget=budget,
+            max_new=max_new,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            stop=tuple(stop or ()),
+            overrides=parse_set(set_ or []),
+            device=device,
+            dtype=dtype,
+            trace_level=trace_level,
+            coverage=coverage,
+            oracle=oracle,
+            threads=threads,
+            ignore_eos=ignore_eos,
+            against=against_full or forced,
             forced_reference=forced,
-        )  # fmt: skip
+        )
         uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
     except BaseException as error:
         reporter.failed(error)
@@ -159,7 +200,9 @@ def runs_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
         return
     columns = ["uid", "status", "model", "method", "preset", "budget", "prompt_tokens", "steps", "output_text"]
     # a forced run did not write its tokens
-    frame["output_text"] = frame["output_text"].where(~frame["forced"].fillna(value=False).astype(bool), "(fed) " + frame["output_text"])
+    frame["output_text"] = frame["output_text"].where(
+        ~frame["forced"].fillna(value=False).astype(bool), "(fed) " + frame["output_text"]
+    )
     _table(columns, [[row[c] for c in columns] for _, row in frame.iterrows()])
 
 
@@ -172,14 +215,42 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         meta, tokens, steps = reader.meta, reader.tokens(), reader.steps()
         checks = json.loads(reader.self_checks().to_json(orient="records"))
         generated = tokens[tokens["step"].notna()].sort_values("step")["text"]
-        keys = ("model", "method", "preset", "config", "own_decisions", "budget", "budget_bytes", "full_kv_bytes", "prompt_tokens",
-                "max_new", "temperature", "top_p", "seed", "forced", "reference", "parent", "device", "dtype", "task", "answer", "machine",
-                "torch", "transformers", "kvlens")  # fmt: skip
+        keys = (
+            "model",
+            "method",
+            "preset",
+            "config",
+            "own_decisions",
+            "budget",
+            "budget_bytes",
+            "full_kv_bytes",
+            "prompt_tokens",
+            "max_new",
+            "temperature",
+            "top_p",
+            "seed",
+            "forced",
+            "reference",
+            "parent",
+            "device",
+            "dtype",
+            "task",
+            "answer",
+            "machine",
+            "torch",
+            "transformers",
+            "kvlens",
+        )
         shown: dict[str, Any] = {
-            "uid": reader.uid, "status": reader.status, "error": reader.error, **{key: meta.get(key) for key in keys},
-            "steps": reader.n_steps, "output_text": meta.get("output_text") or "".join(generated),
-            "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()), "self_check": checks,
-        }  # fmt: skip
+            "uid": reader.uid,
+            "status": reader.status,
+            "error": reader.error,
+            **{key: meta.get(key) for key in keys},
+            "steps": reader.n_steps,
+            "output_text": meta.get("output_text") or "".join(generated),
+            "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
+            "self_check": checks,
+        }
     if as_json:
         typer.echo(json.dumps(shown, ensure_ascii=False))
         return
@@ -208,19 +279,31 @@ def runs_delete(uid: str, runs: RunsDir = None) -> None:
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None, as_json: AsJson = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None, as_json: AsJson = False
+) -> None:
     """The methods, or one method with its parameters."""
     from kvlens import methods as registered
 
-    entries = registered.catalogue() if name is None else [m for m in registered.catalogue() if m["name"] == registered.get(name).name]
+    entries = (
+        registered.catalogue()
+        if name is None
+        else [m for m in registered.catalogue() if m["name"] == registered.get(name).name]
+    )
     if as_json:
         typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
     elif name is None:
-        _table(["name", "title", "what it does", "paper"], [[m["name"], m["title"], m["summary"], m["paper"]] for m in entries])
+        _table(
+            ["name", "title", "what it does", "paper"],
+            [[m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
+        )
     else:
         method = entries[0]
         typer.echo(f"{method['title']} ({method['name']}): {method['summary']}\n{method['paper']}")
-        rows = [[p["name"], p["default"], p["symbol"], "ours" if p["ours"] else "paper", p["doc"]] for p in method["parameters"]]
+        rows = [
+            [p["name"], p["default"], p["symbol"], "ours" if p["ours"] else "paper", p["doc"]]
+            for p in method["parameters"]
+        ]
         _table(["parameter", "default", "symbol", "decided by", "meaning"], rows)
         for preset, values in method["presets"].items():
             typer.echo(f"preset {preset}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}")
@@ -228,22 +311,31 @@ def methods(name: Annotated[str | None, typer.Argument(help="Show one method's p
 
 @app.command()
 def prompt(
-    task: Annotated[str, typer.Option(help="See `kvlens bench tasks`; the demo model can do needle, multikey, chain, note and list.")]
-    = "needle",
+    task: Annotated[
+        str,
+        typer.Option(help="See `kvlens bench tasks`; the demo model can do needle, multikey, chain, note and list."),
+    ] = "needle",
     length: Annotated[int, typer.Option(help="Tokens in all, of the model's tokenizer.")] = 2048,
     depth: Annotated[float, typer.Option(help="0 (start) to 1 (end): where the asked fact stands.")] = 0.5,
     seed: Annotated[int, typer.Option()] = 0,
     model: Annotated[str, typer.Option(help="Whose tokens are counted: 'demo', a local folder or a hub id.")] = "demo",
     to: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
     as_json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Generate a prompt: its text on stdout; with --json also the answer and the needle's character ranges."""
     from kvlens import tasks
     from kvlens.tasks.encoding import encoding
 
     made = tasks.get(task).make(length, depth, seed, *encoding(model))
-    fields = {"text": made.text, "answer": made.answer, "needle": made.needle, "task": made.task, "seed": made.seed,
-              "length": made.length, "depth": made.depth}  # fmt: skip
+    fields = {
+        "text": made.text,
+        "answer": made.answer,
+        "needle": made.needle,
+        "task": made.task,
+        "seed": made.seed,
+        "length": made.length,
+        "depth": made.depth,
+    }
     written = json.dumps(fields, ensure_ascii=False) if as_json else made.text
     if to is None:
         typer.echo(written, nl=as_json)
@@ -255,13 +347,17 @@ def prompt(
 def export(
     uid: str,
     what: Annotated[
-        str, typer.Option(help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, loss, oracle, span-keys, "
-                               "chrome-trace")
+        str,
+        typer.Option(
+            help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, loss, oracle, "
+            "span-keys, "
+            "chrome-trace"
+        ),
     ] = "heads",
     fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     runs: RunsDir = None,
-) -> None:  # fmt: skip
+) -> None:
     """Export a table of a run, column names say their units; or its timeline for Perfetto (chrome-trace)."""
     from kvlens.store.export import export as write
     from kvlens.store.reader import TraceReader

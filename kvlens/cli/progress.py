@@ -60,7 +60,12 @@ class Bar:
 
     def __init__(self, console: Console) -> None:
         self._rate = _Rate()
-        columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[speed]}"))
+        columns = (
+            TextColumn("{task.description:8}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+        )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
         self._progress.start()
@@ -71,7 +76,9 @@ class Bar:
         if phase not in self._tasks:
             self._tasks[phase] = self._progress.add_task(phase, total=total, speed="")
         speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
-        self._progress.update(self._tasks[phase], completed=done, total=total, speed="" if speed is None else f"{speed} tokens/s")
+        self._progress.update(
+            self._tasks[phase], completed=done, total=total, speed="" if speed is None else f"{speed} tokens/s"
+        )
 
     def done(self, uid: str, status: str) -> None:
         self._progress.stop()

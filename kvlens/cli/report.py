@@ -13,8 +13,10 @@ def report(
     uid: str,
     to: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     against: Annotated[str | None, typer.Option(help="uid of a second run to lay beside it.")] = None,
-    runs: Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")] = None,
-) -> None:  # fmt: skip
+    runs: Annotated[
+        Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")
+    ] = None,
+) -> None:
     """Write a report to hand to a colleague: one HTML file that fetches nothing. Prints its size in bytes."""
     from kvlens.report import report_bytes
     from kvlens.store.reader import TraceReader

@@ -1,4 +1,5 @@
-"""`kvlens train`: the embedded demo model, and SeKV's router for any supported model. Both show progress and can be resumed."""
+"""`kvlens train`: the embedded demo model, and SeKV's router for any supported model. Both show progress and can be
+resumed."""
 
 from __future__ import annotations
 
@@ -18,8 +19,12 @@ def show(figures: dict[str, Any]) -> None:
 
 @train_app.command("demo")
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and model; run again to continue.")] = Path("build/demo-model"),
-    minutes: Annotated[float | None, typer.Option(help="Nominal minutes on two idle cores; scales the number of steps.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and model; run again to continue.")] = Path(
+        "build/demo-model"
+    ),
+    minutes: Annotated[
+        float | None, typer.Option(help="Nominal minutes on two idle cores; scales the number of steps.")
+    ] = None,
     seed: Annotated[int, typer.Option()] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew even if there is a checkpoint.")] = False,
 ) -> None:
@@ -32,14 +37,24 @@ def demo(
 
 @train_app.command("sekv")
 def sekv(
-    documents: Annotated[list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")] = None,
+    documents: Annotated[
+        list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")
+    ] = None,
     model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
-    out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path("build/sekv-router"),
+    out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path(
+        "build/sekv-router"
+    ),
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
     batch: Annotated[int, typer.Option(help="Documents per step.")] = 2,
-    lengths: Annotated[str, typer.Option(help="Length curriculum in tokens, comma-separated; an equal share of the steps each.")] = "",
-    preset: Annotated[str | None, typer.Option(help="SeKV preset whose segmentation and sizes are trained for.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")] = None,
+    lengths: Annotated[
+        str, typer.Option(help="Length curriculum in tokens, comma-separated; an equal share of the steps each.")
+    ] = "",
+    preset: Annotated[
+        str | None, typer.Option(help="SeKV preset whose segmentation and sizes are trained for.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")
+    ] = None,
     device: Annotated[str, typer.Option()] = "cpu",
     dtype: Annotated[str, typer.Option()] = "float32",
 ) -> None:

@@ -1,1 +1,2 @@
-"""Two runs beside each other, and many runs as points: what differs, where they part, what each cost. No Streamlit, no torch."""
+"""Two runs beside each other, and many runs as points: what differs, where they part, what each cost. No Streamlit, no
+torch."""

@@ -39,19 +39,34 @@ class Trial:
 
 
 def trial(reader: TraceReader) -> Trial | None:
-    """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens or held ranges."""
+    """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens or
+    held ranges."""
     meta = reader.meta
-    if not meta.get("answer") or reader.status != "completed" or meta.get("forced") or meta.get("hold") or not reader.n_steps:
+    if (
+        not meta.get("answer")
+        or reader.status != "completed"
+        or meta.get("forced")
+        or meta.get("hold")
+        or not reader.n_steps
+    ):
         return None
     steps, task = reader.steps(), str(meta.get("task") or "")
     output = str(meta.get("output_text") or generated(reader))
     budget = meta.get("budget")
     return Trial(
-        reader.uid, str(meta.get("model")), task, str(meta.get("method")), str(meta.get("preset") or ""),
-        "" if budget is None or meta.get("budget_bytes") is None else str(budget), str(meta.get("prompt_sha256") or prompt_name(reader)),
-        tasks.is_right(task, str(meta["answer"]), output), float(steps["peak_bytes"].max()), float(meta.get("full_kv_bytes") or np.nan),
-        float(steps["h2d_bytes"].mean()), attended(reader),
-    )  # fmt: skip
+        reader.uid,
+        str(meta.get("model")),
+        task,
+        str(meta.get("method")),
+        str(meta.get("preset") or ""),
+        "" if budget is None or meta.get("budget_bytes") is None else str(budget),
+        str(meta.get("prompt_sha256") or prompt_name(reader)),
+        tasks.is_right(task, str(meta["answer"]), output),
+        float(steps["peak_bytes"].max()),
+        float(meta.get("full_kv_bytes") or np.nan),
+        float(steps["h2d_bytes"].mean()),
+        attended(reader),
+    )
 
 
 def generated(reader: TraceReader) -> str:
@@ -67,28 +82,49 @@ def prompt_name(reader: TraceReader) -> str:
 
 
 def points(trials: Sequence[Trial]) -> pd.DataFrame:
-    """One row per model, task, method, preset and budget: n (prompts), exact (share of them), low and high (95 % Wilson), and means of
-    peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs of one prompt in a group the newest counts."""
+    """One row per model, task, method, preset and budget: n (prompts), exact (share of them), low and high (95 %
+    Wilson), and means of peak_bytes, full_kv_share, h2d_bytes_per_step, attended_tokens. Of several runs of one prompt
+    in a group the newest counts."""
     keys = ["model", "task", "method", "preset", "budget"]
-    columns = [*keys, "n", "exact", "low", "high", "peak_bytes", "full_kv_share", "h2d_bytes_per_step", "attended_tokens", "uids"]
+    columns = [
+        *keys,
+        "n",
+        "exact",
+        "low",
+        "high",
+        "peak_bytes",
+        "full_kv_share",
+        "h2d_bytes_per_step",
+        "attended_tokens",
+        "uids",
+    ]
     if not trials:
         return pd.DataFrame(columns=columns)
-    frame = pd.DataFrame([asdict(each) for each in trials]).sort_values("uid").drop_duplicates([*keys, "prompt"], keep="last")
+    frame = (
+        pd.DataFrame([asdict(each) for each in trials])
+        .sort_values("uid")
+        .drop_duplicates([*keys, "prompt"], keep="last")
+    )
     frame["full_kv_share"] = frame["peak_bytes"] / frame["full_kv_bytes"]
     rows = []
     for place, part in frame.groupby(keys, sort=True):
         n, exact = len(part), float(part["exact"].mean())
         low, high = wilson(exact, n)
-        means = {name: float(part[name].mean()) for name in ("peak_bytes", "full_kv_share", "h2d_bytes_per_step", "attended_tokens")}
+        means = {
+            name: float(part[name].mean())
+            for name in ("peak_bytes", "full_kv_share", "h2d_bytes_per_step", "attended_tokens")
+        }
         rows.append(
-            dict(zip(keys, place, strict=True)) | {"n": n, "exact": exact, "low": low, "high": high, **means, "uids": " ".join(part["uid"])}
+            dict(zip(keys, place, strict=True))
+            | {"n": n, "exact": exact, "low": low, "high": high, **means, "uids": " ".join(part["uid"])}
         )
     return pd.DataFrame(rows, columns=columns)
 
 
 def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) -> tuple[str, str] | None:
-    """(run, run it is compared with) to open with: the newest run that has a reference, against it; else the two newest of the same
-    prompt, the newer first; else the two newest. None with fewer than two readable runs. `table`: list_runs, newest first."""
+    """(run, run it is compared with) to open with: the newest run that has a reference, against it; else the two newest
+    of the same prompt, the newer first; else the two newest. None with fewer than two readable runs. `table`:
+    list_runs, newest first."""
     uids = _readable(table)
     for uid in uids:
         if (reference := _value(table, uid, "reference")) in uids:
@@ -102,8 +138,8 @@ def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) ->
 
 
 def partner(table: pd.DataFrame, uid: str, prompt_of: Callable[[str], str | None]) -> str | None:
-    """What `uid` is compared with when nothing was asked for: its reference, a run whose reference it is, the newest other run of its
-    prompt, the newest other run; None where there is no other."""
+    """What `uid` is compared with when nothing was asked for: its reference, a run whose reference it is, the newest
+    other run of its prompt, the newest other run; None where there is no other."""
     others = [other for other in _readable(table) if other != uid]
     if (reference := _value(table, uid, "reference")) in others:
         return str(reference)

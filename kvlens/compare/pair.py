@@ -13,10 +13,32 @@ from kvlens.store.reader import TraceReader
 
 #: What is compared of the configuration, in this order; the method's own parameters follow.
 SETTINGS = (
-    "model", "model_fingerprint", "method", "preset", "budget", "budget_bytes", "device", "dtype", "seed", "temperature", "top_p",
-    "max_new", "task", "forced", "parent", "coverage", "oracle", "trace_level", "kvlens", "torch", "transformers", "kernels", "link",
-    "machine", "started",
-)  # fmt: skip
+    "model",
+    "model_fingerprint",
+    "method",
+    "preset",
+    "budget",
+    "budget_bytes",
+    "device",
+    "dtype",
+    "seed",
+    "temperature",
+    "top_p",
+    "max_new",
+    "task",
+    "forced",
+    "parent",
+    "coverage",
+    "oracle",
+    "trace_level",
+    "kvlens",
+    "torch",
+    "transformers",
+    "kernels",
+    "link",
+    "machine",
+    "started",
+)
 KINDS = ("differs", "one method only", "same")
 ABSENT = "–"
 """what a setting that a run does not have is shown as"""
@@ -57,21 +79,29 @@ class Pair:
 
 def why_apart(a: TraceReader, b: TraceReader, first: pd.DataFrame, second: pd.DataFrame) -> str | None:
     """None when both runs read the same tokens; else the sentence why their steps and positions do not correspond."""
-    prompts = [tokens.loc[tokens["step"].isna(), ["token_id", "text"]].reset_index(drop=True) for tokens in (first, second)]
+    prompts = [
+        tokens.loc[tokens["step"].isna(), ["token_id", "text"]].reset_index(drop=True) for tokens in (first, second)
+    ]
     if prompts[0].equals(prompts[1]):
         return None
     text = a.prompt_text()
     if text and text == b.prompt_text():
         return (
-            "The two runs read the same text cut into other tokens, by another tokenizer: steps and positions do not correspond, "
+            "The two runs read the same text cut into other tokens, by another tokenizer: steps and positions "
+            "do not correspond, "
             "so only their totals are compared."
         )
-    return "The two runs read different prompts: steps and positions do not correspond, so only their totals are compared."
+    return (
+        "The two runs read different prompts: steps and positions do not correspond, so only their totals are compared."
+    )
 
 
 def divergence(first: pd.DataFrame, second: pd.DataFrame) -> int | None:
     """The first step at which two runs of one prompt chose other tokens, over the steps that both have."""
-    ids = [tokens.loc[tokens["step"].notna()].sort_values("step")["token_id"].to_numpy(np.int64) for tokens in (first, second)]
+    ids = [
+        tokens.loc[tokens["step"].notna()].sort_values("step")["token_id"].to_numpy(np.int64)
+        for tokens in (first, second)
+    ]
     both = min(map(len, ids))
     different = np.flatnonzero(ids[0][:both] != ids[1][:both])
     return int(different[0]) if different.size else None
@@ -87,12 +117,17 @@ def divergence_words(pair: Pair) -> str:
     ]
     said = f"{' and '.join(fed)}. " if fed else ""
     if pair.divergence is None:
-        end = "" if pair.a.n_steps == pair.b.n_steps else f" as far as both go (A has {pair.a.n_steps} steps, B {pair.b.n_steps})"
+        end = (
+            ""
+            if pair.a.n_steps == pair.b.n_steps
+            else f" as far as both go (A has {pair.a.n_steps} steps, B {pair.b.n_steps})"
+        )
         return f"{said}The tokens are the same at every step{end}, so all these steps have the same context."
     step = pair.divergence
     chosen = [repr(_token(run, step)) for run in (pair.a, pair.b)]
     return (
-        f"{said}First divergence at step {step}: A chose {chosen[0]}, B {chosen[1]}. Up to this step the contexts are the same; "
+        f"{said}First divergence at step {step}: A chose {chosen[0]}, B {chosen[1]}. Up to this step the "
+        f"contexts are the same; "
         "everything after it was computed in different contexts."
     )
 
@@ -111,8 +146,8 @@ def settings(reader: TraceReader) -> dict[str, Any]:
 
 
 def config_difference(a: TraceReader, b: TraceReader) -> pd.DataFrame:
-    """Every setting of either run as text: setting, A, B, kind. In this order of kinds: 'differs', 'one method only' (a parameter that
-    the other run's method does not have), 'same'."""
+    """Every setting of either run as text: setting, A, B, kind. In this order of kinds: 'differs', 'one method only' (a
+    parameter that the other run's method does not have), 'same'."""
     first, second = settings(a), settings(b)
     rows = [
         {"setting": name, "A": _text(first.get(name)), "B": _text(second.get(name)), "kind": _kind(name, first, second)}

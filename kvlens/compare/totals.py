@@ -75,9 +75,13 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("steps compared with full KV", "steps", float(len(loss)) if len(loss) else float("nan")),
         Total("KL from full KV, mean of these", "nats", _mean(loss["kl"])),
         Total("KL from full KV, largest", "nats", _most(loss["kl"])),
-        Total("first step that disagrees with full KV", "step", float(lost.min()) if len(lost) else float("nan"),
-              "none" if len(loss) else "not recorded"),
-    ]  # fmt: skip
+        Total(
+            "first step that disagrees with full KV",
+            "step",
+            float(lost.min()) if len(lost) else float("nan"),
+            "none" if len(loss) else "not recorded",
+        ),
+    ]
 
 
 def attended(reader: TraceReader) -> float:
@@ -93,15 +97,21 @@ def head_mean(reader: TraceReader, metric: str) -> float:
 
 
 def delta_table(a: TraceReader, b: TraceReader) -> pd.DataFrame:
-    """One row per total: quantity, A, B and what B is beside A, in words; then the numbers themselves with their unit."""
+    """One row per total: quantity, A, B and what B is beside A, in words; then the numbers themselves with their
+    unit."""
     rows = []
     for first, second in zip(totals(a), totals(b), strict=True):
         rows.append(
             {
-                "quantity": first.name, "A": first.text(), "B": second.text(), "B beside A": beside(first, second),
-                "unit": first.unit, "value A": first.value, "value B": second.value,
+                "quantity": first.name,
+                "A": first.text(),
+                "B": second.text(),
+                "B beside A": beside(first, second),
+                "unit": first.unit,
+                "value A": first.value,
+                "value B": second.value,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -114,7 +124,10 @@ def beside(a: Total, b: Total) -> str:
     if abs(difference) <= SAME * max(abs(a.value), abs(b.value)):
         return "the same"
     if a.unit == "step":
-        return f"{abs(difference):,.0f} {'step' if abs(difference) == 1 else 'steps'} {'later' if difference > 0 else 'earlier'}"
+        return (
+            f"{abs(difference):,.0f} {'step' if abs(difference) == 1 else 'steps'} "
+            f"{'later' if difference > 0 else 'earlier'}"
+        )
     words = f"{a.text(abs(difference))} {'more' if difference > 0 else 'less'}"
     if b.value == 0 or a.value <= 0 or b.value < 0:
         return words

@@ -1,4 +1,5 @@
-"""The embedded demo model: a small Llama trained from scratch by one command, with its tasks, tokenizer and evaluation."""
+"""The embedded demo model: a small Llama trained from scratch by one command, with its tasks, tokenizer and
+evaluation."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Real English that is free and on every machine: the Python standard library's documentation.
 
-Taken are pydoc's topics, the docstrings of every module of the standard library (read with `ast`, nothing is imported) and,
-where they exist, the licence texts under /usr/share/common-licenses. A document is one file (or one topic); every
+Taken are pydoc's topics, the docstrings of every module of the standard library (read with `ast`, nothing is imported)
+and, where they exist, the licence texts under /usr/share/common-licenses. A document is one file (or one topic); every
 HELD_OUT_EVERY-th document by a hash of its name is never trained on and serves to measure surprisal.
 """
 
@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT_EVERY = 12
-SKIP_FOLDERS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "turtledemo", "ensurepip"}
+SKIP_FOLDERS = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "turtledemo",
+    "ensurepip",
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,11 @@ def collect() -> list[Document]:
             raw.append((f"stdlib {inside.as_posix()}", _docstrings(path.read_text("utf-8", "replace"))))
     licences = Path("/usr/share/common-licenses")
     if licences.is_dir():
-        raw += [(f"licence {p.name}", p.read_text("utf-8", "replace")) for p in sorted(licences.iterdir()) if not p.is_symlink()]
+        raw += [
+            (f"licence {p.name}", p.read_text("utf-8", "replace"))
+            for p in sorted(licences.iterdir())
+            if not p.is_symlink()
+        ]
     seen: set[str] = set()
     documents = []
     for name, text in raw:

@@ -1,7 +1,8 @@
 """Measure the demo model with the stock transformers code and write the tables of docs/demo-model.md.
 
-`python -m kvlens.demo.evaluate` replaces what stands between the two marks of that file. All values of the prompts are drawn
-afresh from the seed; decoding is greedy; an answer counts only when all of it and the end-of-text token are right.
+`python -m kvlens.demo.evaluate` replaces what stands between the two marks of that file. All values of the prompts are
+drawn afresh from the seed; decoding is greedy; an answer counts only when all of it and the end-of-text token are
+right.
 """
 
 import argparse
@@ -66,7 +67,11 @@ class Demo:
         made: list[int] = []
         for step in range(limit):
             position = torch.tensor([[count - 1 + step]])
-            token = self.model(token, past_key_values=cache, position_ids=position, use_cache=True).logits[:, -1:].argmax(-1)
+            token = (
+                self.model(token, past_key_values=cache, position_ids=position, use_cache=True)
+                .logits[:, -1:]
+                .argmax(-1)
+            )
             if token.item() == self.tokenizer.eos_token_id:
                 return str(self.tokenizer.decode(made)), True
             made.append(token.item())
@@ -92,7 +97,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A markdown table."""
     head = list(head)
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(f"{x:.3f}" if isinstance(x, float) else str(x) for x in line) + " |" for line in lines) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(f"{x:.3f}" if isinstance(x, float) else str(x) for x in line) + " |" for line in lines
+        )
+        + "\n"
+    )
 
 
 def mean(values: Iterable[float]) -> float:
@@ -132,7 +142,9 @@ def controls(demo: Demo, length: int, count: int) -> tuple[float, float]:
 def real_haystack(demo: Demo, length: int, count: int) -> float:
     """Share right with held-out real English as the haystack."""
     _, held_out = english.split(english.collect())
-    sentences = [s.strip().rstrip(".") + "." for d in held_out for p in d.paragraphs for s in " ".join(p.split()).split(". ")]
+    sentences = [
+        s.strip().rstrip(".") + "." for d in held_out for p in d.paragraphs for s in " ".join(p.split()).split(". ")
+    ]
     right = []
     for i in range(count):
         start = random.Random(i).randrange(len(sentences) // 2)
@@ -174,7 +186,13 @@ def surprisal(demo: Demo, window: int = 1024) -> dict[str, tuple[float, int]]:
                 elif begins:
                     word = re.match(r"[A-Za-z]+", text[a:].lstrip(" "))
                     seen = words[word[0].lower()] if word else 0
-                    name = "rare (under 10 times in training)" if seen < 10 else "common (over 1000)" if seen > 1000 else "other"
+                    name = (
+                        "rare (under 10 times in training)"
+                        if seen < 10
+                        else "common (over 1000)"
+                        if seen > 1000
+                        else "other"
+                    )
                     note(f"first token of a word inside a sentence: {name}", value)
                 else:
                     note("later token of a word", value)
@@ -217,10 +235,15 @@ def _exact(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
 
 
 def _long(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
-    wanted: list[tuple[str, str, dict[str, int]]] = [(f"chain of {hops}", "chain", {"hops": hops}) for hops in (2, 3, 4, 6)]
+    wanted: list[tuple[str, str, dict[str, int]]] = [
+        (f"chain of {hops}", "chain", {"hops": hops}) for hops in (2, 3, 4, 6)
+    ]
     wanted += [(f"list of {items}", "list", {"items": items}) for items in (4, 8, 12)]
     wanted += [("note recital", "note", {})]
-    rows = [[name, *(over_depths(demo, task, t, n(20), **more) for t in (512, 1024, 2048)), n(20)] for name, task, more in wanted]
+    rows = [
+        [name, *(over_depths(demo, task, t, n(20), **more) for t in (512, 1024, 2048)), n(20)]
+        for name, task, more in wanted
+    ]
     return table(["task", "512", "1024", "2048", "n each"], rows)
 
 
@@ -243,7 +266,10 @@ def _streaming(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
 
 
 def _surprisal(demo: Demo, path: Path, n: Callable[[int], int]) -> str:
-    rows = [["uniform, ln V", math.log(len(demo.tokenizer)), ""], *([k, v, c] for k, (v, c) in sorted(surprisal(demo).items()))]
+    rows = [
+        ["uniform, ln V", math.log(len(demo.tokenizer)), ""],
+        *([k, v, c] for k, (v, c) in sorted(surprisal(demo).items())),
+    ]
     return table(["tokens", "nats per token", "count"], rows)
 
 

@@ -44,7 +44,11 @@ def _provenance(state: dict, minutes: float, seed: int, folder: Path) -> dict[st
         "learning_rate": LEARNING_RATE,
         "stages": [vars(stage) for stage in scaled_stages(minutes)],
         "parameters": sum(tensor.numel() for name, tensor in state["model"].items() if name != "lm_head.weight"),
-        "structured_start": {"look_back_layer": circuit.LOOK_BACK, "match_layers": circuit.MATCH, "shifts": circuit.SHIFTS},
+        "structured_start": {
+            "look_back_layer": circuit.LOOK_BACK,
+            "match_layers": circuit.MATCH,
+            "shifts": circuit.SHIFTS,
+        },
         "data": {
             "generated": "kvlens/demo/language.py through kvlens/demo/rows.py",
             "real_english": "Python standard library docstrings, pydoc topics, licence texts of the operating system",
@@ -63,7 +67,8 @@ def _provenance(state: dict, minutes: float, seed: int, folder: Path) -> dict[st
 
 
 def export(run: Path, target: Path, minutes: float, seed: int) -> Path:
-    """Export the checkpoint (or, without one, the untrained start) of the run folder; files are replaced one by one, whole."""
+    """Export the checkpoint (or, without one, the untrained start) of the run folder; files are replaced one by one,
+    whole."""
     tokenizer = load_tokenizer(run)
     model = circuit.build_model(len(tokenizer), seed=seed)
     state: dict = {"step": 0, "tokens": 0, "wall": 0.0, "cpu": 0.0, "model": model.state_dict()}

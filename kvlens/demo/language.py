@@ -1,8 +1,9 @@
 # ruff: noqa: SIM905 (word lists read better as text)
 """Words, facts and filler sentences of the demo language: plain English that a very small model can learn to read.
 
-Every word of these lists is one token of the demo tokenizer (see tokenizer.py), so that names and values have a constant width.
-In every fact the key stands right before ' is VALUE' (or ' says VALUE'): a small model finds a value beside its key only.
+Every word of these lists is one token of the demo tokenizer (see tokenizer.py), so that names and values have a
+constant width. In every fact the key stands right before ' is VALUE' (or ' says VALUE'): a small model finds a value
+beside its key only.
 """
 
 import random
@@ -49,9 +50,12 @@ ADJECTIVE = (
     "plain new quiet busy small large narrow wide bright dark warm cold gentle heavy sudden late simple strange "
     "famous remote modern pale crowded local distant calm rapid steady brief formal"
 ).split()
-BODY = "council committee ministry company society union board agency bank university hospital institute club court".split()
+BODY = (
+    "council committee ministry company society union board agency bank university hospital institute club court"
+).split()
 TOPIC = (
-    "trade energy water health housing transport education security climate fishing mining farming science culture sport travel finance"
+    "trade energy water health housing transport education security climate fishing mining farming science "
+    "culture sport travel finance"
 ).split()
 VERB = (
     "opened closed visited praised repaired inspected described painted measured reported discussed approved "
@@ -114,9 +118,19 @@ class _Draw(dict):
 
 
 _LISTS = {
-    "month": MONTH, "topic": TOPIC, "body": BODY, "verb": VERB, "adj": ADJECTIVE, "noun": NOUN, "city": CITY, "day": DAY,
-    "job": JOB, "country": COUNTRY, "color": COLOR, "object": OBJECT,
-}  # fmt: skip
+    "month": MONTH,
+    "topic": TOPIC,
+    "body": BODY,
+    "verb": VERB,
+    "adj": ADJECTIVE,
+    "noun": NOUN,
+    "city": CITY,
+    "day": DAY,
+    "job": JOB,
+    "country": COUNTRY,
+    "color": COLOR,
+    "object": OBJECT,
+}
 
 
 @dataclass(frozen=True)

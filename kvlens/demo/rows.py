@@ -1,7 +1,7 @@
 """Training rows of the demo model: a document and questions about it, real English, or a copied random string.
 
-A row is exactly `length` tokens (padded at the end). Answers are marked by kind, so that exact match is known per kind from
-the first step on and the loss can weigh answers and text apart.
+A row is exactly `length` tokens (padded at the end). Answers are marked by kind, so that exact match is known per kind
+from the first step on and the loss can weigh answers and text apart.
 """
 
 import random
@@ -147,7 +147,8 @@ class RowMaker:
 
 
 def positions(rng: random.Random, row: Row, length: int, skip: float) -> torch.Tensor:
-    """Position ids; with probability `skip` one to three gaps before the first answer, so that far distances are seen."""
+    """Position ids; with probability `skip` one to three gaps before the first answer, so that far distances are
+    seen."""
     position = torch.arange(length)
     if rng.random() < skip and length < MAX_POSITION:
         end = max(3, row.answers[0][0] if row.answers else length)

@@ -1,7 +1,7 @@
 """Generated retrieval tasks in the demo language: a prompt of a wanted length with the asked fact at a wanted depth.
 
-The haystack is the demo language's filler or sentences given by the caller; everything is drawn afresh from the seed, so no
-value can have been learnt.
+The haystack is the demo language's filler or sentences given by the caller; everything is drawn afresh from the seed,
+so no value can have been learnt.
 """
 
 import random
@@ -17,7 +17,8 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class TaskPrompt:
-    """A prompt (without a beginning-of-text token), the expected continuation and where the asked facts stand in the text."""
+    """A prompt (without a beginning-of-text token), the expected continuation and where the asked facts stand in the
+    text."""
 
     text: str
     answer: str
@@ -92,9 +93,10 @@ def make_prompt(
 ) -> TaskPrompt:
     """A prompt of at most `length` tokens (with one beginning-of-text token) and close to it.
 
-    `depth` is the place of the asked fact in the haystack (0 its start, 1 its end); of a chain or list the first asked fact
-    stands there and the rest at random. `encode` maps text to token ids without special tokens. `kind` and `others` belong to
-    needle and multikey, `hops` to chain, `items` to list. `filler` gives the sentences of the haystack in order.
+    `depth` is the place of the asked fact in the haystack (0 its start, 1 its end); of a chain or list the first asked
+    fact stands there and the rest at random. `encode` maps text to token ids without special tokens. `kind` and
+    `others` belong to needle and multikey, `hops` to chain, `items` to list. `filler` gives the sentences of the
+    haystack in order.
     """
     _check(task, length, depth, kind, others, hops, items)
     rng = random.Random(f"{task}/{seed}")
@@ -145,7 +147,9 @@ def make_prompt(
     return TaskPrompt(text, content.answer, needle, task, length, depth, seed)
 
 
-def _place(hay: list[str], asked: list[str], depth: float, size: Callable[[str], int], rng: random.Random) -> list[tuple[str, int]]:
+def _place(
+    hay: list[str], asked: list[str], depth: float, size: Callable[[str], int], rng: random.Random
+) -> list[tuple[str, int]]:
     """Haystack and asked sentences in the order of the text, each with its index among the asked ones or -1."""
     ends = [0]
     for sentence in hay:

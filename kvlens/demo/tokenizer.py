@@ -1,4 +1,5 @@
-"""The demo model's tokenizer: byte-level BPE, any UTF-8 round-trips, every digit and every word of the demo language one token.
+"""The demo model's tokenizer: byte-level BPE, any UTF-8 round-trips, every digit and every word of the demo language
+one token.
 
 `tokenizer(text)` begins with the beginning-of-text token (a post-processor), exactly as in training.
 """
@@ -56,7 +57,9 @@ def train_tokenizer(documents: list[Document], seed: int = 0, size: int = VOCABU
     core.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, core.token_to_id(BOS))]),
+            processors.TemplateProcessing(
+                single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, core.token_to_id(BOS))]
+            ),
         ]
     )
     return PreTrainedTokenizerFast(

@@ -1,7 +1,9 @@
-"""Train the demo model from nothing: `python -m kvlens.demo.train --out DIR` (the command `kvlens train demo` calls `train_demo`).
+"""Train the demo model from nothing: `python -m kvlens.demo.train --out DIR` (the command `kvlens train demo` calls
+`train_demo`).
 
-Two processes of one thread each share the work (gloo). The schedule is counted in steps, so a busy machine makes it slower but
-not shorter. A checkpoint with the optimizer's state is written every two minutes; the same command run again continues from it.
+Two processes of one thread each share the work (gloo). The schedule is counted in steps, so a busy machine makes it
+slower but not shorter. A checkpoint with the optimizer's state is written every two minutes; the same command run again
+continues from it.
 """
 
 import argparse
@@ -33,7 +35,8 @@ CHECKPOINT_SECONDS = 120
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of the curriculum: row length, steps at full scale, share of copy rows and real English, seconds a step takes."""
+    """A part of the curriculum: row length, steps at full scale, share of copy rows and real English, seconds a step
+    takes."""
 
     length: int
     steps: int
@@ -75,7 +78,8 @@ def _rotate(x: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_states(model: LlamaForCausalLM, ids: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The stock forward pass without mask tensors; with gaps in position_ids transformers would see packed sequences."""
+    """The stock forward pass without mask tensors; with gaps in position_ids transformers would see packed
+    sequences."""
     config = model.config
     rows, length = ids.shape
     size, eps = (config.hidden_size,), config.rms_norm_eps
@@ -152,9 +156,14 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint whole or not at all."""
         state = {
-            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-            "tokens": self.tokens, "wall": self.wall, "cpu": self.cpu, "average": self.average,
-        }  # fmt: skip
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "tokens": self.tokens,
+            "wall": self.wall,
+            "cpu": self.cpu,
+            "average": self.average,
+        }
         torch.save(state, self.out / "checkpoint.tmp")
         os.replace(self.out / "checkpoint.tmp", self.out / "checkpoint.pt")
 
@@ -200,11 +209,20 @@ class Run:
         stage, progress = self.place()
         hits, asked = self.average[3::2], self.average[4::2]
         right = {kind: round(float(h / n), 3) for kind, h, n in zip(KINDS, hits, asked, strict=True) if n > 0.05}
-        losses = dict(zip(("answer", "template", "english"), (round(x, 3) for x in self.average[:3].tolist()), strict=True))
+        losses = dict(
+            zip(("answer", "template", "english"), (round(x, 3) for x in self.average[:3].tolist()), strict=True)
+        )
         return {
-            "step": self.step, "of": self.total, "length": stage.length, "progress": round(progress, 4), "tokens": self.tokens,
-            "wall_s": round(self.wall), "cpu_s": round(self.cpu), "loss": losses, "right": right,
-        }  # fmt: skip
+            "step": self.step,
+            "of": self.total,
+            "length": stage.length,
+            "progress": round(progress, 4),
+            "tokens": self.tokens,
+            "wall_s": round(self.wall),
+            "cpu_s": round(self.cpu),
+            "loss": losses,
+            "right": right,
+        }
 
 
 def _work(rank: int, out: Path, minutes: float, seed: int, port: int, progress: Progress | None) -> None:
@@ -235,8 +253,11 @@ def show(figures: dict[str, object]) -> None:
     print(json.dumps(figures), flush=True)
 
 
-def train_demo(out: Path, minutes: float = FULL_MINUTES, seed: int = 0, resume: bool = True, progress: Progress | None = show) -> Path:
-    """Train into the folder `out` (tokenizer, checkpoint, log) and export the model to `out`/model; returns that folder.
+def train_demo(
+    out: Path, minutes: float = FULL_MINUTES, seed: int = 0, resume: bool = True, progress: Progress | None = show
+) -> Path:
+    """Train into the folder `out` (tokenizer, checkpoint, log) and export the model to `out`/model; returns that
+    folder.
 
     `minutes` is the nominal duration on two idle cores and scales the number of steps; `progress` must be picklable.
     """

@@ -1,8 +1,9 @@
-"""Train SeKV's router for the demo model: `python -m kvlens.demo.train_router --out DIR`, then install it beside the model.
+"""Train SeKV's router for the demo model: `python -m kvlens.demo.train_router --out DIR`, then install it beside the
+model.
 
-The documents are drawn as the demo model's own training rows are (documents with questions at their end, and real English), from
-seeds of their own. So, unlike the paper's corpus, they contain the kind of question the demo asks; no document of a benchmark or of
-the demo's prompts is among them.
+The documents are drawn as the demo model's own training rows are (documents with questions at their end, and real
+English), from seeds of their own. So, unlike the paper's corpus, they contain the kind of question the demo asks; no
+document of a benchmark or of the demo's prompts is among them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ REAL_ENGLISH = 0.25
 
 
 def documents(maker: RowMaker, count: int, seed: int = SEED) -> list[list[int]]:
-    """Token ids of `count` documents of the lengths of the curriculum, without padding; the share of each as in the curriculum."""
+    """Token ids of `count` documents of the lengths of the curriculum, without padding; the share of each as in the
+    curriculum."""
     rng = random.Random(seed)
     out = []
     for _ in range(count):
@@ -54,7 +56,8 @@ def train_router(
 ) -> Path:
     """Train on `count` generated documents into the folder `out`; returns the router's safetensors file.
 
-    `model`: another state of the demo model; its router is not installed beside the model. Continues a training cut off in `out`.
+    `model`: another state of the demo model; its router is not installed beside the model. Continues a training cut off
+    in `out`.
     """
     torch.set_num_threads(1)
     loaded = models.load(model)
@@ -67,7 +70,9 @@ def train_router(
         "documents_seed": SEED,
     }
     params = methods.make_parameters(methods.get("sekv"), "demo", {"router": "trained"})
-    path = train_sekv(loaded.model, loaded.tokenizer, out, steps, documents(maker, count), params, settings(batch), progress, about)
+    path = train_sekv(
+        loaded.model, loaded.tokenizer, out, steps, documents(maker, count), params, settings(batch), progress, about
+    )
     if model == "demo":
         for name in (path, path.with_suffix(".json")):
             shutil.copy(name, ROUTER.with_suffix(name.suffix))
@@ -83,7 +88,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Train SeKV's router for the demo model.")
     parser.add_argument("--out", type=Path, default=Path("build/sekv-router"))
-    parser.add_argument("--model", default="demo", help="folder of another state of the demo model; its router is not installed")
+    parser.add_argument(
+        "--model", default="demo", help="folder of another state of the demo model; its router is not installed"
+    )
     parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--documents", type=int, default=300)

@@ -28,14 +28,16 @@ class Comparison:
         """Raises ValueError when the reference is of a model with another vocabulary."""
         if reference.logits.shape != (len(reference.ids), vocabulary):
             raise ValueError(
-                f"the reference has logits of {reference.logits.shape[-1]:,} tokens, the model a vocabulary of {vocabulary:,}: "
+                f"the reference has logits of {reference.logits.shape[-1]:,} tokens, the model a vocabulary of "
+                f"{vocabulary:,}: "
                 "it is a run of another model or tokenizer."
             )
         self.reference, self._decode = reference, decode
         self._together = True
 
     def step(self, step: int, logits: torch.Tensor, chosen: int) -> Loss | None:
-        """logits float32 [V] of a step that then chose `chosen`. None where the contexts differ or the reference had ended."""
+        """logits float32 [V] of a step that then chose `chosen`. None where the contexts differ or the reference had
+        ended."""
         if not self._together or step >= len(self.reference.ids):
             return None
         wanted = self.reference.ids[step]
@@ -54,9 +56,17 @@ def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, decode: Calla
     before = torch.arange(len(own), device=own.device) < ref_token
     rank = (own > own[ref_token]) | (before & (own == own[ref_token]))
     return Loss(
-        ref_token, decode([ref_token]), top, decode([top]), top == full_top, max(0.0, kl), float(p[ref_token]), float(q[ref_token]),
-        float(own[ref_token] - full[ref_token]), int(rank.sum()),
-    )  # fmt: skip
+        ref_token,
+        decode([ref_token]),
+        top,
+        decode([top]),
+        top == full_top,
+        max(0.0, kl),
+        float(p[ref_token]),
+        float(q[ref_token]),
+        float(own[ref_token] - full[ref_token]),
+        int(rank.sum()),
+    )
 
 
 def _likeliest(logits: torch.Tensor) -> int:

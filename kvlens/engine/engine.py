@@ -1,7 +1,8 @@
-"""Runs a prompt through a model under a method: chunked prefill with surprisal, then an explicit decode loop, free or forced.
+"""Runs a prompt through a model under a method: chunked prefill with surprisal, then an explicit decode loop, free or
+forced.
 
-Prefill covers the prompt without its last token; step 0 feeds that token, so every generated token comes out of a decode step
-under the method. Methods may ask to see that token's query, key and value before (`Method.peeks`).
+Prefill covers the prompt without its last token; step 0 feeds that token, so every generated token comes out of a
+decode step under the method. Methods may ask to see that token's query, key and value before (`Method.peeks`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,18 @@ class Engine:
         tokens = len(prompt.ids) + steps
         limit = None if budget is None else budget.bytes(loaded.shape, tokens)
         return RunContext(
-            loaded.shape, len(prompt.ids) - 1, steps, limit, loaded.shape.full_kv_bytes(tokens), options.seed, loaded.name,
-            model.dtype, model.device, prompt.pieces, rotary_of(model),
-        )  # fmt: skip
+            loaded.shape,
+            len(prompt.ids) - 1,
+            steps,
+            limit,
+            loaded.shape.full_kv_bytes(tokens),
+            options.seed,
+            loaded.name,
+            model.dtype,
+            model.device,
+            prompt.pieces,
+            rotary_of(model),
+        )
 
     def sampling(self, prompt: Prompt, options: Options) -> OracleSampling | None:
         """At which steps and layers full attention by span is recorded. Raises ValueError with one sentence."""
@@ -53,35 +63,52 @@ class Engine:
 
     @torch.inference_mode()
     def read(
-        self, prompt: Prompt, prefill_chunk: int = 512, queries: int = 128, progress: Progress = lambda phase, done, total: None
+        self,
+        prompt: Prompt,
+        prefill_chunk: int = 512,
+        queries: int = 128,
+        progress: Progress = lambda phase, done, total: None,
     ) -> ReadPrompt:
-        """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees, whatever the
-        methods will ask for. A method that watches the prompt go by (`prefill_layer`) cannot use it."""
+        """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees,
+        whatever the methods will ask for. A method that watches the prompt go by (`prefill_layer`) cannot use it."""
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
         session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, peeks=True)
         try:
             surprisal = prefill(
-                self.loaded, prompt, session, SessionCache(session, self.loaded.shape.layers), prefill_chunk,
+                self.loaded,
+                prompt,
+                session,
+                SessionCache(session, self.loaded.shape.layers),
+                prefill_chunk,
                 lambda done, total: progress("prefill", done, total),
-            )  # fmt: skip
+            )
             return ReadPrompt(prompt.ids, *session.read(), surprisal)
         finally:
             session.close()
 
     @torch.inference_mode()
     def rehearse(
-        self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None, options: Options,
-        progress: Progress = lambda phase, done, total: None, cancelled: Callable[[], bool] = lambda: False, holds: Sequence[Hold] = (),
-    ) -> None:  # fmt: skip
-        """Raise what `run` would raise before it decodes anything; nothing stays of it. A method whose floor is arithmetic costs no
-        prefill here; another reads the prompt and places it."""
+        self,
+        prompt: Prompt,
+        method: type[Method],
+        params: Any,
+        budget: Budget | None,
+        options: Options,
+        progress: Progress = lambda phase, done, total: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        holds: Sequence[Hold] = (),
+    ) -> None:
+        """Raise what `run` would raise before it decodes anything; nothing stays of it. A method whose floor is
+        arithmetic costs no prefill here; another reads the prompt and places it."""
         context = self.context(prompt, budget, options)
         check(holds, context.shape, context.prompt_tokens + context.max_new)
         self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds)
         try:
             if method.floor_is_exact:
-                session.method.refuse_below(method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new))
+                session.method.refuse_below(
+                    method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new)
+                )
             else:
                 Generation(self.loaded, prompt, session, options, None, progress, cancelled, False, None).place(None)
         finally:
@@ -89,17 +116,27 @@ class Engine:
 
     @torch.inference_mode()
     def run(
-        self, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None, options: Options | None = None,
-        sink: TraceSink | None = None, progress: Progress = lambda phase, done, total: None,
-        cancelled: Callable[[], bool] = lambda: False, keep_logits: bool = False, read: ReadPrompt | None = None,
-        against: Reference | None = None, holds: Sequence[Hold] = (),
-    ) -> Result:  # fmt: skip
-        """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read before.
-        `against`: the full-KV run of this prompt; every step is compared with it while both have chosen the same tokens.
-        `holds`: what is kept exactly on the device beside what the method keeps; its bytes raise the budget by themselves.
+        self,
+        prompt: Prompt,
+        method: type[Method],
+        params: Any,
+        budget: Budget | None = None,
+        options: Options | None = None,
+        sink: TraceSink | None = None,
+        progress: Progress = lambda phase, done, total: None,
+        cancelled: Callable[[], bool] = lambda: False,
+        keep_logits: bool = False,
+        read: ReadPrompt | None = None,
+        against: Reference | None = None,
+        holds: Sequence[Hold] = (),
+    ) -> Result:
+        """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
+        before. `against`: the full-KV run of this prompt; every step is compared with it while both have chosen the
+        same tokens. `holds`: what is kept exactly on the device beside what the method keeps; its bytes raise the
+        budget by themselves.
 
-        Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of another model
-        or a hold on what the run does not have, and whatever the sink raises.
+        Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of
+        another model or a hold on what the run does not have, and whatever the sink raises.
         """
         options = options or Options()
         assert read is None or read.ids == prompt.ids

@@ -1,8 +1,8 @@
 """The seam with transformers: one registered attention function and a Cache whose layers hand everything to a session.
 
-`SessionLayer.update` writes the new KV to the session and returns the new tokens' keys with the session attached to the tensor;
-the registered function reads it there and lets the session attend. So nothing is patched, nothing is global, and several sessions
-can share one model.
+`SessionLayer.update` writes the new KV to the session and returns the new tokens' keys with the session attached to the
+tensor; the registered function reads it there and lets the session attend. So nothing is patched, nothing is global,
+and several sessions can share one model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class LayerSession(Protocol):
 
 
 class SessionLayer(CacheLayerMixin):
-    """A cache layer that owns nothing. Its length is the number of tokens the model has seen, whatever was kept of them."""
+    """A cache layer that owns nothing. Its length is the number of tokens the model has seen, whatever was kept of
+    them."""
 
     is_sliding = False
     is_croppable = False
@@ -41,7 +42,9 @@ class SessionLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Nothing to prepare: the session took its memory when it began."""
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         if key_states.shape[0] != 1:
             raise ValueError("kvlens runs one sequence at a time (batch 1, no padding).")
         self.session.write(self.layer, key_states[0], value_states[0])
@@ -71,10 +74,17 @@ class SessionCache(Cache):
 
 
 def attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, **kwargs: Any,
-) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """The function registered with transformers: query [1, Hq, m, D], key and value the new tokens only -> [1, m, Hq, D].
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function registered with transformers: query [1, Hq, m, D], key and value the new tokens only -> [1, m, Hq,
+    D].
 
     Raises ValueError where a layer asks for windows, caps, sinks or biases, RuntimeError without a session's cache.
     """

@@ -48,12 +48,13 @@ class Options:
     forced: tuple[int, ...] | None = None
     """token ids to feed instead of the method's own choices; the run has as many steps"""
     planned: int | None = None
-    """decode steps that the device is divided for; None: as many as the run can have. A forced repeat of a run that was to have more
-    steps than it came to needs the run's number: budget and zones depend on it"""
+    """decode steps that the device is divided for; None: as many as the run can have. A forced repeat of a run that was
+    to have more steps than it came to needs the run's number: budget and zones depend on it"""
     top_k: int = 16
     coverage: bool = False
     oracle: str = "auto"
-    """at which steps and layers full attention by span is recorded, see kvlens.recording.sampling; nothing without coverage"""
+    """at which steps and layers full attention by span is recorded, see kvlens.recording.sampling; nothing without
+    coverage"""
 
     def __post_init__(self) -> None:
         if self.max_new < 1:
@@ -105,9 +106,18 @@ class Generation:
     """The state of one generation. `sink`: where the recorder's rows go; None: nothing is recorded."""
 
     def __init__(
-        self, loaded: LoadedModel, prompt: Prompt, session: Session, options: Options, sink: TraceSink | None, progress: Progress,
-        cancelled: Callable[[], bool], keep_logits: bool, against: Reference | None, oracle: OracleSampling | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        loaded: LoadedModel,
+        prompt: Prompt,
+        session: Session,
+        options: Options,
+        sink: TraceSink | None,
+        progress: Progress,
+        cancelled: Callable[[], bool],
+        keep_logits: bool,
+        against: Reference | None,
+        oracle: OracleSampling | None = None,
+    ) -> None:
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         decode: Callable[[list[int]], str] = loaded.tokenizer.decode
@@ -135,8 +145,8 @@ class Generation:
         return result
 
     def stop_recording(self) -> list[SelfCheck]:
-        """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded. Raises what the
-        sink raised."""
+        """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded.
+        Raises what the sink raised."""
         if self.recorder is None:
             return []
         self.recorder.finish()
@@ -147,9 +157,14 @@ class Generation:
         session, began = self.session, time.perf_counter()
         if read is None:
             surprisal = prefill(
-                self.loaded, self.prompt, session, self.cache, self.options.prefill_chunk,
-                lambda done, total: self.progress("prefill", done, total), self._check,
-            )  # fmt: skip
+                self.loaded,
+                self.prompt,
+                session,
+                self.cache,
+                self.options.prefill_chunk,
+                lambda done, total: self.progress("prefill", done, total),
+                self._check,
+            )
         else:
             session.adopt(read.keys, read.values, read.last_queries, read.peeked)
             surprisal = read.surprisal
@@ -178,7 +193,8 @@ class Generation:
         ]
 
     def _decode(self, result: Result) -> float:
-        """All steps, into `result`; the seconds that went into comparing with the reference, which are no part of any step."""
+        """All steps, into `result`; the seconds that went into comparing with the reference, which are no part of any
+        step."""
         session, options, compared_ns = self.session, self.options, 0
         steps = options.steps
         token, surprisal = self.prompt.ids[-1], float(result.surprisal[-1])
@@ -189,7 +205,9 @@ class Generation:
             began = time.perf_counter_ns()
             session.begin_step(step, previous)
             fed = torch.tensor([[token]], device=self.loaded.model.device)
-            logits = self.loaded.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits[0, -1]
+            logits = self.loaded.model(
+                input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+            ).logits[0, -1]
             logprobs = logits.float().log_softmax(-1)
             token = self._choose(step, logprobs)
             entropy, varentropy = entropies(logprobs)
@@ -208,7 +226,9 @@ class Generation:
             if self.keep_logits:
                 result.logits.append(logits.float().clone())
             if self.recorder is not None:
-                facts = StepFacts(step, (began - self.zero) // 1000, (ended - began) // 1000, token, text, -surprisal, entropy, loss)
+                facts = StepFacts(
+                    step, (began - self.zero) // 1000, (ended - began) // 1000, token, text, -surprisal, entropy, loss
+                )
                 self.recorder.step(facts, previous.position)
             self.progress("decode", step + 1, steps)
             if ended_by := self._ended_by(token, result.ids):
@@ -243,7 +263,8 @@ class Generation:
 
 
 def entropies(logprobs: torch.Tensor) -> tuple[float, float]:
-    """Mean and variance of -log p, in nats and nats squared: the entropy of a distribution and its varentropy. logprobs [V]."""
+    """Mean and variance of -log p, in nats and nats squared: the entropy of a distribution and its varentropy. logprobs
+    [V]."""
     p = logprobs.exp()
     entropy = -(p * logprobs).nan_to_num(0.0).sum()
     spread = (p * (logprobs + entropy).square()).nan_to_num(0.0).sum()

@@ -73,10 +73,16 @@ class LoadedModel:
     def info(self) -> dict[str, Any]:
         config = self.model.config
         return {
-            "name": self.name, "architecture": type(self.model).__name__, "parameters": sum(p.numel() for p in self.model.parameters()),
-            "layers": self.shape.layers, "q_heads": self.shape.q_heads, "kv_heads": self.shape.kv_heads,
-            "head_dim": self.shape.head_dim, "vocabulary": config.vocab_size, "max_positions": self.max_positions,
-        }  # fmt: skip
+            "name": self.name,
+            "architecture": type(self.model).__name__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "layers": self.shape.layers,
+            "q_heads": self.shape.q_heads,
+            "kv_heads": self.shape.kv_heads,
+            "head_dim": self.shape.head_dim,
+            "vocabulary": config.vocab_size,
+            "max_positions": self.max_positions,
+        }
 
 
 def resolve(name: str) -> str:
@@ -93,7 +99,9 @@ def resolve(name: str) -> str:
         if not (path / "config.json").is_file():
             raise UnsupportedModel(f"'{name}' has no config.json: give the folder of a Hugging Face decoder.")
         if not any(path.glob("*.safetensors")):
-            raise UnsupportedModel(f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first.")
+            raise UnsupportedModel(
+                f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first."
+            )
         return str(path)
     if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UnsupportedModel(f"'{name}' is not a model folder: give 'demo', a folder or a hub id like org/model.")
@@ -114,7 +122,9 @@ def check_supported(config: Any, name: str) -> None:
         )
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True):
-        raise UnsupportedModel(f"'{name}' ({kind}) is not supported: its config asks for a sliding window of {window} tokens.")
+        raise UnsupportedModel(
+            f"'{name}' ({kind}) is not supported: its config asks for a sliding window of {window} tokens."
+        )
 
 
 def shape_of(config: Any, itemsize: int) -> KVShape:
@@ -128,8 +138,8 @@ def shape_of(config: Any, itemsize: int) -> KVShape:
 def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     """Load a decoder for kvlens. dtype: float32, bfloat16 or float16.
 
-    Raises UnsupportedModel with one sentence for a model that cannot run. Never runs code that comes with a model, reads
-    safetensors only, and asks the network only for a hub id that the user named.
+    Raises UnsupportedModel with one sentence for a model that cannot run. Never runs code that comes with a model,
+    reads safetensors only, and asks the network only for a hub id that the user named.
     """
     source = resolve(name)
     import torch
@@ -141,7 +151,9 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedModel(f"device '{device}' was asked for, but this machine has no CUDA device; use --device cpu.")
+        raise UnsupportedModel(
+            f"device '{device}' was asked for, but this machine has no CUDA device; use --device cpu."
+        )
     if dtype not in ("float32", "bfloat16", "float16"):
         raise UnsupportedModel(f"dtype '{dtype}' is not known: float32, bfloat16 or float16.")
     try:
@@ -168,6 +180,11 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
     eos: Any = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
     stops = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     return LoadedModel(
-        name, model, tokenizer, shape_of(config, torch.finfo(getattr(torch, dtype)).bits // 8),
-        int(getattr(config, "max_position_embeddings", 0) or 1 << 30), all(v is None for v in after_head), frozenset(stops),
-    )  # fmt: skip
+        name,
+        model,
+        tokenizer,
+        shape_of(config, torch.finfo(getattr(torch, dtype)).bits // 8),
+        int(getattr(config, "max_position_embeddings", 0) or 1 << 30),
+        all(v is None for v in after_head),
+        frozenset(stops),
+    )

@@ -31,11 +31,16 @@ class ReadPrompt:
 
 
 def prefill(
-    loaded: LoadedModel, prompt: Prompt, session: Session, cache: SessionCache, chunk: int,
-    progress: Callable[[int, int], None] = lambda done, total: None, check: Callable[[], None] = lambda: None,
-) -> torch.Tensor:  # fmt: skip
-    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of every token.
-    Where the session peeks, the last token follows without being stored; no logits are made of it.
+    loaded: LoadedModel,
+    prompt: Prompt,
+    session: Session,
+    cache: SessionCache,
+    chunk: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
+    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of
+    every token. Where the session peeks, the last token follows without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """

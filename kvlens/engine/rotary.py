@@ -1,4 +1,5 @@
-"""A model's own rotary embedding, applied to keys and taken back: for methods that want keys without their positions."""
+"""A model's own rotary embedding, applied to keys and taken back: for methods that want keys without their
+positions."""
 
 from __future__ import annotations
 
@@ -9,22 +10,28 @@ from typing import Any
 import torch
 
 CHANGING = ("dynamic", "longrope")
-"""Kinds whose frequencies depend on how long the text was when a key was computed: such keys cannot be turned back from their
-positions alone."""
+"""Kinds whose frequencies depend on how long the text was when a key was computed: such keys cannot be turned back from
+their positions alone."""
 
 
 class Rotary:
-    """Turns keys by the model's own frequencies, scaling and layout (halves or pairs, all dimensions or the first ones), in float32 at
-    least. `used`: per layer, whether it has positions at all.
+    """Turns keys by the model's own frequencies, scaling and layout (halves or pairs, all dimensions or the first
+    ones), in float32 at least. `used`: per layer, whether it has positions at all.
     """
 
-    def __init__(self, embedding: Any, apply: Callable[..., tuple[torch.Tensor, torch.Tensor]], used: tuple[bool, ...]) -> None:
+    def __init__(
+        self, embedding: Any, apply: Callable[..., tuple[torch.Tensor, torch.Tensor]], used: tuple[bool, ...]
+    ) -> None:
         self._embedding, self._apply, self.used = embedding, apply, used
 
-    def __call__(self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False) -> torch.Tensor:
-        """keys [..., m, D] at positions [m] -> the same, turned as `layer` does; with `layer` None keys [L, ..., m, D] of all layers.
+    def __call__(
+        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
+    ) -> torch.Tensor:
+        """keys [..., m, D] at positions [m] -> the same, turned as `layer` does; with `layer` None keys [L, ..., m, D]
+        of all layers.
 
-        back: take the turn away instead, so that it and the turn are the identity up to rounding. float32, or float64 for float64 keys.
+        back: take the turn away instead, so that it and the turn are the identity up to rounding. float32, or float64
+        for float64 keys.
         """
         wide = keys if keys.dtype == torch.float64 else keys.float()
         if layer is None and not all(self.used):
@@ -35,14 +42,17 @@ class Rotary:
         turned, rest = wide[..., : cos.shape[-1]], wide[..., cos.shape[-1] :]
         flat = turned.reshape(1, -1, *turned.shape[-2:])
         if back:
-            flat = flat / (cos.square() + sin.square())  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
+            flat = flat / (
+                cos.square() + sin.square()
+            )  # 1 but for scaled embeddings (YaRN), whose scale is taken twice otherwise
             sin = -sin
         flat = self._apply(flat, flat, cos, sin)[0]
         return torch.cat((flat.view_as(turned), rest), -1)
 
 
 def rotary_of(model: Any) -> Rotary | None:
-    """The rotary embedding of a transformers decoder; None where it has none, or one that changes with the length of the text."""
+    """The rotary embedding of a transformers decoder; None where it has none, or one that changes with the length of
+    the text."""
     base = model.base_model
     embedding = getattr(base, "rotary_emb", None)
     apply = getattr(sys.modules[type(base).__module__], "apply_rotary_pos_emb", None)

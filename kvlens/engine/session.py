@@ -1,4 +1,5 @@
-"""One sequence in flight: the model's layers write and attend here, the method decides, the memory moves, the observer looks on."""
+"""One sequence in flight: the model's layers write and attend here, the method decides, the memory moves, the observer
+looks on."""
 
 from __future__ import annotations
 
@@ -20,21 +21,30 @@ from kvlens.shape import KVShape
 class LayerObserver(Protocol):
     """Sees each layer's decision after the attention has been computed; must change nothing."""
 
-    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None: ...
+    def layer(
+        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
+    ) -> None: ...
 
 
 class Session:
-    """Owns the memory and the method of a run. Phases: prefill, `peeking` where `peeks`, then decode after `finish_prefill`.
+    """Owns the memory and the method of a run. Phases: prefill, `peeking` where `peeks`, then decode after
+    `finish_prefill`.
 
     During decode exactly one token goes through the model per `begin_step`.
     """
 
     def __init__(
-        self, method: type[Method], params: object, context: RunContext, queries: int | None = None, peeks: bool | None = None,
+        self,
+        method: type[Method],
+        params: object,
+        context: RunContext,
+        queries: int | None = None,
+        peeks: bool | None = None,
         holds: Sequence[Hold] = (),
-    ) -> None:  # fmt: skip
-        """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether the last prompt
-        token is to be seen before it is fed; None: as the method says. holds: what is kept exactly, whatever the method does."""
+    ) -> None:
+        """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether
+        the last prompt token is to be seen before it is fed; None: as the method says. holds: what is kept exactly,
+        whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, context)
@@ -54,7 +64,8 @@ class Session:
         self._peeked: Peeked | None = None
         self._position = context.prompt_tokens - 1
 
-    # ------------------------------------------------------------------------------------------------------ called by the seam
+    # ------------------------------------------------------------------------------------------------------ called by
+    # the seam
     def tokens_seen(self, layer: int) -> int:
         """Tokens the model has put through before the current one: drives position ids."""
         if not self.decoding:
@@ -108,15 +119,18 @@ class Session:
     def _attend_peeked(self, seen: list[torch.Tensor], layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
         assert self.memory.prompt is not None
-        keys, values = (torch.cat([old[0], new], 1) for old, new in zip(self.memory.prompt.view(layer), seen, strict=True))
+        keys, values = (
+            torch.cat([old[0], new], 1) for old, new in zip(self.memory.prompt.view(layer), seen, strict=True)
+        )
         seen.append(q[0].clone())
         return decode_attention(q, keys, values, None, scaling)
 
-    # ---------------------------------------------------------------------------------------------------- called by the engine
+    # ---------------------------------------------------------------------------------------------------- called by the
+    # engine
     @contextmanager
     def peeking(self) -> Iterator[None]:
-        """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the prompt and itself;
-        its query, key and value are kept for `finish_prefill`, and nothing else changes."""
+        """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the
+        prompt and itself; its query, key and value are kept for `finish_prefill`, and nothing else changes."""
         self._peek = [[] for _ in range(self.shape.layers)]
         try:
             yield
@@ -130,16 +144,24 @@ class Session:
         self.memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
 
     def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked]:
-        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put through, and what was
-        seen of its last token."""
+        """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
+        through, and what was seen of its last token."""
         assert self.memory.prompt is not None
         assert self._peeked is not None
-        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), torch.stack(self._queries), self._peeked
+        return (
+            self.memory.prompt.keys.clone(),
+            self.memory.prompt.values.clone(),
+            torch.stack(self._queries),
+            self._peeked,
+        )
 
     def adopt(self, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor, peeked: Peeked) -> None:
-        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method had to see it."""
+        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method had to
+        see it."""
         if type(self.method).prefill_layer is not Method.prefill_layer:
-            raise ValueError(f"{self.method.name} watches the prompt while it is read: it cannot take one that was read before.")
+            raise ValueError(
+                f"{self.method.name} watches the prompt while it is read: it cannot take one that was read before."
+            )
         assert self.memory.prompt is not None
         assert queries.shape[2] >= min(self._wanted, keys.shape[2])
         for layer in range(self.shape.layers):
@@ -150,13 +172,16 @@ class Session:
             self._hold_peeked(peeked)
 
     def finish_prefill(self, surprisal: torch.Tensor) -> None:
-        """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position 0.
+        """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
+        0.
 
         Raises BudgetInfeasible; nothing has been decoded then.
         """
         memory, limit = self.memory, self.context.budget_bytes
         assert memory.prompt is not None
-        assert not self.peeks or self._peeked is not None, f"{self.method.name} peeks, and the last prompt token was not put through"
+        assert not self.peeks or self._peeked is not None, (
+            f"{self.method.name} peeks, and the last prompt token was not put through"
+        )
         queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
         prompt = Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries, self._peeked)
         layout, placement = self.method.prefill_end(prompt)
@@ -173,8 +198,8 @@ class Session:
         self.decoding = True
 
     def begin_step(self, step: int, previous: StepEnd | None) -> None:
-        """The next token to go through the model is decode step `step`'s input. `previous` is the step before it: what the method
-        moves because that step ended is moved now, and counts in this step's bytes and peak."""
+        """The next token to go through the model is decode step `step`'s input. `previous` is the step before it: what
+        the method moves because that step ended is moved now, and counts in this step's bytes and peak."""
         self._position = self.context.prompt_tokens + step
         self.between_steps(step, previous)
         self.memory.feed(self._position)

@@ -19,8 +19,8 @@ AXES = {
 
 
 def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go.Figure:
-    """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget, hollow where it
-    rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
+    """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget,
+    hollow where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
     methods = list(dict.fromkeys(frame["method"]))
     for (method, preset), part in frame.groupby(["method", "preset"], sort=True):
@@ -31,20 +31,43 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
         symbol = SYMBOLS[methods.index(method) % len(SYMBOLS)]
         name = titles.get(str(method), str(method)) + (f" ({preset})" if preset else "")
         figure.add_scatter(
-            x=shown[axis], y=shown["exact"], name=name, mode="lines+markers", line={"color": color, "width": 1.2, "dash": "dot"},
-            marker={"color": color, "size": 11, "symbol": [symbol + ("-open" if n == 1 else "") for n in shown["n"]],
-                    "line": {"width": 2}},
-            hoverinfo="text", hovertext=[_hover(row, name) for _, row in shown.iterrows()],
-            error_y={"type": "data", "symmetric": False, "array": shown["high"] - shown["exact"],
-                     "arrayminus": shown["exact"] - shown["low"], "thickness": 1, "width": 3, "color": color},
-        )  # fmt: skip
+            x=shown[axis],
+            y=shown["exact"],
+            name=name,
+            mode="lines+markers",
+            line={"color": color, "width": 1.2, "dash": "dot"},
+            marker={
+                "color": color,
+                "size": 11,
+                "symbol": [symbol + ("-open" if n == 1 else "") for n in shown["n"]],
+                "line": {"width": 2},
+            },
+            hoverinfo="text",
+            hovertext=[_hover(row, name) for _, row in shown.iterrows()],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": shown["high"] - shown["exact"],
+                "arrayminus": shown["exact"] - shown["low"],
+                "thickness": 1,
+                "width": 3,
+                "color": color,
+            },
+        )
     finish(figure, 380, uirevision=f"points-{axis}", legend=True)
     share = axis == "full_kv_share"
     suffix = "B" if "bytes" in axis else ""
-    figure.update_layout(hovermode="closest", margin={"t": 20}, legend={"orientation": "h", "y": -0.22, "yanchor": "top"})
+    figure.update_layout(
+        hovermode="closest", margin={"t": 20}, legend={"orientation": "h", "y": -0.22, "yanchor": "top"}
+    )
     figure.update_yaxes(title_text="exact match (share of prompts)", range=[-0.04, 1.06], zeroline=False)
-    figure.update_xaxes(title_text=AXES[axis], rangemode="tozero", zeroline=False, tickformat=".0%" if share else "~s",
-                        ticksuffix="" if share else suffix)  # fmt: skip
+    figure.update_xaxes(
+        title_text=AXES[axis],
+        rangemode="tozero",
+        zeroline=False,
+        tickformat=".0%" if share else "~s",
+        ticksuffix="" if share else suffix,
+    )
     return figure
 
 
@@ -56,6 +79,8 @@ def _hover(row: pd.Series, name: str) -> str:
             f"exact {row['exact']:.2f} ({row['low']:.2f} to {row['high']:.2f}), {prompts}",
             f"peak {si_bytes(row['peak_bytes'])} ({row['full_kv_share']:.1%} of full KV)",
             f"to the device {si_bytes(row['h2d_bytes_per_step'])} per step",
-            "attended tokens not recorded" if pd.isna(row["attended_tokens"]) else f"{row['attended_tokens']:,.0f} attended tokens",
+            "attended tokens not recorded"
+            if pd.isna(row["attended_tokens"])
+            else f"{row['attended_tokens']:,.0f} attended tokens",
         )
     )

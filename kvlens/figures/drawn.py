@@ -15,8 +15,9 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def drawn(figure: go.Figure) -> pd.DataFrame:
-    """One row per point, bar or cell of every trace: `series` (the trace's name), then what the axes are, named by their titles, which
-    carry the units; of a heat map also the value, named by its colour bar. Traces that exist for the pointer alone are left out."""
+    """One row per point, bar or cell of every trace: `series` (the trace's name), then what the axes are, named by
+    their titles, which carry the units; of a heat map also the value, named by its colour bar. Traces that exist for
+    the pointer alone are left out."""
     parts = [part for trace in figure.data if _visible(trace) and len(part := _rows(figure, trace))]
     if not parts:
         return pd.DataFrame({"series": pd.Series(dtype="str")})
@@ -34,7 +35,8 @@ def unit_name(metric: Metric, how: str = "") -> str:
 
 
 def map_frame(values: np.ndarray, kv_heads: int, metric: Metric, how: str) -> pd.DataFrame:
-    """One row per layer and query head of a map `values` [L, Hq]; `how`: 'mean', 'max', 'step 7'. NaN stays empty: not recorded."""
+    """One row per layer and query head of a map `values` [L, Hq]; `how`: 'mean', 'max', 'step 7'. NaN stays empty: not
+    recorded."""
     heads = values.shape[1]
     layer, head = np.divmod(np.arange(values.size), heads)
     columns = {"layer": layer, "q_head": head, "kv_head": head // (heads // kv_heads)}
@@ -42,7 +44,8 @@ def map_frame(values: np.ndarray, kv_heads: int, metric: Metric, how: str) -> pd
 
 
 def _visible(trace: Any) -> bool:
-    """False for the almost invisible squares that take clicks, and for maps of one colour, which only mask 'not recorded' cells."""
+    """False for the almost invisible squares that take clicks, and for maps of one colour, which only mask 'not
+    recorded' cells."""
     if trace.type == "heatmap":
         return len({colour for _, colour in trace.colorscale or ((0, "low"), (1, "high"))}) > 1
     opacity = getattr(getattr(trace, "marker", None), "opacity", None)
@@ -58,7 +61,9 @@ def _rows(figure: go.Figure, trace: Any) -> pd.DataFrame:
         z = np.asarray(trace.z)
         x, y = _cells(trace.x, z.shape[1]), _cells(trace.y, z.shape[0])
         value = _plain(trace.colorbar.title.text) or "value"
-        return pd.DataFrame({"series": name, x_title: np.tile(x, len(y)), y_title: np.repeat(y, len(x)), value: z.ravel()})
+        return pd.DataFrame(
+            {"series": name, x_title: np.tile(x, len(y)), y_title: np.repeat(y, len(x)), value: z.ravel()}
+        )
     if trace.type == "histogram":
         given, title = (trace.x, x_title) if trace.x is not None else (trace.y, y_title)
         return pd.DataFrame({"series": name, title: list(given)})

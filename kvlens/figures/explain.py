@@ -1,5 +1,5 @@
-"""How good the lens is, as a figure: of lost answers, the share that comes back by what is held. Lines as kvlens.bench.explain_table
-writes them; no Streamlit, no files."""
+"""How good the lens is, as a figure: of lost answers, the share that comes back by what is held. Lines as
+kvlens.bench.explain_table writes them; no Streamlit, no files."""
 
 from __future__ import annotations
 
@@ -12,39 +12,63 @@ from kvlens.bench.explain_table import ARMS
 from kvlens.figures.theme import finish
 
 LABELS = {
-    "random1": "1 at<br>random", "random5": "5 at<br>random", "random20": "20 at<br>random", "step_top1": "top 1,<br>step of loss",
-    "step_top5": "top 5,<br>step of loss", "step_top20": "top 20,<br>step of loss", "steps_top1": "top 1,<br>lost steps",
-    "steps_top5": "top 5,<br>lost steps", "steps_top20": "top 20,<br>lost steps", "everywhere": "needle,<br>all heads",
-}  # fmt: skip
+    "random1": "1 at<br>random",
+    "random5": "5 at<br>random",
+    "random20": "20 at<br>random",
+    "step_top1": "top 1,<br>step of loss",
+    "step_top5": "top 5,<br>step of loss",
+    "step_top20": "top 20,<br>step of loss",
+    "steps_top1": "top 1,<br>lost steps",
+    "steps_top5": "top 5,<br>lost steps",
+    "steps_top20": "top 20,<br>lost steps",
+    "everywhere": "needle,<br>all heads",
+}
 """arm -> label, in the order they are drawn"""
 
 
 def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """A row per point and arm: method, task, budget, held, n (lost trials), restored_share, low, high (95 % Wilson interval)."""
+    """A row per point and arm: method, task, budget, held, n (lost trials), restored_share, low, high (95 % Wilson
+    interval)."""
     rows = [
         {
-            "method": line["method"], "task": line["task"], "budget": line["budget"], "held": arm, "n": share["n"],
-            "restored_share": share["share"], "low": share["low"], "high": share["high"],
+            "method": line["method"],
+            "task": line["task"],
+            "budget": line["budget"],
+            "held": arm,
+            "n": share["n"],
+            "restored_share": share["share"],
+            "low": share["low"],
+            "high": share["high"],
         }
-        for line in lines for arm in ARMS if (share := line["arms"].get(arm)) is not None
-    ]  # fmt: skip
+        for line in lines
+        for arm in ARMS
+        if (share := line["arms"].get(arm)) is not None
+    ]
     return pd.DataFrame(rows, columns=["method", "task", "budget", "held", "n", "restored_share", "low", "high"])
 
 
 def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
-    """Points over what was held, the share restored in colour and in words; the interval on hover. `titles`: method -> its title."""
+    """Points over what was held, the share restored in colour and in words; the interval on hover. `titles`: method ->
+    its title."""
     points = list(dict.fromkeys(zip(frame["method"], frame["task"], frame["budget"], strict=True)))
     names = [f"{titles.get(method, method)}, {task} {budget}" for method, task, budget in points]
     cells = {(row["method"], row["task"], row["budget"], row["held"]): row for row in frame.to_dict("records")}
     found = [[cells.get((*point, arm)) for arm in LABELS] for point in points]
     figure = go.Figure(
         go.Heatmap(
-            x=list(LABELS.values()), y=names, z=[[None if cell is None else cell["restored_share"] for cell in row] for row in found],
+            x=list(LABELS.values()),
+            y=names,
+            z=[[None if cell is None else cell["restored_share"] for cell in row] for row in found],
             customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in found],
-            hovertemplate="%{y}<br>%{customdata}<extra></extra>", zmin=0, zmax=1, colorscale="Cividis", xgap=2, ygap=2,
+            hovertemplate="%{y}<br>%{customdata}<extra></extra>",
+            zmin=0,
+            zmax=1,
+            colorscale="Cividis",
+            xgap=2,
+            ygap=2,
             colorbar={"title": {"text": "restored (share)"}, "thickness": 12},
         )
-    )  # fmt: skip
+    )
     _inked(figure, names, found)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="held exactly resident from step 0, everything else as it was", side="bottom")
@@ -53,15 +77,28 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
 
 
 def _inked(figure: go.Figure, names: list[str], found: list[list[dict[Any, Any] | None]]) -> None:
-    """Numbers in the cells, black on the bright half of the scale and white on the dark; a heat map itself has one colour of text."""
-    places = [(label, name, cell) for name, row in zip(names, found, strict=True) for label, cell in zip(LABELS.values(), row, strict=True)]
+    """Numbers in the cells, black on the bright half of the scale and white on the dark; a heat map itself has one
+    colour of text."""
+    places = [
+        (label, name, cell)
+        for name, row in zip(names, found, strict=True)
+        for label, cell in zip(LABELS.values(), row, strict=True)
+    ]
     for ink, bright in (("#000000", True), ("#ffffff", False)):
         mine = [place for place in places if (place[2] is not None and place[2]["restored_share"] > 0.5) == bright]
         figure.add_scatter(
-            x=[label for label, _, _ in mine], y=[name for _, name, _ in mine], mode="text", hoverinfo="skip", showlegend=False,
-            text=["n/r" if cell is None else f"{cell['restored_share']:.2f}" for _, _, cell in mine], textfont={"size": 11, "color": ink},
-        )  # fmt: skip
+            x=[label for label, _, _ in mine],
+            y=[name for _, name, _ in mine],
+            mode="text",
+            hoverinfo="skip",
+            showlegend=False,
+            text=["n/r" if cell is None else f"{cell['restored_share']:.2f}" for _, _, cell in mine],
+            textfont={"size": 11, "color": ink},
+        )
 
 
 def _said(cell: dict[Any, Any]) -> str:
-    return f"{cell['restored_share']:.2f} of {cell['n']} lost answers restored (95 % {cell['low']:.2f} to {cell['high']:.2f})"
+    return (
+        f"{cell['restored_share']:.2f} of {cell['n']} lost answers restored (95 % {cell['low']:.2f} to "
+        f"{cell['high']:.2f})"
+    )

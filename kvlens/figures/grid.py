@@ -23,7 +23,8 @@ Cell = tuple[str, str, int, float]
 
 
 def panels(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """(methods, budgets) in their order; the method without a limit is left to a column of its own, so '' is no budget here."""
+    """(methods, budgets) in their order; the method without a limit is left to a column of its own, so '' is no budget
+    here."""
     methods = list(dict.fromkeys(cells["method"]))
     return methods, [budget for budget in dict.fromkeys(cells["budget"]) if budget]
 
@@ -31,17 +32,23 @@ def panels(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
 def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, difference: bool = False) -> go.Figure:
     """Small multiples: a column per method, a row per budget; x = length, y = depth, colour and text = exact match.
 
-    `cells`: one row per method, budget, length and depth with `value` (what is coloured: 0..1, or -1..1 with `difference`; NaN = not
-    run), `n`, `note` ('n/r', 'inf.' or '' where there is a value) and what the hover says. Each cell's target carries
-    customdata [method, budget, length, depth], so that a click can be read back.
+    `cells`: one row per method, budget, length and depth with `value` (what is coloured: 0..1, or -1..1 with
+    `difference`; NaN = not run), `n`, `note` ('n/r', 'inf.' or '' where there is a value) and what the hover says. Each
+    cell's target carries customdata [method, budget, length, depth], so that a click can be read back.
     """
     methods, budgets = panels(cells)
     budgets = budgets or [""]
     lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
     figure = make_subplots(
-        len(budgets), len(methods), shared_xaxes=True, shared_yaxes=True, horizontal_spacing=0.012, vertical_spacing=0.06,
-        column_titles=[titles.get(name, name) for name in methods], row_titles=[f"budget {budget}" if budget else "" for budget in budgets],
-    )  # fmt: skip
+        len(budgets),
+        len(methods),
+        shared_xaxes=True,
+        shared_yaxes=True,
+        horizontal_spacing=0.012,
+        vertical_spacing=0.06,
+        column_titles=[titles.get(name, name) for name in methods],
+        row_titles=[f"budget {budget}" if budget else "" for budget in budgets],
+    )
     shapes: list[dict[str, Any]] = []
     for column, name in enumerate(methods, 1):
         for row, budget in enumerate(budgets, 1):
@@ -54,32 +61,57 @@ def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, dif
     finish(figure, height, uirevision="needle-grid")
     first = {"tickvals": list(range(len(depths))), "ticktext": [f"{depth:.0%}" for depth in depths]}
     figure.update_xaxes(
-        range=[-0.5, len(lengths) - 0.5], tickvals=list(range(len(lengths))), ticktext=[f"{length:,}" for length in lengths],
-        showgrid=False, zeroline=False, tickangle=0, tickfont={"size": 11},
-    )  # fmt: skip
+        range=[-0.5, len(lengths) - 0.5],
+        tickvals=list(range(len(lengths))),
+        ticktext=[f"{length:,}" for length in lengths],
+        showgrid=False,
+        zeroline=False,
+        tickangle=0,
+        tickfont={"size": 11},
+    )
     figure.update_yaxes(range=[len(depths) - 0.5, -0.5], showgrid=False, zeroline=False, **first)
     figure.update_yaxes(title_text="depth of the asked fact", row=(len(budgets) + 1) // 2, col=1)
     figure.update_xaxes(title_text="length of the prompt (tokens)", row=len(budgets), col=(len(methods) + 1) // 2)
     figure.update_layout(
-        clickmode="event+select", dragmode=False, hovermode="closest", hoverdistance=-1, margin={"l": 64, "r": 96, "t": 34, "b": 52},
-        coloraxis=_colors(difference), shapes=shapes,
-    )  # fmt: skip
+        clickmode="event+select",
+        dragmode=False,
+        hovermode="closest",
+        hoverdistance=-1,
+        margin={"l": 64, "r": 96, "t": 34, "b": 52},
+        coloraxis=_colors(difference),
+        shapes=shapes,
+    )
     return figure
 
 
 def _colors(difference: bool) -> dict[str, Any]:
     title = "exact match<br>minus full KV" if difference else "exact match"
     return {
-        "colorscale": RED_TO_BLUE, "cmin": -1 if difference else 0, "cmax": 1,
-        "colorbar": {"title": {"text": title, "side": "top"}, "thickness": 12, "tickformat": "+.1f" if difference else ".1f", "x": 1.03},
-    }  # fmt: skip
+        "colorscale": RED_TO_BLUE,
+        "cmin": -1 if difference else 0,
+        "cmax": 1,
+        "colorbar": {
+            "title": {"text": title, "side": "top"},
+            "thickness": 12,
+            "tickformat": "+.1f" if difference else ".1f",
+            "x": 1.03,
+        },
+    }
 
 
 def _panel(
-    figure: go.Figure, part: pd.DataFrame, row: int, column: int, lengths: list[int], depths: list[float], selected: Cell | None,
-    titles: dict[str, str], difference: bool,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """One heat map with its grey cells and its targets; returns the shapes of its dashed edges and of the selected cell's outline."""
+    figure: go.Figure,
+    part: pd.DataFrame,
+    row: int,
+    column: int,
+    lengths: list[int],
+    depths: list[float],
+    selected: Cell | None,
+    titles: dict[str, str],
+    difference: bool,
+) -> list[dict[str, Any]]:
+    """One heat map with its grey cells and its targets; returns the shapes of its dashed edges and of the selected
+    cell's outline."""
     subplot = figure.get_subplot(row, column)
     axes = subplot.xaxis.plotly_name.replace("axis", ""), subplot.yaxis.plotly_name.replace("axis", "")
     shapes: list[dict[str, Any]] = []
@@ -101,29 +133,59 @@ def _panel(
     white = _white_text((values + 1) / 2 if difference else values)
     for ink, shown in (("#000000", ~white), ("#ffffff", white)):  # a heat map has one colour of text
         figure.add_heatmap(
-            z=np.where(shown, values, np.nan), coloraxis="coloraxis", hoverinfo="skip", xgap=1, ygap=1, row=row, col=column,
-            name=f"{titles.get(name, name)} {budget}", texttemplate="%{z:+.2f}" if difference else "%{z:.2f}",
+            z=np.where(shown, values, np.nan),
+            coloraxis="coloraxis",
+            hoverinfo="skip",
+            xgap=1,
+            ygap=1,
+            row=row,
+            col=column,
+            name=f"{titles.get(name, name)} {budget}",
+            texttemplate="%{z:+.2f}" if difference else "%{z:.2f}",
             textfont={"size": 11, "color": ink},
-        )  # fmt: skip
+        )
     if np.isnan(values).any():
         figure.add_heatmap(
-            z=np.where(np.isnan(values), 1.0, np.nan), colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverinfo="skip", xgap=1, ygap=1,
-            text=notes, texttemplate="%{text}", textfont={"size": 11, "color": "#111111"}, opacity=0.8, row=row, col=column,
-        )  # fmt: skip
+            z=np.where(np.isnan(values), 1.0, np.nan),
+            colorscale=[[0, GREY], [1, GREY]],
+            showscale=False,
+            hoverinfo="skip",
+            xgap=1,
+            ygap=1,
+            text=notes,
+            texttemplate="%{text}",
+            textfont={"size": 11, "color": "#111111"},
+            opacity=0.8,
+            row=row,
+            col=column,
+        )
     unchanged = {"marker": {"opacity": 0.004}}
     ys, xs = np.divmod(np.arange(values.size), len(lengths))
     figure.add_scatter(
-        x=xs, y=ys, mode="markers", hovertext=hover, hoverinfo="text", customdata=targets, selected=unchanged, unselected=unchanged,
-        marker={"symbol": "square", "size": 30, "color": "#000000", "opacity": 0.004}, showlegend=False, row=row, col=column,
-    )  # fmt: skip
+        x=xs,
+        y=ys,
+        mode="markers",
+        hovertext=hover,
+        hoverinfo="text",
+        customdata=targets,
+        selected=unchanged,
+        unselected=unchanged,
+        marker={"symbol": "square", "size": 30, "color": "#000000", "opacity": 0.004},
+        showlegend=False,
+        row=row,
+        col=column,
+    )
     if selected is not None and (name, budget) == selected[:2] and selected[2] in lengths and selected[3] in depths:
         x, y = lengths.index(selected[2]), depths.index(selected[3])
-        shapes += [_edge(x, y, axes, {"color": color, "width": width}) for color, width in (("#000000", 5), ("#ffffff", 2))]
+        shapes += [
+            _edge(x, y, axes, {"color": color, "width": width}) for color, width in (("#000000", 5), ("#ffffff", 2))
+        ]
     return shapes
 
 
 def _white_text(shares: np.ndarray) -> np.ndarray:
-    """Where white is easier to read than black on the colour of `shares` (places on the colour scale, 0..1); False where NaN."""
+    """Where white is easier to read than black on the colour of `shares` (places on the colour scale, 0..1); False
+    where NaN."""
     stops = [place for place, _ in RED_TO_BLUE]
     channels = [[int(color[at : at + 2], 16) / 255 for _, color in RED_TO_BLUE] for at in (1, 3, 5)]
     linear = [((np.interp(shares, stops, channel) + 0.055) / 1.055) ** 2.4 for channel in channels]
@@ -132,22 +194,36 @@ def _white_text(shares: np.ndarray) -> np.ndarray:
 
 
 def _edge(x: int, y: int, axes: tuple[str, str], line: dict[str, Any]) -> dict[str, Any]:
-    """A rectangle around a cell. Shapes are put into the layout all at once: one by one, hundreds of them take seconds."""
+    """A rectangle around a cell. Shapes are put into the layout all at once: one by one, hundreds of them take
+    seconds."""
     return {
-        "type": "rect", "x0": x - 0.48, "x1": x + 0.48, "y0": y - 0.48, "y1": y + 0.48, "line": line, "xref": axes[0], "yref": axes[1],
-    }  # fmt: skip
+        "type": "rect",
+        "x0": x - 0.48,
+        "x1": x + 0.48,
+        "y0": y - 0.48,
+        "y1": y + 0.48,
+        "line": line,
+        "xref": axes[0],
+        "yref": axes[1],
+    }
 
 
 def _hover(target: list[Any], cell: pd.Series | None, titles: dict[str, str]) -> str:
     name, budget, length, depth = target
-    lines = [f"{titles.get(name, name)}, {f'budget {budget}' if budget else 'no limit'}", f"{length:,} tokens, depth {depth:.0%}"]
+    lines = [
+        f"{titles.get(name, name)}, {f'budget {budget}' if budget else 'no limit'}",
+        f"{length:,} tokens, depth {depth:.0%}",
+    ]
     if cell is None or not (cell["n"] or cell["infeasible"] or cell["refused"]):
         return "<br>".join([*lines, "not run"])
     if cell["n"]:
         lines.append(f"exact {cell['exact']:.2f} (95 % {cell['low']:.2f} to {cell['high']:.2f}), n = {int(cell['n'])}")
         if cell["full"] == cell["full"]:
             lines.append(f"full KV on the same prompts: {cell['full']:.2f}")
-        lines.append(f"coverage {cell['coverage']:.2f}, attended {cell['attended_share']:.1%}, resident {cell['resident_share']:.1%}")
+        lines.append(
+            f"coverage {cell['coverage']:.2f}, attended {cell['attended_share']:.1%}, resident "
+            f"{cell['resident_share']:.1%}"
+        )
         lines.append(f"to device {si_bytes(cell['h2d_bytes_per_step'])} per step")
     if cell["infeasible"]:
         # up: to the nearest it could read as the very budget that is too small

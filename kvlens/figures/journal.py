@@ -15,17 +15,26 @@ from kvlens.figures.theme import BLUE, GREY, SERIES, finish
 CELLS = 300_000
 
 
-def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: str, x_title: str = "decode step") -> go.Figure:
-    """One curve per label: (x, y), gaps where y is NaN. `name`: the quantity with its unit, on the axis. Many curves (layers, in
-    order) are coloured along Cividis, a few each by its own colour."""
+def curves(
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: str, x_title: str = "decode step"
+) -> go.Figure:
+    """One curve per label: (x, y), gaps where y is NaN. `name`: the quantity with its unit, on the axis. Many curves
+    (layers, in order) are coloured along Cividis, a few each by its own colour."""
     name = html.escape(name, quote=False)  # Plotly reads markup in titles, and names come from the trace
     figure = go.Figure()
     for (label, (x, y)), color in zip(series.items(), line_colors(len(series)), strict=True):
         hover = [f"{label + ', ' if label else ''}{x_title} {a:g}: {_number(b)}" for a, b in zip(x, y, strict=True)]
         figure.add_scatter(
-            x=list(x), y=list(y), name=label, mode="lines+markers", line={"color": color, "width": 1.8}, marker={"size": 5},
-            connectgaps=False, hovertext=hover, hoverinfo="text",
-        )  # fmt: skip
+            x=list(x),
+            y=list(y),
+            name=label,
+            mode="lines+markers",
+            line={"color": color, "width": 1.8},
+            marker={"size": 5},
+            connectgaps=False,
+            hovertext=hover,
+            hoverinfo="text",
+        )
     finish(figure, 360, uirevision=f"journal-{name}", legend=len(series) > 1)
     missing = int(sum(np.isnan(np.asarray(y, np.float64)).sum() for _, y in series.values()))
     note = f", {missing} of {sum(len(y) for _, y in series.values())} values none" if missing else ""
@@ -35,10 +44,12 @@ def curves(series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: 
     return figure
 
 
-def vector_map(rows: Sequence[np.ndarray], labels: Sequence[int], name: str, row_title: str, index_title: str = "index") -> go.Figure:
-    """Map of vectors (of any lengths) over their index, one row per label (a step or a layer; of two vectors of a label the
-    last). Where a vector ends, or a label has none, the ground shows; NaN inside one is grey. `name`: the quantity with its unit, beside
-    the colour bar."""
+def vector_map(
+    rows: Sequence[np.ndarray], labels: Sequence[int], name: str, row_title: str, index_title: str = "index"
+) -> go.Figure:
+    """Map of vectors (of any lengths) over their index, one row per label (a step or a layer; of two vectors of a label
+    the last). Where a vector ends, or a label has none, the ground shows; NaN inside one is grey. `name`: the quantity
+    with its unit, beside the colour bar."""
     name = html.escape(name, quote=False)
     width = max((len(row) for row in rows), default=0)
     first, last = min(labels, default=0), max(labels, default=-1)
@@ -61,16 +72,26 @@ def vector_map(rows: Sequence[np.ndarray], labels: Sequence[int], name: str, row
         lo = -hi
     figure = go.Figure(
         go.Heatmap(
-            z=values, y=names, zmin=lo, zmax=hi if hi > lo else lo + 1, colorscale="RdBu" if signed else "Cividis", reversescale=signed,
-            hovertemplate=f"{row_title} %{{y}}, {index_title} %{{x}}: %{{z:.5g}}<extra></extra>", hoverongaps=False,
+            z=values,
+            y=names,
+            zmin=lo,
+            zmax=hi if hi > lo else lo + 1,
+            colorscale="RdBu" if signed else "Cividis",
+            reversescale=signed,
+            hovertemplate=f"{row_title} %{{y}}, {index_title} %{{x}}: %{{z:.5g}}<extra></extra>",
+            hoverongaps=False,
             colorbar={"title": {"text": name if len(name) <= 40 else "value", "side": "right"}, "thickness": 12},
         )
-    )  # fmt: skip
+    )
     if (none := inside & np.isnan(values)).any():
         figure.add_heatmap(
-            z=np.where(none, 1.0, np.nan), y=names, colorscale=[[0, GREY], [1, GREY]], showscale=False, hoverongaps=False,
+            z=np.where(none, 1.0, np.nan),
+            y=names,
+            colorscale=[[0, GREY], [1, GREY]],
+            showscale=False,
+            hoverongaps=False,
             hovertemplate=f"{row_title} %{{y}}, {index_title} %{{x}}: none<extra></extra>",
-        )  # fmt: skip
+        )
     finish(figure, 190 + int(np.clip(len(kept) * 14, 180, 460)), uirevision=f"journal-{name}")
     thinned = f", 1 in {every} {row_title}s shown" if every > 1 else ""
     grey = ", grey: none" if none.any() else ""

@@ -72,19 +72,52 @@ METRICS: dict[str, Metric] = {
         _share("mass_window", "Mass on window", "attention mass on the window of latest tokens"),
         _share("mass_resident", "Mass on resident spans", "attention mass on exact tokens of spans that are hot"),
         _share("mass_coarse", "Mass on summaries", "attention mass on summary entries of spans that are not expanded"),
-        _share("mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from a low-rank basis"),
-        Metric("entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"),
-        Metric("qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True),
-        _share("coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"),
-        Metric("regret", "Regret", "share", "q", 0.0, None,
-               "full attention's mass that the method did not give the same span, added up over all spans"),
+        _share(
+            "mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from a low-rank basis"
+        ),
+        Metric(
+            "entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"
+        ),
+        Metric(
+            "qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True
+        ),
+        _share(
+            "coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"
+        ),
+        Metric(
+            "regret",
+            "Regret",
+            "share",
+            "q",
+            0.0,
+            None,
+            "full attention's mass that the method did not give the same span, added up over all spans",
+        ),
         Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
-        Metric("zoom_rate", "Zoom rate", "share", "q", 0.0, None, "expanded spans as a share of the spans it could have expanded"),
+        Metric(
+            "zoom_rate",
+            "Zoom rate",
+            "share",
+            "q",
+            0.0,
+            None,
+            "expanded spans as a share of the spans it could have expanded",
+        ),
         Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),
         _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved from the cold to the hot tier for this KV head"),
         _count("d2h_bytes", "Bytes to host", "bytes", "bytes moved from the hot to the cold tier for this KV head"),
-        _count("blocking_bytes", "Blocking bytes", "bytes", "the part of the bytes to device that the step's attention waited for"),
-        _count("ideal_bytes", "Ideal bytes to device", "bytes", "what would have moved had every wanted token that was hot been reused"),
+        _count(
+            "blocking_bytes",
+            "Blocking bytes",
+            "bytes",
+            "the part of the bytes to device that the step's attention waited for",
+        ),
+        _count(
+            "ideal_bytes",
+            "Ideal bytes to device",
+            "bytes",
+            "what would have moved had every wanted token that was hot been reused",
+        ),
         _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds in the hot tier"),
         _count("attended_tokens", "Attended tokens", "tokens", "tokens, exact or rebuilt, in this KV head's softmax"),
         _count("attended_coarse", "Attended summaries", "entries", "summary entries in this KV head's softmax"),
@@ -92,10 +125,21 @@ METRICS: dict[str, Metric] = {
         _count("n_reused", "Reused spans", "spans", "needed spans that were hot already"),
         _count("recalled_tokens", "Recalled tokens", "tokens", "tokens brought from the cold to the hot tier"),
         _count("reused_tokens", "Reused tokens", "tokens", "needed tokens that were hot already"),
-        Metric("similarity", "Query similarity", "cosine", "kv", -1.0, 1.0,
-               "cosine of this step's queries and the last step's, mean over the KV head's group, by which the method decides", True),
+        Metric(
+            "similarity",
+            "Query similarity",
+            "cosine",
+            "kv",
+            -1.0,
+            1.0,
+            (
+                "cosine of this step's queries and the last step's, mean over the KV head's group, by which the "
+                "method decides"
+            ),
+            True,
+        ),
     )
-}  # fmt: skip
+}
 
 
 def metric_of(name: str) -> Metric:

@@ -1,5 +1,5 @@
-"""Quality tables as figures: exact match against budget, attended tokens or bytes, with intervals. Lines as kvlens.bench.quality
-writes them; no Streamlit, no files."""
+"""Quality tables as figures: exact match against budget, attended tokens or bytes, with intervals. Lines as
+kvlens.bench.quality writes them; no Streamlit, no files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILI
 
 #: One colour per method on every figure, legible on light and dark.
 METHOD_COLORS = {
-    "full": SKY, "streaming_llm": GREY, "sekv": VERMILION, "chess": PURPLE, "freekv": BLUE, "sentkv": GREEN, "compresskv": ORANGE,
-}  # fmt: skip
+    "full": SKY,
+    "streaming_llm": GREY,
+    "sekv": VERMILION,
+    "chess": PURPLE,
+    "freekv": BLUE,
+    "sentkv": GREEN,
+    "compresskv": ORANGE,
+}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x")
 
 #: What the horizontal axis may show: column -> (title, is a share).
@@ -36,23 +42,45 @@ TOKENS = ("length",)
 def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
     """Lines as rows; methods, tasks and budgets in their order; columns that no line has are NaN."""
     columns = (
-        "method", "budget", "task", "rule", "n", "infeasible", "smallest_feasible", "exact", "low", "high", "score", "coverage",
-        "attended_tokens", "attended_share", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step",
-    )  # fmt: skip
+        "method",
+        "budget",
+        "task",
+        "rule",
+        "n",
+        "infeasible",
+        "smallest_feasible",
+        "exact",
+        "low",
+        "high",
+        "score",
+        "coverage",
+        "attended_tokens",
+        "attended_share",
+        "resident_share",
+        "h2d_bytes_per_step",
+        "d2h_bytes_per_step",
+    )
     return pd.DataFrame([{column: line.get(column) for column in columns} for line in lines])
 
 
-def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str = "task", names: dict[Any, str] | None = None) -> go.Figure:
-    """Exact match with 95 % Wilson intervals against one of AXES: a panel per value of the column `panel`, a line per method.
+def quality(
+    frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str = "task", names: dict[Any, str] | None = None
+) -> go.Figure:
+    """Exact match with 95 % Wilson intervals against one of AXES: a panel per value of the column `panel`, a line per
+    method.
 
-    `titles`: method -> its title. `names`: value of `panel` -> title of its panel; the value itself where left out. Rows whose prompts
-    were all infeasible have no point.
+    `titles`: method -> its title. `names`: value of `panel` -> title of its panel; the value itself where left out.
+    Rows whose prompts were all infeasible have no point.
     """
     shown = list(dict.fromkeys(frame[panel]))
     title, share = AXES[axis]
     figure = make_subplots(
-        1, len(shown), shared_yaxes=True, subplot_titles=[(names or {}).get(value, str(value)) for value in shown], horizontal_spacing=0.03
-    )  # fmt: skip
+        1,
+        len(shown),
+        shared_yaxes=True,
+        subplot_titles=[(names or {}).get(value, str(value)) for value in shown],
+        horizontal_spacing=0.03,
+    )
     legend: set[str] = set()
     for place, name in enumerate(dict.fromkeys(frame["method"])):
         for column, value in enumerate(shown, 1):
@@ -61,24 +89,42 @@ def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str =
                 continue
             color = METHOD_COLORS.get(str(name), GREY)
             figure.add_scatter(
-                x=part[axis], y=part["exact"], name=titles.get(str(name), str(name)), legendgroup=str(name), showlegend=name not in legend,
-                mode="lines+markers", line={"color": color, "width": 1.5}, hovertext=[_hover(row, titles) for _, row in part.iterrows()],
-                marker={"color": color, "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9}, hoverinfo="text",
+                x=part[axis],
+                y=part["exact"],
+                name=titles.get(str(name), str(name)),
+                legendgroup=str(name),
+                showlegend=name not in legend,
+                mode="lines+markers",
+                line={"color": color, "width": 1.5},
+                hovertext=[_hover(row, titles) for _, row in part.iterrows()],
+                marker={"color": color, "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
+                hoverinfo="text",
                 error_y={
-                    "type": "data", "symmetric": False, "array": part["high"] - part["exact"],
-                    "arrayminus": part["exact"] - part["low"], "thickness": 1, "width": 3, "color": color,
+                    "type": "data",
+                    "symmetric": False,
+                    "array": part["high"] - part["exact"],
+                    "arrayminus": part["exact"] - part["low"],
+                    "thickness": 1,
+                    "width": 3,
+                    "color": color,
                 },
-                row=1, col=column,
-            )  # fmt: skip
+                row=1,
+                col=column,
+            )
             legend.add(str(name))
     finish(figure, 420, uirevision=f"quality-{axis}-{panel}", legend=True)
-    figure.update_layout(legend={"orientation": "h", "y": -0.24, "yanchor": "top"}, hovermode="closest", margin={"t": 56})
+    figure.update_layout(
+        legend={"orientation": "h", "y": -0.24, "yanchor": "top"}, hovermode="closest", margin={"t": 56}
+    )
     figure.update_yaxes(range=[-0.04, 1.06], zeroline=False)
     figure.update_yaxes(title_text="exact match (share of prompts)", col=1)
     unit = "" if share or axis in TOKENS else "B"
     figure.update_xaxes(
-        tickformat=".0%" if share else "," if axis in TOKENS else "~s", ticksuffix=unit, rangemode="tozero", zeroline=False
-    )  # fmt: skip
+        tickformat=".0%" if share else "," if axis in TOKENS else "~s",
+        ticksuffix=unit,
+        rangemode="tozero",
+        zeroline=False,
+    )
     if axis in TOKENS:
         figure.update_xaxes(tickvals=sorted(set(frame[axis])), tickangle=0)
     figure.update_xaxes(title_text=title, col=(len(shown) + 1) // 2)
@@ -87,7 +133,8 @@ def quality(frame: pd.DataFrame, axis: str, titles: dict[str, str], panel: str =
 
 def _hover(row: pd.Series, titles: dict[str, str]) -> str:
     parts = [
-        f"{titles.get(str(row['method']), row['method'])}, {row['budget'] or 'no limit'}" + (f" of {row['rule']}" if row["budget"] else ""),
+        f"{titles.get(str(row['method']), row['method'])}, {row['budget'] or 'no limit'}"
+        + (f" of {row['rule']}" if row["budget"] else ""),
         f"exact {row['exact']:.2f} ({row['low']:.2f} to {row['high']:.2f}), n = {int(row['n'])}",
         f"coverage {row['coverage']:.2f}, attended {row['attended_share']:.1%}, resident {row['resident_share']:.1%}",
         f"to device {si_bytes(row['h2d_bytes_per_step'])} per step",

@@ -1,4 +1,5 @@
-"""Where a text is cut into spans: surprisal over tokens with a threshold, the boundaries of segmenters below it, lengths of spans."""
+"""Where a text is cut into spans: surprisal over tokens with a threshold, the boundaries of segmenters below it,
+lengths of spans."""
 
 from __future__ import annotations
 
@@ -58,18 +59,24 @@ def shown(text: str, limit: int = 60) -> str:
 
 
 def surprisal_figure(
-    curve: Curve, own: pd.DataFrame, column: str, label: str, lanes: Sequence[Lane], thresholds: Sequence[tuple[float, str]],
+    curve: Curve,
+    own: pd.DataFrame,
+    column: str,
+    label: str,
+    lanes: Sequence[Lane],
+    thresholds: Sequence[tuple[float, str]],
     selected: int | None,
-) -> go.Figure:  # fmt: skip
+) -> go.Figure:
     """Surprisal per token over the strip of the run's own spans and the lanes of other cuts, on one axis of tokens.
 
-    `own`: span, kind, tok_start, tok_end, text and `column`, by which its bars are coloured (`label` names it with its unit; the column
-    'state' has the player's colours). `thresholds`: nats and what each is. Points of the curve and bars of the strip carry the id of their
-    span as customdata, so that a click can be read back; a token without a span carries -1."""
+    `own`: span, kind, tok_start, tok_end, text and `column`, by which its bars are coloured (`label` names it with its
+    unit; the column 'state' has the player's colours). `thresholds`: nats and what each is. Points of the curve and
+    bars of the strip carry the id of their span as customdata, so that a click can be read back; a token without a span
+    carries -1."""
     rows = 1 + len(lanes)
     figure = make_subplots(
-        2, 1, shared_xaxes=True, vertical_spacing=0.02, row_heights=[CURVE_PIXELS, LANE_PIXELS * rows + 8],
-    )  # fmt: skip
+        2, 1, shared_xaxes=True, vertical_spacing=0.02, row_heights=[CURVE_PIXELS, LANE_PIXELS * rows + 8]
+    )
     inside = own[(own["tok_end"] > curve.first) & (own["tok_start"] < curve.stop)]
     _curve(figure, curve, inside)
     top = float(np.nanmax(curve.nats, initial=1.0))
@@ -77,10 +84,18 @@ def surprisal_figure(
     for (nats, what), (color, dash) in zip(thresholds, ((ORANGE, "dash"), (PURPLE, "dot")), strict=False):
         kind = _kind(curve)  # a line drawn as SVG would lie under what WebGL draws
         figure.add_trace(
-            kind(x=[curve.first - 0.5, curve.stop - 0.5], y=[nats, nats], mode="lines", name=what, hovertext=what, hoverinfo="text",
-                 line={"color": color, "width": 2, "dash": dash}),
-            row=1, col=1,
-        )  # fmt: skip
+            kind(
+                x=[curve.first - 0.5, curve.stop - 0.5],
+                y=[nats, nats],
+                mode="lines",
+                name=what,
+                hovertext=what,
+                hoverinfo="text",
+                line={"color": color, "width": 2, "dash": dash},
+            ),
+            row=1,
+            col=1,
+        )
     _strip(figure, inside, column, label)
     for row, lane in enumerate(lanes, 1):
         _lane(figure, lane, row, curve)
@@ -88,15 +103,31 @@ def surprisal_figure(
     names = ["this run's spans", *(lane.name for lane in lanes)]
     finish(figure, CURVE_PIXELS + LANE_PIXELS * rows + 150, uirevision=f"spans-{curve.first}-{curve.stop}", legend=True)
     figure.update_layout(
-        title_text="Surprisal of each token, and where segmenters cut the text", barmode="overlay", bargap=0, dragmode="zoom",
-        clickmode="event+select", hovermode="closest", margin={"l": 220, "t": 74}, coloraxis=coloraxis(inside, column, label),
+        title_text="Surprisal of each token, and where segmenters cut the text",
+        barmode="overlay",
+        bargap=0,
+        dragmode="zoom",
+        clickmode="event+select",
+        hovermode="closest",
+        margin={"l": 220, "t": 74},
+        coloraxis=coloraxis(inside, column, label),
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
-    )  # fmt: skip
+    )
     figure.update_xaxes(range=[curve.first - 0.5, curve.stop - 0.5], showgrid=False, zeroline=False)
     figure.update_xaxes(title_text="token position", row=2, col=1)
-    figure.update_yaxes(title_text="surprisal (nats)", range=[-0.04 * top, 1.08 * top], fixedrange=True, zeroline=False, row=1, col=1)
-    figure.update_yaxes(tickvals=list(range(rows)), ticktext=names, range=[rows - 0.5, -0.5], fixedrange=True, showgrid=False,
-                        zeroline=False, row=2, col=1)  # fmt: skip
+    figure.update_yaxes(
+        title_text="surprisal (nats)", range=[-0.04 * top, 1.08 * top], fixedrange=True, zeroline=False, row=1, col=1
+    )
+    figure.update_yaxes(
+        tickvals=list(range(rows)),
+        ticktext=names,
+        range=[rows - 0.5, -0.5],
+        fixedrange=True,
+        showgrid=False,
+        zeroline=False,
+        row=2,
+        col=1,
+    )
     return figure
 
 
@@ -114,12 +145,22 @@ def _curve(figure: go.Figure, curve: Curve, own: pd.DataFrame) -> None:
     same = {"marker": {"opacity": 0.8}}
     figure.add_trace(
         kind(
-            x=position, y=curve.nats, mode="markers" if many else "lines+markers", name="surprisal", connectgaps=False, hovertext=hover,
-            hoverinfo="text", line={"color": BLUE, "width": 0.8}, marker={"size": 3.5, "opacity": 0.8},
-            customdata=[[int(span)] for span in span_of], selected=same, unselected=same,
+            x=position,
+            y=curve.nats,
+            mode="markers" if many else "lines+markers",
+            name="surprisal",
+            connectgaps=False,
+            hovertext=hover,
+            hoverinfo="text",
+            line={"color": BLUE, "width": 0.8},
+            marker={"size": 3.5, "opacity": 0.8},
+            customdata=[[int(span)] for span in span_of],
+            selected=same,
+            unselected=same,
         ),
-        row=1, col=1,
-    )  # fmt: skip
+        row=1,
+        col=1,
+    )
 
 
 def _kind(curve: Curve) -> type[go.Scatter] | type[go.Scattergl]:
@@ -132,14 +173,23 @@ def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
     x = np.stack([starts, starts, np.full_like(starts, np.nan)], axis=1).ravel()
     y = np.tile([0.0, 1.04 * top, np.nan], len(starts))
     figure.add_trace(
-        go.Scatter(x=x, y=y, mode="lines", name="boundaries of this run", hoverinfo="skip", connectgaps=False,
-                   line={"color": "rgba(128,128,128,0.55)", "width": 1}),
-        row=1, col=1,
-    )  # fmt: skip
+        go.Scatter(
+            x=x,
+            y=y,
+            mode="lines",
+            name="boundaries of this run",
+            hoverinfo="skip",
+            connectgaps=False,
+            line={"color": "rgba(128,128,128,0.55)", "width": 1},
+        ),
+        row=1,
+        col=1,
+    )
 
 
 def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
-    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing has a number."""
+    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing
+    has a number."""
     values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
@@ -147,14 +197,21 @@ def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] |
     lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min())
     highest = float(values.max(initial=lowest))
     bar = {"title": {"text": label, "side": "right"}, "thickness": 12, "len": 0.9, "y": 0.45}
-    return {"colorscale": "Cividis", "cmin": lowest, "cmax": highest if highest > lowest else lowest + 1.0, "colorbar": bar}
+    return {
+        "colorscale": "Cividis",
+        "cmin": lowest,
+        "cmax": highest if highest > lowest else lowest + 1.0,
+        "colorbar": bar,
+    }
 
 
 def groups(own: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, object]]:
-    """The spans by how they are coloured: (legend entry, rows, marker colour). Numbers go over the figure's colour axis; grey where
-    there is none."""
+    """The spans by how they are coloured: (legend entry, rows, marker colour). Numbers go over the figure's colour
+    axis; grey where there is none."""
     if column == "state":
-        found: list[tuple[str, pd.DataFrame, object]] = [(state, own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES]
+        found: list[tuple[str, pd.DataFrame, object]] = [
+            (state, own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
+        ]
         missing = own[~own["state"].isin(SPAN_STATES)]
     else:
         known = own[column].notna()
@@ -171,8 +228,10 @@ def span_hover(row: object, column: str, label: str) -> str:
     missing = value is None or value != value
     number = value if column in ("state", "tok_start") else f"{value:.4g}" if not missing else ""
     where = f"tokens {start}–{end}" if end > start else f"token {start}"
-    return (f"span {int(get('span'))} ({html.escape(str(get('kind')), quote=False)}), {where}<br>"
-            f"{label}: {UNKNOWN if missing else number}<br>{shown(str(get('text')))}")  # fmt: skip
+    return (
+        f"span {int(get('span'))} ({html.escape(str(get('kind')), quote=False)}), {where}<br>"
+        f"{label}: {UNKNOWN if missing else number}<br>{shown(str(get('text')))}"
+    )
 
 
 def _strip(figure: go.Figure, own: pd.DataFrame, column: str, label: str) -> None:
@@ -183,12 +242,23 @@ def _strip(figure: go.Figure, own: pd.DataFrame, column: str, label: str) -> Non
             marker["coloraxis"] = "coloraxis"
         figure.add_trace(
             go.Bar(
-                orientation="h", base=part["tok_start"] - 0.5, x=part["length"], y=[0] * len(part), width=0.84, name=name, marker=marker,
-                showlegend=column == "state" or name == UNKNOWN, customdata=[[int(span)] for span in part["span"]],
-                hovertext=[span_hover(row, column, label) for _, row in part.iterrows()], hoverinfo="text", selected=same, unselected=same,
+                orientation="h",
+                base=part["tok_start"] - 0.5,
+                x=part["length"],
+                y=[0] * len(part),
+                width=0.84,
+                name=name,
+                marker=marker,
+                showlegend=column == "state" or name == UNKNOWN,
+                customdata=[[int(span)] for span in part["span"]],
+                hovertext=[span_hover(row, column, label) for _, row in part.iterrows()],
+                hoverinfo="text",
+                selected=same,
+                unselected=same,
             ),
-            row=2, col=1,
-        )  # fmt: skip
+            row=2,
+            col=1,
+        )
 
 
 def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
@@ -198,18 +268,30 @@ def _lane(figure: go.Figure, lane: Lane, row: int, curve: Curve) -> None:
         return
     codes = [2 if span.kind in KEPT_KINDS else number % 2 for number, span in enumerate(spans)]
     hover = [
-        f"{html.escape(lane.name, quote=False)}: {span.kind}, tokens {span.tok_start}–{span.tok_end - 1}<br>{shown(span.reason, 110)}"
+        (
+            f"{html.escape(lane.name, quote=False)}: {span.kind}, tokens "
+            f"{span.tok_start}–{span.tok_end - 1}<br>{shown(span.reason, 110)}"
+        )
         for span in spans
     ]
     edges = [span.tok_start - 0.5 for span in spans] + [spans[-1].tok_end - 0.5]
     scale = [(at, color) for i, color in enumerate(LANE_COLORS) for at in (i / 3, (i + 1) / 3)]
     figure.add_trace(
         go.Heatmap(
-            x=edges, y=[row - 0.36, row + 0.36], z=[codes], zmin=-0.5, zmax=2.5, colorscale=scale, showscale=False, hovertext=[hover],
-            hoverinfo="text", name=lane.name,
+            x=edges,
+            y=[row - 0.36, row + 0.36],
+            z=[codes],
+            zmin=-0.5,
+            zmax=2.5,
+            colorscale=scale,
+            showscale=False,
+            hovertext=[hover],
+            hoverinfo="text",
+            name=lane.name,
         ),
-        row=2, col=1,
-    )  # fmt: skip
+        row=2,
+        col=1,
+    )
 
 
 def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | None) -> None:
@@ -217,10 +299,25 @@ def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | N
     for start, end in curve.needle:
         if end > curve.first and start < curve.stop:
             for row in (1, 2):
-                figure.add_vrect(x0=start - 0.5, x1=end - 0.5, fillcolor=GREEN, opacity=0.22 if row == 1 else 0.12, line_width=0,
-                                 row=row, col=1)  # fmt: skip
-            figure.add_annotation(x=(start + end - 1) / 2, y=1.0, xref="x", yref="y domain", text="needle", showarrow=False,
-                                  yanchor="top", font={"color": GREEN, "size": 12})  # fmt: skip
+                figure.add_vrect(
+                    x0=start - 0.5,
+                    x1=end - 0.5,
+                    fillcolor=GREEN,
+                    opacity=0.22 if row == 1 else 0.12,
+                    line_width=0,
+                    row=row,
+                    col=1,
+                )
+            figure.add_annotation(
+                x=(start + end - 1) / 2,
+                y=1.0,
+                xref="x",
+                yref="y domain",
+                text="needle",
+                showarrow=False,
+                yanchor="top",
+                font={"color": GREEN, "size": 12},
+            )
     for _, span in own[own["span"] == selected].iterrows():
         edge = {"color": SELECTED, "width": 2}
         x0, x1 = float(span["tok_start"]) - 0.5, float(span["tok_end"]) - 0.5
@@ -237,14 +334,22 @@ def length_histogram(lengths: np.ndarray, kinds: Sequence[str], selected: int | 
     for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, PURPLE, SKY) * 9, strict=False):
         mine = lengths[names == kind]
         figure.add_histogram(
-            x=mine, name=f"{html.escape(kind, quote=False)} ({len(mine)})", marker={"color": color},
-            xbins={"start": 0.5, "end": most + size + 0.5, "size": size}, hovertemplate="%{x} tokens: %{y} spans<extra></extra>",
-        )  # fmt: skip
+            x=mine,
+            name=f"{html.escape(kind, quote=False)} ({len(mine)})",
+            marker={"color": color},
+            xbins={"start": 0.5, "end": most + size + 0.5, "size": size},
+            hovertemplate="%{x} tokens: %{y} spans<extra></extra>",
+        )
     if selected is not None:
         figure.add_vline(x=selected, line={"color": SELECTED, "width": 2})
     finish(figure, 420, uirevision="span-lengths", legend=True)
-    figure.update_layout(title_text=f"Lengths of {len(lengths)} spans", barmode="stack", bargap=0.05, dragmode=False,
-                         legend={"orientation": "h", "y": -0.2, "yanchor": "top"})  # fmt: skip
+    figure.update_layout(
+        title_text=f"Lengths of {len(lengths)} spans",
+        barmode="stack",
+        bargap=0.05,
+        dragmode=False,
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
+    )
     figure.update_xaxes(title_text="tokens of a span", range=[0, most + size + 0.5])
     figure.update_yaxes(title_text="spans", rangemode="tozero")
     return figure

@@ -13,13 +13,22 @@ from kvlens.rows import SPAN_STATES
 
 #: As in ui/player/color.js; tests hold the two together.
 STATE_COLORS = {
-    "resident": BLUE, "coarse": ORANGE, "reconstructed": GREEN, "cold": SKY, "evicted": PURPLE, "partial": "#F0E442",
-}  # fmt: skip
+    "resident": BLUE,
+    "coarse": ORANGE,
+    "reconstructed": GREEN,
+    "cold": SKY,
+    "evicted": PURPLE,
+    "partial": "#F0E442",
+}
 #: What a state means, for the page's legend.
 STATE_MEANINGS = {
-    "resident": "exact tokens on the device", "coarse": "one summary entry on the device", "reconstructed": "tokens rebuilt from factors",
-    "cold": "in host memory only", "evicted": "gone for good", "partial": "some tokens on the device, the others gone",
-}  # fmt: skip
+    "resident": "exact tokens on the device",
+    "coarse": "one summary entry on the device",
+    "reconstructed": "tokens rebuilt from factors",
+    "cold": "in host memory only",
+    "evicted": "gone for good",
+    "partial": "some tokens on the device, the others gone",
+}
 #: A map holds at most this many cells and rows.
 CELLS, ROWS = 200_000, 120
 
@@ -30,10 +39,11 @@ def rows_at_once(n_steps: int) -> int:
 
 
 def state_grid(spans: pd.DataFrame, changes: pd.DataFrame, n_steps: int) -> np.ndarray:
-    """int8 [spans, steps]: index into SPAN_STATES at the end of each step, -1 where the span was not there yet or no longer.
+    """int8 [spans, steps]: index into SPAN_STATES at the end of each step, -1 where the span was not there yet or no
+    longer.
 
-    `spans` (columns span, died_step) gives the rows; `changes` (step, span, state) is ordered by step, birth included (step -1: the end of
-    prefill)."""
+    `spans` (columns span, died_step) gives the rows; `changes` (step, span, state) is ordered by step, birth included
+    (step -1: the end of prefill)."""
     grid = np.full((len(spans), n_steps), -1, np.int8)
     row_of = {int(span): row for row, span in enumerate(spans["span"])}
     for step, span, state in zip(changes["step"], changes["span"], changes["state"], strict=True):
@@ -60,8 +70,8 @@ def span_label(span: object) -> str:
 
 
 def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, selected: int | None) -> go.Figure:
-    """Map of `grid` [spans, steps] with one row per row of `spans` (span, kind, tok_start, tok_end, reason), one colour and legend entry
-    per state that occurs. A line marks `step`, a frame the selected span."""
+    """Map of `grid` [spans, steps] with one row per row of `spans` (span, kind, tok_start, tok_end, reason), one colour
+    and legend entry per state that occurs. A line marks `step`, a frame the selected span."""
     figure = go.Figure()
     names = [span_label(row) for _, row in spans.iterrows()]
     steps = np.arange(grid.shape[1])
@@ -70,26 +80,57 @@ def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, sele
         if here.any():
             color = STATE_COLORS[state]
             figure.add_heatmap(
-                x=steps, y=names, z=np.where(here, np.float32(1), np.float32(np.nan)), colorscale=[[0, color], [1, color]], showscale=False,
-                showlegend=True, name=f"{state}: {STATE_MEANINGS[state]}", hoverongaps=False, ygap=1 if len(names) <= 60 else 0,
+                x=steps,
+                y=names,
+                z=np.where(here, np.float32(1), np.float32(np.nan)),
+                colorscale=[[0, color], [1, color]],
+                showscale=False,
+                showlegend=True,
+                name=f"{state}: {STATE_MEANINGS[state]}",
+                hoverongaps=False,
+                ygap=1 if len(names) <= 60 else 0,
                 hovertemplate=f"step %{{x}}: <b>{state}</b><br>%{{y}}<extra></extra>",
-            )  # fmt: skip
+            )
     height = 170 + int(np.clip(len(names) * 10, 180, 640))
     finish(figure, height, uirevision=f"states-{title}", legend=True)
     every = max(1, -(-len(names) // 30))
     shown = list(range(0, len(names), every))
     starts, ids = spans["tok_start"].tolist(), spans["span"].tolist()
-    figure.update_layout(title_text=title, dragmode=False, margin={"l": 110},
-                         legend={"orientation": "h", "y": -60 / (height - 96), "yanchor": "top"})  # fmt: skip
-    figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, grid.shape[1] - 0.5)], showgrid=False, zeroline=False,
-                        dtick=1 if grid.shape[1] <= 24 else None)  # fmt: skip
+    figure.update_layout(
+        title_text=title,
+        dragmode=False,
+        margin={"l": 110},
+        legend={"orientation": "h", "y": -60 / (height - 96), "yanchor": "top"},
+    )
+    figure.update_xaxes(
+        title_text="decode step",
+        range=[-0.5, max(0.5, grid.shape[1] - 0.5)],
+        showgrid=False,
+        zeroline=False,
+        dtick=1 if grid.shape[1] <= 24 else None,
+    )
     figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=names, range=[len(names) - 0.5, -0.5], tickmode="array",
-        tickvals=[names[i] for i in shown], ticktext=[f"#{int(ids[i])} at {int(starts[i])}" for i in shown], tickfont={"size": 10},
-        title_text="span, at its first token", showgrid=False, zeroline=False,
-    )  # fmt: skip
+        type="category",
+        categoryorder="array",
+        categoryarray=names,
+        range=[len(names) - 0.5, -0.5],
+        tickmode="array",
+        tickvals=[names[i] for i in shown],
+        ticktext=[f"#{int(ids[i])} at {int(starts[i])}" for i in shown],
+        tickfont={"size": 10},
+        title_text="span, at its first token",
+        showgrid=False,
+        zeroline=False,
+    )
     figure.add_vline(x=step, line={"color": SELECTED, "width": 2})
     if selected is not None and selected in ids:
         row = ids.index(selected)
-        figure.add_shape(type="rect", x0=-0.5, x1=grid.shape[1] - 0.5, y0=row - 0.5, y1=row + 0.5, line={"color": SELECTED, "width": 2})
+        figure.add_shape(
+            type="rect",
+            x0=-0.5,
+            x1=grid.shape[1] - 0.5,
+            y0=row - 0.5,
+            y1=row + 0.5,
+            line={"color": SELECTED, "width": 2},
+        )
     return figure

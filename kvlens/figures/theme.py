@@ -14,7 +14,8 @@ SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY)
 
 
 def finish(figure: go.Figure, height: int, *, uirevision: str, legend: bool = False) -> go.Figure:
-    """Height in pixels, tight margins, transparent ground (the page's own shows through), zoom kept under `uirevision`."""
+    """Height in pixels, tight margins, transparent ground (the page's own shows through), zoom kept under
+    `uirevision`."""
     figure.update_layout(
         height=height,
         margin={"l": 64, "r": 16, "t": 44, "b": 52},

@@ -10,15 +10,23 @@ from kvlens.figures.theme import BLUE, SELECTED, finish
 
 
 def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, start: int, stop: int) -> go.Figure:
-    """One head's `values` [steps] (NaN = not recorded: a gap) with a cursor at `step` and the range [start, stop) shaded.
+    """One head's `values` [steps] (NaN = not recorded: a gap) with a cursor at `step` and the range [start, stop)
+    shaded.
 
     Each point's customdata is its step, so that a click can be read back."""
     steps = np.arange(values.size)
     hover = [f"step {step}: {value_text(float(value), metric)}" for step, value in zip(steps, values, strict=True)]
     curve = go.Scatter(
-        x=steps, y=values, mode="lines+markers", line={"color": BLUE, "width": 1.8}, marker={"size": 7, "opacity": 0.35},
-        connectgaps=False, customdata=steps.tolist(), hovertext=hover, hoverinfo="text",
-    )  # fmt: skip
+        x=steps,
+        y=values,
+        mode="lines+markers",
+        line={"color": BLUE, "width": 1.8},
+        marker={"size": 7, "opacity": 0.35},
+        connectgaps=False,
+        customdata=steps.tolist(),
+        hovertext=hover,
+        hoverinfo="text",
+    )
     figure = go.Figure(curve)
     if (start, stop) != (0, values.size):
         figure.add_vrect(x0=start - 0.5, x1=stop - 0.5, fillcolor="#888888", opacity=0.15, line_width=0)
@@ -27,7 +35,11 @@ def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, sta
     missing = int(np.isnan(values).sum())
     note = f", {missing} of {values.size} steps not recorded" if missing else ""
     figure.update_layout(
-        title_text=f"{label}: {metric.title}{note}", clickmode="event+select", dragmode=False, hovermode="closest", hoverdistance=-1
+        title_text=f"{label}: {metric.title}{note}",
+        clickmode="event+select",
+        dragmode=False,
+        hovermode="closest",
+        hoverdistance=-1,
     )
     figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, values.size - 0.5)])
     figure.update_yaxes(title_text=metric.unit)

@@ -13,10 +13,11 @@ T = TypeVar("T")
 
 
 def captured(work: Callable[[], T], device: torch.device) -> tuple[torch.cuda.CUDAGraph, T]:
-    """The launches of `work` as a graph, and what it returned: every replay overwrites that. Nothing runs, so no state changes.
+    """The launches of `work` as a graph, and what it returned: every replay overwrites that. Nothing runs, so no state
+    changes.
 
-    What `work` compiles, loads or sets up once must have been done by a call before. Raises what `work` raised first, and not what CUDA
-    says of a capture that was broken off; the device can be used afterwards.
+    What `work` compiles, loads or sets up once must have been done by a call before. Raises what `work` raised first,
+    and not what CUDA says of a capture that was broken off; the device can be used afterwards.
     """
     graph = torch.cuda.CUDAGraph()
     first: Exception | None = None

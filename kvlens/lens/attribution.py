@@ -1,7 +1,8 @@
 """Attribution of a loss: which (layer, KV head, span) had most regret where the answer was lost.
 
-Two scopes: the step of loss alone, and all lost steps of a forced run, whose contexts are full KV's at every step. An answer of
-several tokens may lie in several spans; then the step of loss knows the first of them only, and the lost steps know all.
+Two scopes: the step of loss alone, and all lost steps of a forced run, whose contexts are full KV's at every step. An
+answer of several tokens may lie in several spans; then the step of loss knows the first of them only, and the lost
+steps know all.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ Triple = tuple[int, int, int]
 
 
 def lost_steps(loss: pd.DataFrame) -> list[int]:
-    """Steps whose most probable token is not full KV's, in order; the first is the step of loss. `loss` as TraceReader.loss gives it."""
+    """Steps whose most probable token is not full KV's, in order; the first is the step of loss. `loss` as
+    TraceReader.loss gives it."""
     return loss.loc[~loss["agrees"].astype(bool), "step"].astype(int).tolist()
 
 
 def attribute(reader: TraceReader, every_lost_step: bool = False) -> pd.DataFrame:
-    """layer, kv_head, span, regret, n_steps, most regret first: regret at the step of loss, or added over the lost steps (of a free run
-    there is one). Means over the query heads of a KV head; lower bounds where a query head did not list a span. Empty where nothing was
-    lost or full attention was not recorded."""
+    """layer, kv_head, span, regret, n_steps, most regret first: regret at the step of loss, or added over the lost
+    steps (of a free run there is one). Means over the query heads of a KV head; lower bounds where a query head did not
+    list a span. Empty where nothing was lost or full attention was not recorded."""
     steps = lost_steps(reader.loss())
     frames = [reader.triples(step) for step in (steps if every_lost_step else steps[:1])]
     columns = ["layer", "kv_head", "span", "regret"]
     if not frames or all(frame.empty for frame in frames):
-        return pd.DataFrame({name: pd.Series(dtype="float" if name == "regret" else "int") for name in [*columns, "n_steps"]})
+        return pd.DataFrame(
+            {name: pd.Series(dtype="float" if name == "regret" else "int") for name in [*columns, "n_steps"]}
+        )
     both = pd.concat([frame[columns] for frame in frames])
     both = both[both["regret"] > 0]
     summed = both.groupby(columns[:3], as_index=False).agg(regret=("regret", "sum"), n_steps=("regret", "size"))
@@ -40,7 +44,8 @@ def attribute(reader: TraceReader, every_lost_step: bool = False) -> pd.DataFram
 
 
 def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int) -> pd.DataFrame:
-    """The first `top` triples with why each was not attended exactly at `step`: kind and sentence (kvlens.lens.reasons)."""
+    """The first `top` triples with why each was not attended exactly at `step`: kind and sentence
+    (kvlens.lens.reasons)."""
     first = triples.head(top).copy()
     named = first[["layer", "kv_head", "span"]].astype(int).to_numpy().tolist()
     found = [explain(reader, step, *triple) for triple in named]
@@ -50,7 +55,8 @@ def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int
 def attribute_records(
     records: Iterable[tuple[Loss | None, Oracle | None]], group: int, every_lost_step: bool
 ) -> list[tuple[Triple, float]]:
-    """`attribute` of a run that was not stored: its steps' losses and full attention, in order. group: query heads per KV head."""
+    """`attribute` of a run that was not stored: its steps' losses and full attention, in order. group: query heads per
+    KV head."""
     total: dict[Triple, float] = {}
     for loss, oracle in records:
         if loss is None or loss.agrees or oracle is None:

@@ -1,7 +1,8 @@
-"""What a trace says of one (step, layer, KV head, span): the rows behind the reasons, gathered and put in the order of events.
+"""What a trace says of one (step, layer, KV head, span): the rows behind the reasons, gathered and put in the order of
+events.
 
-A span's state in the trace is the one at the end of a step. What matters is where it lay while the step attended: a KV head that reads
-what the step before selected moves and gives up spans only after its attention.
+A span's state in the trace is the one at the end of a step. What matters is where it lay while the step attended: a KV
+head that reads what the step before selected moves and gives up spans only after its attention.
 """
 
 from __future__ import annotations
@@ -44,28 +45,42 @@ class Ranking:
         row = frame[frame["span"] == span]
         known = len(row) > 0
         return cls(
-            frame.attrs["candidates"], len(frame), int(frame["chosen"].sum()) if len(frame) else 0,
-            int(row["rank"].iloc[0]) if known else None, float(row["score"].iloc[0]) if known else None,
+            frame.attrs["candidates"],
+            len(frame),
+            int(frame["chosen"].sum()) if len(frame) else 0,
+            int(row["rank"].iloc[0]) if known else None,
+            float(row["score"].iloc[0]) if known else None,
             bool(row["chosen"].iloc[0]) if known else False,
-        )  # fmt: skip
+        )
 
     def words(self) -> str:
         """' (rank 3 of 45)', or nothing where no ranking was recorded."""
         if self.candidates is None:
             return ""
-        return f" (rank {self.rank} of {self.candidates})" if self.rank else f" (below the {self.listed} best of {self.candidates})"
+        return (
+            f" (rank {self.rank} of {self.candidates})"
+            if self.rank
+            else f" (below the {self.listed} best of {self.candidates})"
+        )
 
     def cut(self) -> str:
-        """The sentence about rank and cut. How many of all candidates were chosen is known only where all that are chosen are listed."""
+        """The sentence about rank and cut. How many of all candidates were chosen is known only where all that are
+        chosen are listed."""
         if self.candidates is None:
             return "its rank was not recorded"
         least = "at least " if self.chosen == self.listed < self.candidates else ""
         whole = self.listed == self.candidates or least
-        many = f"{least}{self.chosen} of {self.candidates} candidates" if whole else f"{self.chosen} of the {self.listed} best"
+        many = (
+            f"{least}{self.chosen} of {self.candidates} candidates"
+            if whole
+            else f"{self.chosen} of the {self.listed} best"
+        )
         if self.rank is None:
             return f"it was not among the {self.listed} best recorded of {self.candidates} candidates, {many} chosen"
         of = "" if whole else f" of {self.candidates} candidates"
-        return f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one was{'' if self.wanted else ' not'}"
+        return (
+            f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one was{'' if self.wanted else ' not'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -105,9 +120,22 @@ class Facts:
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
         return cls(
-            reader, step, layer, kv_head, span, str(row["kind"]), str(row["reason"]), int(row["born_step"]), row["state"] == "coarse", mine,
-            _states(reader, step, layer, kv_head, events, waits), waits, similarity, Ranking.of(reader, step, layer, kv_head, span), listed,
-        )  # fmt: skip
+            reader,
+            step,
+            layer,
+            kv_head,
+            span,
+            str(row["kind"]),
+            str(row["reason"]),
+            int(row["born_step"]),
+            row["state"] == "coarse",
+            mine,
+            _states(reader, step, layer, kv_head, events, waits),
+            waits,
+            similarity,
+            Ranking.of(reader, step, layer, kv_head, span),
+            listed,
+        )
 
     def told(self, step: int) -> set[str]:
         """Kinds of the span's events of a step."""
@@ -149,15 +177,16 @@ class Facts:
 
     @property
     def read(self) -> bool | None:
-        """Whether any query head of the group put mass on it: what is hidden from a head has none at all. None: not recorded, or full
-        attention wanted so little of it that no mass does not tell."""
+        """Whether any query head of the group put mass on it: what is hidden from a head has none at all. None: not
+        recorded, or full attention wanted so little of it that no mass does not tell."""
         if (self.listed["mass"] > 0).any():
             return True
         return False if (self.listed["full"] > NOTHING).any() else None
 
     @property
     def exact_only(self) -> bool:
-        """No summary in this run takes mass from exact tokens, so that what is attended whole gets no less than full attention gives it."""
+        """No summary in this run takes mass from exact tokens, so that what is attended whole gets no less than full
+        attention gives it."""
         return not (self.reader.spans()["state"] == "coarse").any()
 
     @property
@@ -180,8 +209,8 @@ class Facts:
 
     @property
     def fine(self) -> bool | None:
-        """Whether `q_head` read it token by token, where the head's number of such spans tells: none, or all that are on the device.
-        None: not recorded."""
+        """Whether `q_head` read it token by token, where the head's number of such spans tells: none, or all that are
+        on the device. None: not recorded."""
         if self.q_head is None:
             return None
         line = self.reader.head_timeline(self.layer, self.q_head).set_index("step")["n_zoomed"]
@@ -212,13 +241,16 @@ class Facts:
 
 
 def _uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> float | None:
-    """Similarity of the queries of a KV head that was not corrected at the step; None: it was, or the method does not correct."""
+    """Similarity of the queries of a KV head that was not corrected at the step; None: it was, or the method does not
+    correct."""
     line = reader.head_timeline(layer, kv_head * (reader.q_heads // reader.kv_heads)).set_index("step")
     similarity, corrected = (float(line[name].get(step, np.nan)) for name in ("similarity", "corrected"))
     return similarity if corrected == 0 and not np.isnan(similarity) else None
 
 
-def _states(reader: TraceReader, step: int, layer: int, kv_head: int, events: pd.DataFrame, waits: bool) -> dict[int, str]:
+def _states(
+    reader: TraceReader, step: int, layer: int, kv_head: int, events: pd.DataFrame, waits: bool
+) -> dict[int, str]:
     """Where each span lay while the step attended. events: of the KV head."""
     frame = reader.span_states(step, layer, kv_head)
     states = {int(span): str(state) for span, state in zip(frame["span"], frame["state"], strict=True)}

@@ -1,4 +1,5 @@
-"""Reasons that only a method's own journal knows: CHESS's levels, CompressKV's token scores. (kind, sentence), or None: not told there."""
+"""Reasons that only a method's own journal knows: CHESS's levels, CompressKV's token scores. (kind, sentence), or None:
+not told there."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ Told = tuple[str, str]
 
 
 def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | None, read: bool) -> Told | None:
-    """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction, and its rank among
-    the units that were compared there: those under what the level above had kept."""
+    """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction,
+    and its rank among the units that were compared there: those under what the level above had kept."""
     row = reader.spans().set_index("span").loc[span]
     config = reader.meta.get("config") or {}
     if row["kind"] != "page" or state != "resident" or read:
@@ -21,7 +22,9 @@ def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | No
     page, chunk_pages, grid_chunks = (int(config[name]) for name in ("page", "chunk_pages", "grid_chunks"))
     number = int(row["tok_start"]) // page
     units = {"grid": number // (chunk_pages * grid_chunks), "chunk": number // chunk_pages, "page": number}
-    found = {level: (_newest(reader, f"{level}_kept", step), _newest(reader, f"{level}_score", step)[0]) for level in units}
+    found = {
+        level: (_newest(reader, f"{level}_kept", step), _newest(reader, f"{level}_score", step)[0]) for level in units
+    }
     (of_pages, at), scores = found["page"]
     if of_pages is None or scores is None:
         return None
@@ -39,7 +42,8 @@ def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | No
             rank = int((score[compared] > score[unit]).sum()) + 1
             many = f"{int(compared.sum())} {level}s" + ("" if level == "grid" else " under what the level above kept")
             return "below_the_cut", (
-                f"its {level} {unit} was dropped at the reconstruction {when}: rank {rank} of {many} by score, {int(kept.sum())} kept"
+                f"its {level} {unit} was dropped at the reconstruction {when}: rank {rank} of {many} by score, "
+                f"{int(kept.sum())} kept"
             )
         active = np.repeat(kept > 0, width)
     return None
@@ -61,13 +65,19 @@ def compresskv(reader: TraceReader, step: int, layer: int, span: int, state: str
     ranked = np.isfinite(score)
     best = np.nanmax(np.where(dropped, score[at], np.nan))
     rank = int((score[ranked] > best).sum()) + 1
-    where = f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, {int((kept[ranked] == 1).sum())} kept"
+    where = (
+        f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, {int((kept[ranked] == 1).sum())} kept"
+    )
     return "partly_evicted", (
-        f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer, the best of them {where}"
+        f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer, "
+        f"the best of them {where}"
     )
 
 
-FROM_JOURNAL: dict[str, Callable[[TraceReader, int, int, int, str | None, bool], Told | None]] = {"chess": chess, "compresskv": compresskv}
+FROM_JOURNAL: dict[str, Callable[[TraceReader, int, int, int, str | None, bool], Told | None]] = {
+    "chess": chess,
+    "compresskv": compresskv,
+}
 
 
 def _newest(reader: TraceReader, name: str, step: int, layer: int | None = None) -> tuple[np.ndarray | None, int]:

@@ -70,36 +70,49 @@ def _evicted(facts: Facts) -> str:
     return f"it was evicted {when} ({facts.why.rstrip('.')})"
 
 
-# --------------------------------------------------------------------------------------------- spans that lie on the device exactly, or not
+# --------------------------------------------------------------------------------------------- spans that lie on the
+# device exactly, or not
 def _attended(facts: Facts) -> Reason:
-    """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is attended whole gets
-    at least what full attention gives it; less means that part of its tokens was not attended."""
+    """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is
+    attended whole gets at least what full attention gives it; less means that part of its tokens was not attended."""
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
     if not facts.exact_only:
-        return Reason("attended", "its tokens were on the device and attended exactly; this head's mass went to other entries")
+        return Reason(
+            "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
+        )
     if facts.kind == "window":
-        return Reason("partly_attended", "its oldest tokens have left the window and are gone; the others were attended exactly")
+        return Reason(
+            "partly_attended", "its oldest tokens have left the window and are gone; the others were attended exactly"
+        )
     which = f"{facts.ranking.words()}" if facts.ranking.wanted else ""
-    return Reason("partly_attended", f"it was read{which}, but only part of its tokens was attended; which ones was not recorded")
+    return Reason(
+        "partly_attended", f"it was read{which}, but only part of its tokens was attended; which ones was not recorded"
+    )
 
 
 def _not_read(facts: Facts) -> Reason:
-    """A span without a summary. That it was not read is known where full attention by span was recorded and lists it, or where its
-    state or the selection that was read says so."""
+    """A span without a summary. That it was not read is known where full attention by span was recorded and lists it,
+    or where its state or the selection that was read says so."""
     ranking = facts.ranking
     if facts.waits and facts.similarity is not None:
         before = facts.before
         if before.wanted:
-            return Reason("attended", f"step {facts.step - 1} had selected it, so that it was on the device and attended exactly")
+            return Reason(
+                "attended", f"step {facts.step - 1} had selected it, so that it was on the device and attended exactly"
+            )
         said = f"not corrected: {facts.unmoved}, so this step read what step {facts.step - 1} had selected"
         if ranking.wanted:
-            return Reason("not_corrected", f"{said}; it would have chosen this span now{ranking.words()}, one step late")
+            return Reason(
+                "not_corrected", f"{said}; it would have chosen this span now{ranking.words()}, one step late"
+            )
         if facts.born == facts.step:
             return Reason("not_corrected", f"{said}, and the span left the window only afterwards")
         return Reason("not_corrected", f"{said}: {before.cut()}")
     if facts.refused:
-        return Reason("refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens")
+        return Reason(
+            "refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens"
+        )
     if facts.state == "cold":
         given_up = ", the device's copy given up at this step" if facts.given_up else ""
         return Reason("below_the_cut", f"it lay in the cold tier{given_up}: {ranking.cut()}")
@@ -109,7 +122,8 @@ def _not_read(facts: Facts) -> Reason:
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")
 
 
-# ----------------------------------------------------------------------------------------------------------------- spans with a summary
+# -----------------------------------------------------------------------------------------------------------------
+# spans with a summary
 def _summarised(facts: Facts) -> Reason:
     """A span that every query head reads either through its summary or, once it is on the device, token by token."""
     ranking = facts.ranking
@@ -119,20 +133,35 @@ def _summarised(facts: Facts) -> Reason:
         return Reason("unknown", "where it lay, or why it was not read, was not recorded")
     if not facts.waits:
         if facts.refused:
-            return Reason("refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens")
+            return Reason(
+                "refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens"
+            )
         return Reason("coarse_only", f"only its summary was attended: {ranking.cut()}")
     if facts.refused:
         words = facts.before.words()
-        return Reason("refused", f"step {facts.step - 1} wanted it for this step{words}, but it did not fit the room for recalled tokens")
+        return Reason(
+            "refused",
+            f"step {facts.step - 1} wanted it for this step{words}, but it did not fit the room for recalled tokens",
+        )
     if facts.moving:
         return Reason(
-            "one_step_late", f"it was selected at this step{ranking.words()} and moved behind its back, to be read from the next step on"
+            "one_step_late",
+            (
+                f"it was selected at this step{ranking.words()} and moved behind its back, to be read from the "
+                f"next step on"
+            ),
         )
     if facts.step == 0:
-        return Reason("coarse_only", "only its summary was attended: the step before chooses what is on the device, and this is the first")
+        return Reason(
+            "coarse_only",
+            "only its summary was attended: the step before chooses what is on the device, and this is the first",
+        )
     return Reason(
         "coarse_only",
-        f"only its summary was attended: at step {facts.step - 1}, which chose what is on the device now, {facts.before.cut()}",
+        (
+            f"only its summary was attended: at step {facts.step - 1}, which chose what is on the device now, "
+            f"{facts.before.cut()}"
+        ),
     )
 
 
@@ -142,12 +171,20 @@ def _on_the_device(facts: Facts) -> Reason:
     lay = "its tokens were on the device" if raw else f"it was on the device as {facts.rebuilt()}"
     if ranking.rank is not None and not ranking.wanted:
         return Reason(
-            "coarse_only", f"{lay}, but no query head asked for them at this step, only its summary was attended: {ranking.cut()}"
+            "coarse_only",
+            f"{lay}, but no query head asked for them at this step, only its summary was attended: {ranking.cut()}",
         )
     if facts.fine is False:
-        return Reason("coarse_only", f"{lay}, but query head {facts.q_head}, which missed most, read summaries alone at this step")
+        return Reason(
+            "coarse_only", f"{lay}, but query head {facts.q_head}, which missed most, read summaries alone at this step"
+        )
     if facts.fine:
         if raw:
-            return Reason("attended", "its tokens were on the device and attended exactly; this head's mass went to other entries")
+            return Reason(
+                "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
+            )
         return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
-    return Reason("by_query_head", f"{lay}; which query heads of the group read that, and which its summary alone, was not recorded")
+    return Reason(
+        "by_query_head",
+        f"{lay}; which query heads of the group read that, and which its summary alone, was not recorded",
+    )

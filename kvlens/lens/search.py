@@ -38,17 +38,22 @@ class Found:
 class Search:
     """One search. `measure` and `restored` each cost a run; sets that were tried are not tried again."""
 
-    def __init__(self, measure: Callable[[tuple[Head, ...]], Measured], restored: Callable[[tuple[Head, ...]], bool],
-                 tried: Callable[[int], None] = lambda count: None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        measure: Callable[[tuple[Head, ...]], Measured],
+        restored: Callable[[tuple[Head, ...]], bool],
+        tried: Callable[[int], None] = lambda count: None,
+    ) -> None:
         self._measure, self._restored, self._tell = measure, restored, tried
         self._measured: dict[frozenset[Head], Measured] = {}
         self._back: dict[frozenset[Head], bool] = {}
 
     def run(self, candidates: Sequence[Head]) -> Found:
-        """Add the candidate that lowers the divergence most until the answer is back, then leave out what is not needed.
+        """Add the candidate that lowers the divergence most until the answer is back, then leave out what is not
+        needed.
 
-        In every round each candidate with which the token at the step of loss is right is asked first whether the answer is back, so
-        that a single head that suffices is found even if another one lowers the divergence more.
+        In every round each candidate with which the token at the step of loss is right is asked first whether the
+        answer is back, so that a single head that suffices is found even if another one lowers the divergence more.
         """
         everything = tuple(candidates)
         if not self._answers(everything):
@@ -67,7 +72,9 @@ class Search:
         alone: list[tuple[Head, float]] = []
         while True:
             left = [head for head in candidates if head not in chosen]
-            looks = sorted(((head, self._look((*chosen, head))) for head in left), key=lambda pair: (pair[1].kl, pair[0]))
+            looks = sorted(
+                ((head, self._look((*chosen, head))) for head in left), key=lambda pair: (pair[1].kl, pair[0])
+            )
             alone = alone or [(head, look.kl) for head, look in looks]
             for head, look in looks:
                 if look.agrees and self._answers((*chosen, head)):

@@ -1,4 +1,5 @@
-"""Runs of one prompt under one method with different things held, in memory: what the counterfactual and its search are made of."""
+"""Runs of one prompt under one method with different things held, in memory: what the counterfactual and its search are
+made of."""
 
 from __future__ import annotations
 
@@ -30,11 +31,20 @@ class Outcome:
 
 
 def restores(
-    engine: Engine, prompt: Prompt, read: ReadPrompt | None, method: type[Method], params: Any, budget: Budget | None, options: Options,
-    holds: Sequence[Hold], answer: str, task: str | None = None,
-) -> Outcome:  # fmt: skip
-    """Whether the method answers `answer` by itself when `holds` are kept. `read`: the prompt, read before; None: it is prefilled.
-    `task`: whose metric decides; None: the prompt's own, or the first line where it has none. Nothing is recorded."""
+    engine: Engine,
+    prompt: Prompt,
+    read: ReadPrompt | None,
+    method: type[Method],
+    params: Any,
+    budget: Budget | None,
+    options: Options,
+    holds: Sequence[Hold],
+    answer: str,
+    task: str | None = None,
+) -> Outcome:
+    """Whether the method answers `answer` by itself when `holds` are kept. `read`: the prompt, read before; None: it is
+    prefilled. `task`: whose metric decides; None: the prompt's own, or the first line where it has none. Nothing is
+    recorded."""
     assert options.forced is None, "whether an answer is back is asked of a free run"
     read = None if watches(method) else read
     result = engine.run(prompt, method, params, budget, options, read=read, holds=holds)
@@ -50,16 +60,26 @@ class Trials:
     """Repeats of one run in memory. The prompt is prefilled once, and only when it is needed."""
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None, options: Options,
-        reference: Reference, kept: Sequence[Hold] = (), report: Report = lambda phase, done, total: None,
-    ) -> None:  # fmt: skip
-        """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the prefill."""
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        method: type[Method],
+        params: Any,
+        budget: Budget | None,
+        options: Options,
+        reference: Reference,
+        kept: Sequence[Hold] = (),
+        report: Report = lambda phase, done, total: None,
+    ) -> None:
+        """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the
+        prefill."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
 
     def ready(self) -> None:
-        """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each time."""
+        """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
+        time."""
         self._prompt()
 
     def free(self, holds: Sequence[Hold]) -> Result:
@@ -73,9 +93,15 @@ class Trials:
 
     def _run(self, holds: Sequence[Hold], options: Options) -> Result:
         return self.engine.run(
-            self.prompt, self.method, self.params, self.budget, options, read=self._prompt(), against=self.reference,
+            self.prompt,
+            self.method,
+            self.params,
+            self.budget,
+            options,
+            read=self._prompt(),
+            against=self.reference,
             holds=(*self.kept, *holds),
-        )  # fmt: skip
+        )
 
     def _prompt(self) -> ReadPrompt | None:
         if self._read is None and not watches(self.method):

@@ -1,4 +1,5 @@
-"""The verdict on a run: the step at which it lost against full KV, and the span that was missed most there. Recorded columns only."""
+"""The verdict on a run: the step at which it lost against full KV, and the span that was missed most there. Recorded
+columns only."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from kvlens.store.reader import TraceReader
 
 @dataclass(frozen=True)
 class Missed:
-    """The (layer, KV head, span) with the most regret at a step. Masses are means over the query heads of the KV head."""
+    """The (layer, KV head, span) with the most regret at a step. Masses are means over the query heads of the KV
+    head."""
 
     layer: int
     kv_head: int
@@ -69,9 +71,15 @@ def verdict(reader: TraceReader) -> Verdict | None:
     moved = reader.transfers(step=step)
     moved = moved[moved["direction"] == "h2d"]
     return Verdict(
-        step, str(first["ref_text"]), str(first["top_text"]), float(first["kl"]), float(first["logit_diff"]), int(moved["bytes"].sum()),
-        int(moved.loc[moved["span"].isna(), "bytes"].sum()), missed_most(reader, step, moved),
-    )  # fmt: skip
+        step,
+        str(first["ref_text"]),
+        str(first["top_text"]),
+        float(first["kl"]),
+        float(first["logit_diff"]),
+        int(moved["bytes"].sum()),
+        int(moved.loc[moved["span"].isna(), "bytes"].sum()),
+        missed_most(reader, step, moved),
+    )
 
 
 def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
@@ -87,11 +95,20 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
     spans = reader.spans().set_index("span").loc[span]
     facts = Facts.of(reader, step, layer, kv_head, span)
     return Missed(
-        layer, kv_head, _query_head(reader, step, layer, kv_head, span), span, str(spans["kind"]), int(spans["tok_start"]),
-        int(spans["tok_end"]), float(worst["full"]), float(worst["mass"]), float(worst["regret"]),
-        facts.state, reason(facts),
+        layer,
+        kv_head,
+        _query_head(reader, step, layer, kv_head, span),
+        span,
+        str(spans["kind"]),
+        int(spans["tok_start"]),
+        int(spans["tok_end"]),
+        float(worst["full"]),
+        float(worst["mass"]),
+        float(worst["regret"]),
+        facts.state,
+        reason(facts),
         int(moved.loc[moved["span"] == span, "bytes"].sum()),
-    )  # fmt: skip
+    )
 
 
 def _query_head(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> int:

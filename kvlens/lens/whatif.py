@@ -56,17 +56,21 @@ def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
 
 
 def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, ...]:
-    """The spans' ranges in the run, held for `heads`. Raises ValueError, one sentence, for a span that the run does not have."""
+    """The spans' ranges in the run, held for `heads`. Raises ValueError, one sentence, for a span that the run does not
+    have."""
     rows = {row.span: row for row in past.spans}
     holds = []
     for span in asked.spans:
         if span not in rows:
             raise ValueError(
-                f"run {past.uid} has no span {span}; its {len(rows)} spans are listed by: kvlens export {past.uid} --what spans"
+                f"run {past.uid} has no span {span}; its {len(rows)} spans are listed by: kvlens export "
+                f"{past.uid} --what spans"
             )
         row = rows[span]
         if row.kind == "window":
-            raise ValueError(f"span {span} is the window, whose tokens change at every step; hold one of the other spans.")
+            raise ValueError(
+                f"span {span} is the window, whose tokens change at every step; hold one of the other spans."
+            )
         holds.append(Hold(span, row.tok_start, row.tok_end, heads, asked.from_step))
     return tuple(holds)
 
@@ -76,14 +80,17 @@ def whatif(
 ) -> tuple[Stored, dict[str, Any]]:
     """Carry it out and store the held run -> (the run, its summary, which is also its meta's `whatif`).
 
-    The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be repeated.
+    The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be
+    repeated.
     """
     from kvlens.runs.reference import obtain, reference_key
     from kvlens.runs.storing import Pairing, plan, store
 
     past = read_run(runs_dir, uid)
     heads = tuple(
-        (layer, head) for layer in numbers(asked.layers, past.layers, "layers") for head in numbers(asked.kv_heads, past.kv_heads, "heads")
+        (layer, head)
+        for layer in numbers(asked.layers, past.layers, "layers")
+        for head in numbers(asked.kv_heads, past.kv_heads, "heads")
     )
     holds = holds_for(past, asked, heads)
     if asked.from_step >= past.steps:
@@ -92,14 +99,23 @@ def whatif(
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     planned = plan(past.request)
     trials = Trials(
-        prepared.engine, prepared.prompt, planned.method, planned.params, planned.budget, planned.options, reference, past.request.hold,
+        prepared.engine,
+        prepared.prompt,
+        planned.method,
+        planned.params,
+        planned.budget,
+        planned.options,
+        reference,
+        past.request.hold,
         report,
-    )  # fmt: skip
+    )
     question = Question.about(past, trials, report)
     found = question.search(past, asked, heads, report, cancelled) if asked.search else None
     if found is not None and found.heads:
         holds = holds_for(past, asked, found.heads)
-    request = past.request.model_copy(update={"against": True, "forced_reference": past.forced, "hold": (*past.request.hold, *holds)})
+    request = past.request.model_copy(
+        update={"against": True, "forced_reference": past.forced, "hold": (*past.request.hold, *holds)}
+    )
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
     summary: dict[str, Any] = {}
 
@@ -151,7 +167,8 @@ class Question:
         right = tasks.is_right(source.task, expected, before) if by_answer else step is None
         return cls(trials, step, kl, before, expected, by_answer, right)
 
-    # ------------------------------------------------------------------------------------------------------------------- with holds
+    # ------------------------------------------------------------------------------------------------------------------
+    # with holds
     def losses(self, holds: tuple[Hold, ...]) -> list[Loss | None]:
         """Per step on the reference's tokens, through the end of the answer."""
         if holds not in self._losses:
@@ -180,11 +197,15 @@ class Question:
             return self.step + 1
         return next((step + 1 for step in range(self.step, last) if "\n" in decode([ids[step]])), last)
 
-    def search(self, past: Past, asked: Asked, candidates: Sequence[Head], report: Report, cancelled: Callable[[], bool]) -> Found:
-        """The fewest of `candidates` that bring the answer back, as greedy search finds them. What it makes small is the sum of
-        KL(full || method) over the steps from the step of loss to the end of the answer."""
+    def search(
+        self, past: Past, asked: Asked, candidates: Sequence[Head], report: Report, cancelled: Callable[[], bool]
+    ) -> Found:
+        """The fewest of `candidates` that bring the answer back, as greedy search finds them. What it makes small is
+        the sum of KL(full || method) over the steps from the step of loss to the end of the answer."""
         if self.step is None or self.was_right:
-            raise ValueError(f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ.")
+            raise ValueError(
+                f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ."
+            )
 
         self.trials.ready()
         report("search", 0, len(candidates))
@@ -212,18 +233,31 @@ class Question:
             loss = result.losses[self.step] if self.step < len(result.losses) else None
             loss = loss or self.losses(holds)[self.step]
         text = self.trials.free(holds).text if forced else result.text
-        back = tasks.is_right(self.trials.prompt.source.task, self.expected, text) if self.by_answer else loss is not None and loss.agrees
+        back = (
+            tasks.is_right(self.trials.prompt.source.task, self.expected, text)
+            if self.by_answer
+            else loss is not None and loss.agrees
+        )
         return {
-            "step": self.step, "kl_before": self.kl_before, "kl_after": None if loss is None else loss.kl,
-            "answer_before": self.answer_before, "answer_after": text, "expected": self.expected,
-            "expected_from": "task" if self.by_answer else "reference", "restored": None if self.was_right else back,
-            "agrees_after": None if loss is None else loss.agrees, "held_bytes": held_bytes(holds, shape),
+            "step": self.step,
+            "kl_before": self.kl_before,
+            "kl_after": None if loss is None else loss.kl,
+            "answer_before": self.answer_before,
+            "answer_after": text,
+            "expected": self.expected,
+            "expected_from": "task" if self.by_answer else "reference",
+            "restored": None if self.was_right else back,
+            "agrees_after": None if loss is None else loss.agrees,
+            "held_bytes": held_bytes(holds, shape),
             "held_tokens": held_tokens(holds),
-        }  # fmt: skip
+        }
 
 
 def _as_meta(found: Found) -> dict[str, Any]:
     return {
-        "heads": [list(head) for head in found.heads], "tried": found.tried, "kl": found.kl, "everywhere": found.everywhere,
+        "heads": [list(head) for head in found.heads],
+        "tried": found.tried,
+        "kl": found.kl,
+        "everywhere": found.everywhere,
         "alone": [[layer, head, kl] for (layer, head), kl in found.alone],
-    }  # fmt: skip
+    }

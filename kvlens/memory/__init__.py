@@ -1,1 +1,2 @@
-"""Two tiers of KV memory: slots, tables, transfers, the ledger and the budget account. The only place where KV moves."""
+"""Two tiers of KV memory: slots, tables, transfers, the ledger and the budget account. The only place where KV
+moves."""

@@ -19,8 +19,8 @@ class BudgetAccount:
         self.peak = 0
 
     def hold(self, name: str, *tensors: torch.Tensor) -> None:
-        """Count `tensors` under `name` (replacing what was held there). Raises AssertionError past the limit: a method that gets
-        there has a wrong plan, since infeasible budgets are refused before."""
+        """Count `tensors` under `name` (replacing what was held there). Raises AssertionError past the limit: a method
+        that gets there has a wrong plan, since infeasible budgets are refused before."""
         self._held[name] = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         self._recount()
 

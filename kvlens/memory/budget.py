@@ -12,7 +12,8 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 
 @dataclass(frozen=True)
 class Budget:
-    """Peak device-resident KV bytes inside a step that a run may use, as asked: a share of full KV, tokens, or bytes."""
+    """Peak device-resident KV bytes inside a step that a run may use, as asked: a share of full KV, tokens, or
+    bytes."""
 
     amount: float
     unit: str
@@ -21,7 +22,8 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """'0.1' or '10%' of full KV, '512tok', '64MB' (10^6 bytes; MiB for 2^20). Raises ValueError with one sentence."""
+        """'0.1' or '10%' of full KV, '512tok', '64MB' (10^6 bytes; MiB for 2^20). Raises ValueError with one
+        sentence."""
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z%]*)\s*", text)
         unit = match.group(2).lower() if match else ""
         amount = float(match.group(1)) if match else 0.0
@@ -34,17 +36,21 @@ class Budget:
                 return cls(amount, "tok", text.strip())
             if unit in _UNITS:
                 return cls(amount * _UNITS[unit], "bytes", text.strip())
-        raise ValueError(f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes (64MB).")
+        raise ValueError(
+            f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes (64MB)."
+        )
 
     def bytes(self, shape: KVShape, tokens: int) -> int | None:
-        """Bytes for a sequence of `tokens` tokens in all (prompt and generated); None = no limit (a share of 1 or more)."""
+        """Bytes for a sequence of `tokens` tokens in all (prompt and generated); None = no limit (a share of 1 or
+        more)."""
         if self.unit == "share":
             return None if self.amount >= 1 else int(self.amount * shape.full_kv_bytes(tokens))
         return int(self.amount * (shape.token_bytes if self.unit == "tok" else 1))
 
 
 class BudgetInfeasible(ValueError):
-    """A method cannot run inside the budget it was given. Nothing is clipped in silence: the run stops before decoding."""
+    """A method cannot run inside the budget it was given. Nothing is clipped in silence: the run stops before
+    decoding."""
 
     def __init__(self, method: str, budget: int, smallest: int, full: int) -> None:
         self.budget, self.smallest, self.full = budget, smallest, full

@@ -56,7 +56,8 @@ class RawCodec:
 
 
 class ColdTier:
-    """Owns the units, in the host memory that the link copies to and from. Sizes are bytes of the payloads really held."""
+    """Owns the units, in the host memory that the link copies to and from. Sizes are bytes of the payloads really
+    held."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host: HostMemory = host or Pageable()
@@ -66,12 +67,13 @@ class ColdTier:
         self.bytes = 0
 
     def reserve(self, shape: KVShape, pages: int, tokens: int, dtype: torch.dtype) -> None:
-        """One pool (n_page, n_kv, 2, p, d) per layer for spans of `tokens` tokens (FreeKV's HND layout, sec. 4.1): a (page, KV
-        head) is one contiguous stretch, so a recall is one copy."""
+        """One pool (n_page, n_kv, 2, p, d) per layer for spans of `tokens` tokens (FreeKV's HND layout, sec. 4.1): a
+        (page, KV head) is one contiguous stretch, so a recall is one copy."""
         self._pool = self.host.take((shape.layers, pages, shape.kv_heads, 2, tokens, shape.head_dim), dtype)
 
     def room(self, layer: int, span: int, kv_head: int, like: torch.Tensor) -> torch.Tensor:
-        """Host memory for a payload shaped as `like`: a place in the pool where there is one that fits, else memory of its own."""
+        """Host memory for a payload shaped as `like`: a place in the pool where there is one that fits, else memory of
+        its own."""
         if self._pool is None or like.shape != self._pool.shape[3:]:
             return self.host.take(like.shape, like.dtype)
         page = self._page_of.setdefault(span, len(self._page_of))

@@ -1,8 +1,9 @@
-"""The link to a CUDA device: copies of its DMA engines between pinned memory and the device, on streams of their own, ordered by events.
+"""The link to a CUDA device: copies of its DMA engines between pinned memory and the device, on streams of their own,
+ordered by events.
 
 Three rules, one line each below, and nothing else orders anything:
-1. a copy begins after everything that the model's stream was given before it: the slots it overwrites have been read, what it reads
-   has been computed;
+1. a copy begins after everything that the model's stream was given before it: the slots it overwrites have been read,
+   what it reads has been computed;
 2. a copy into a staging buffer begins after the job before has spread what was in it;
 3. the model's stream goes on after what it waits for. The host does not wait with it.
 """
@@ -23,8 +24,8 @@ from kvlens.memory.pinned import HostMemory, cuda_pinned
 from kvlens.memory.streams import Mark, Stream, Streams, cuda_streams
 
 REBASE_NS = 10_000_000_000
-"""CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a nearer event
-becomes the one that times are counted from"""
+"""CUDA gives the time between two events as a float of milliseconds: beyond this distance microseconds get lost, so a
+nearer event becomes the one that times are counted from"""
 
 
 class _CudaTicket:
@@ -51,9 +52,9 @@ class _Timed:
 
 
 class CudaLink:
-    """See the module. Copies into slots go straight there, a piece for each run of consecutive slots. Copies to the host that are
-    begun together are one copy where their bytes lie in one stretch there, as those of a span's KV heads do in a pool; where the device
-    has them in another order, it puts them in order first, on the stream of the copy."""
+    """See the module. Copies into slots go straight there, a piece for each run of consecutive slots. Copies to the
+    host that are begun together are one copy where their bytes lie in one stretch there, as those of a span's KV heads
+    do in a pool; where the device has them in another order, it puts them in order first, on the stream of the copy."""
 
     name = "pcie-dma"
 
@@ -72,7 +73,9 @@ class CudaLink:
         self._base.synchronize()
         self._base_ns = time.perf_counter_ns()
 
-    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
+    def submit(
+        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
+    ) -> Ticket:
         check(entry, moves)
         return self._begin([entry], moves, then, buffer)
 
@@ -81,7 +84,9 @@ class CudaLink:
             check(entry, [move])
         return [self._begin([entry for entry, _ in jobs], joined([move for _, move in jobs]), None, None)]
 
-    def _begin(self, entries: Sequence[Entry], moves: Sequence[Move], then: Callable[[], None] | None, buffer: Buffer | None) -> Ticket:
+    def _begin(
+        self, entries: Sequence[Entry], moves: Sequence[Move], then: Callable[[], None] | None, buffer: Buffer | None
+    ) -> Ticket:
         """One job. The ticket is the last entry's, as it carries the waiting time."""
         streams, to_host = self._streams, entries[0].direction == "d2h"
         side = streams.d2h if to_host else streams.h2d
@@ -126,8 +131,8 @@ class CudaLink:
             raise ticket.error
 
     def resolve(self, step: int | None = None) -> None:
-        """Reads the events of the copies of steps up to `step`, and of the waits for them. When the host has seen a later step's
-        logits they are all reached; else the host waits here."""
+        """Reads the events of the copies of steps up to `step`, and of the waits for them. When the host has seen a
+        later step's logits they are all reached; else the host waits here."""
         due, self._copies = _split(self._copies, step)
         for timed in due:
             self._reach(timed.end)
@@ -149,7 +154,9 @@ class CudaLink:
         self._release()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # a device in an error state: what it said has been raised where it was waited for
+        with contextlib.suppress(
+            RuntimeError
+        ):  # a device in an error state: what it said has been raised where it was waited for
             self.quiet()
         with contextlib.suppress(RuntimeError):
             self.host.close()

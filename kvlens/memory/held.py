@@ -1,7 +1,8 @@
-"""The held zone of the slot pool: token ranges kept exactly for chosen (layer, KV head), whatever the method does with them.
+"""The held zone of the slot pool: token ranges kept exactly for chosen (layer, KV head), whatever the method does with
+them.
 
-The zone lies behind all others. It takes part in a layer's attention from the first step at which something in it is held and written;
-until then the layer attends the very slots it would attend without a hold.
+The zone lies behind all others. It takes part in a layer's attention from the first step at which something in it is
+held and written; until then the layer attends the very slots it would attend without a hold.
 Shapes: H_kv KV heads, m held slots of a layer, P positions of the run, C slots.
 """
 
@@ -39,10 +40,14 @@ class _Layer:
 
 
 class Held:
-    """Owns what is held: which slot keeps which position for which KV head, and from when on. Empty for a run without holds."""
+    """Owns what is held: which slot keeps which position for which KV head, and from when on. Empty for a run without
+    holds."""
 
-    def __init__(self, holds: Sequence[Hold], kv_heads: int, prompt_tokens: int, positions: int, device: torch.device) -> None:
-        """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the whole run."""
+    def __init__(
+        self, holds: Sequence[Hold], kv_heads: int, prompt_tokens: int, positions: int, device: torch.device
+    ) -> None:
+        """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the
+        whole run."""
         self.prompt_tokens, self.step, self.kv_heads = prompt_tokens, -1, kv_heads
         since: dict[int, dict[int, dict[int, int]]] = {}
         for hold in holds:
@@ -88,9 +93,12 @@ class Held:
         if not self._layers:
             return layout
         width = {layer: tables.since.shape[1] for layer, tables in self._layers.items()}
-        return replace(layout, zones=tuple(replace(layout.of(layer), held=width.get(layer, 0)) for layer in range(layers)))
+        return replace(
+            layout, zones=tuple(replace(layout.of(layer), held=width.get(layer, 0)) for layer in range(layers))
+        )
 
-    # ---------------------------------------------------------------------------------------------------------------- what lies here
+    # ----------------------------------------------------------------------------------------------------------------
+    # what lies here
     def place(self, hot: HotTier, prompt: PromptStore) -> None:
         """Copy the prompt's part, before the prompt's KV is given back. Nothing of it is attended yet."""
         for layer, tables in self._layers.items():
@@ -99,7 +107,10 @@ class Held:
             for head in range(self.kv_heads):
                 here = tables.position[head] < prompt.tokens
                 at = tables.position[head, here]
-                slots.keys[head, here], slots.values[head, here] = prompt.keys[layer, head, at], prompt.values[layer, head, at]
+                slots.keys[head, here], slots.values[head, here] = (
+                    prompt.keys[layer, head, at],
+                    prompt.values[layer, head, at],
+                )
 
     def write(self, hot: HotTier, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token, where it is to be held: keys, values [H_kv, D]."""
@@ -118,8 +129,8 @@ class Held:
             self._zone(hot, layer).span.copy_(self._owner[tables.position])
 
     def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int]]:
-        """The step whose token will lie at `position` begins: what is held and written by then is attended in it. Returns the
-        (layer, KV head, span) that are held from this step on."""
+        """The step whose token will lie at `position` begins: what is held and written by then is attended in it.
+        Returns the (layer, KV head, span) that are held from this step on."""
         self.step = step
         for layer, tables in self._layers.items():
             live = (tables.since <= step) & (tables.position <= position)
@@ -128,7 +139,8 @@ class Held:
             tables.covers[:, -1] = False
         return [(layer, head, span) for first, layer, head, span in self._begin if first == step]
 
-    # -------------------------------------------------------------------------------------------------------------------- attention
+    # ------------------------------------------------------------------------------------------------------------------
+    # attention
     def live(self, layer: int) -> bool:
         """Whether the layer attends anything here at this step."""
         return layer in self._layers and self.step >= self._layers[layer].begins

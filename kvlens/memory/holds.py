@@ -1,4 +1,5 @@
-"""Holds: token ranges kept exactly on the device for chosen (layer, KV head), whatever the method does with them. No torch."""
+"""Holds: token ranges kept exactly on the device for chosen (layer, KV head), whatever the method does with them. No
+torch."""
 
 from __future__ import annotations
 
@@ -30,9 +31,12 @@ class Hold:
     def as_meta(self) -> dict[str, Any]:
         """How a run's meta says it."""
         return {
-            "span": self.span, "tok_start": self.tok_start, "tok_end": self.tok_end,
-            "heads": [list(head) for head in self.heads], "from_step": self.from_step,
-        }  # fmt: skip
+            "span": self.span,
+            "tok_start": self.tok_start,
+            "tok_end": self.tok_end,
+            "heads": [list(head) for head in self.heads],
+            "from_step": self.from_step,
+        }
 
 
 def check(holds: Sequence[Hold], shape: KVShape, positions: int) -> None:
@@ -43,7 +47,8 @@ def check(holds: Sequence[Hold], shape: KVShape, positions: int) -> None:
         for layer, kv_head in hold.heads:
             if not (0 <= layer < shape.layers and 0 <= kv_head < shape.kv_heads):
                 raise ValueError(
-                    f"there is no layer {layer}, KV head {kv_head}: the model has {shape.layers} layers of {shape.kv_heads} KV heads."
+                    f"there is no layer {layer}, KV head {kv_head}: the model has {shape.layers} layers of "
+                    f"{shape.kv_heads} KV heads."
                 )
 
 
@@ -53,7 +58,8 @@ def held_tokens(holds: Sequence[Hold]) -> int:
 
 
 def held_bytes(holds: Sequence[Hold], shape: KVShape) -> int:
-    """Bytes of the keys and values that are held, each (token, layer, KV head) once; without tables and unused slots."""
+    """Bytes of the keys and values that are held, each (token, layer, KV head) once; without tables and unused
+    slots."""
     kept: dict[tuple[int, int], set[int]] = {}
     for hold in holds:
         for head in hold.heads:

@@ -1,8 +1,9 @@
-"""The hot tier: a pool of slots per layer and KV head, in zones of fixed size, with a table that says what each slot holds.
+"""The hot tier: a pool of slots per layer and KV head, in zones of fixed size, with a table that says what each slot
+holds.
 
-Everything a decode step attends lies in these slots, exact tokens, coarse entries and reconstructed tokens alike, so that one
-softmax over them is the method's attention. Layers that are laid out alike share one set of tensors.
-Shapes: l layers of a pool, H_kv KV heads, C slots, D head size.
+Everything a decode step attends lies in these slots, exact tokens, coarse entries and reconstructed tokens alike, so
+that one softmax over them is the method's attention. Layers that are laid out alike share one set of tensors. Shapes: l
+layers of a pool, H_kv KV heads, C slots, D head size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ FREE = len(ROLES)
 
 @dataclass(frozen=True)
 class Slots:
-    """One layer's slots: keys, values [H_kv, C, D]; position, span int32 and role uint8 [H_kv, C]. Views, not copies."""
+    """One layer's slots: keys, values [H_kv, C, D]; position, span int32 and role uint8 [H_kv, C]. Views, not
+    copies."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -33,18 +35,35 @@ class Slots:
 
     def before(self, end: int) -> Slots:
         """The slots below `end`."""
-        return Slots(self.keys[:, :end], self.values[:, :end], self.position[:, :end], self.span[:, :end], self.role[:, :end])
+        return Slots(
+            self.keys[:, :end], self.values[:, :end], self.position[:, :end], self.span[:, :end], self.role[:, :end]
+        )
 
     def after(self, start: int) -> Slots:
         """The slots from `start` on."""
-        return Slots(self.keys[:, start:], self.values[:, start:], self.position[:, start:], self.span[:, start:], self.role[:, start:])
+        return Slots(
+            self.keys[:, start:],
+            self.values[:, start:],
+            self.position[:, start:],
+            self.span[:, start:],
+            self.role[:, start:],
+        )
 
 
 class Pool:
-    """Owns the slots of consecutive layers with equal zones: keys, values [l, H_kv, C, D] and the tables [l, H_kv, C]."""
+    """Owns the slots of consecutive layers with equal zones: keys, values [l, H_kv, C, D] and the tables [l, H_kv,
+    C]."""
 
-    def __init__(self, layers: range, zones: Zones, dense: bool, shape: KVShape, dtype: torch.dtype, device: torch.device,
-                 token_major: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layers: range,
+        zones: Zones,
+        dense: bool,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        token_major: bool,
+    ) -> None:
         self.layers, self.zones, self.dense = layers, zones, dense
         size = (len(layers), shape.kv_heads, zones.slots)
         if token_major:
@@ -72,12 +91,19 @@ class Pool:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.keys, self.values, self.position, self.span, self.role
 
-    def append(self, zone: str, keys: Iterable[torch.Tensor], values: Iterable[torch.Tensor], position: torch.Tensor,
-               span: torch.Tensor, role: torch.Tensor) -> None:  # fmt: skip
+    def append(
+        self,
+        zone: str,
+        keys: Iterable[torch.Tensor],
+        values: Iterable[torch.Tensor],
+        position: torch.Tensor,
+        span: torch.Tensor,
+        role: torch.Tensor,
+    ) -> None:
         """Write m entries into the next free slots of 'kept' or 'coarse', for all the pool's layers and KV heads.
 
-        keys, values: of each layer [H_kv, m, D], taken one after the other; position, span, role [m], or [l, H_kv, m] where KV heads
-        hold different tokens.
+        keys, values: of each layer [H_kv, m, D], taken one after the other; position, span, role [m], or [l, H_kv, m]
+        where KV heads hold different tokens.
         """
         m = position.shape[-1]
         first = self.start[zone] + self.used[zone]
@@ -108,7 +134,8 @@ class Pool:
         return slots
 
     def live_prefix(self, position: int) -> int | None:
-        """Number of live slots when everything up to `position` is written, if they are exactly the first ones, else None."""
+        """Number of live slots when everything up to `position` is written, if they are exactly the first ones, else
+        None."""
         zones = self.zones
         if zones.coarse or zones.recall or self.used["kept"] != zones.kept or self.gaps:
             return None
@@ -122,7 +149,7 @@ class HotTier:
         self.pools = [
             Pool(layers, zones, dense, shape, dtype, device, layout.token_major)
             for layers, zones, dense in layout.groups(shape.layers)
-        ]  # fmt: skip
+        ]
         self._of = [(pool, layer - pool.layers.start) for pool in self.pools for layer in pool.layers]
         for pool in self.pools:
             pool.window_origin = layout.window_from

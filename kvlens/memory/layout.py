@@ -11,16 +11,17 @@ from kvlens.shape import KVShape
 SLOT_TABLE_BYTES = 4 + 4 + 1
 """Bytes of table per slot: position int32, span int32, role uint8."""
 SPAN_TABLE_BYTES = 4 + 4 + 4 + 1
-"""Bytes of table per span id: length and log length float32, start int32, and whether selections govern it; one byte per (layer,
-KV head) says whether it is hot."""
+"""Bytes of table per span id: length and log length float32, start int32, and whether selections govern it; one byte
+per (layer, KV head) says whether it is hot."""
 
 
 @dataclass(frozen=True)
 class Zones:
     """Slots per zone of one layer, the same for all its KV heads.
 
-    kept: full-resolution tokens that stay; coarse: one entry per summarised span; recall: tokens of spans fetched from the cold
-    tier; window: ring of the newest tokens; held: what a counterfactual keeps exactly, which no method asks for.
+    kept: full-resolution tokens that stay; coarse: one entry per summarised span; recall: tokens of spans fetched from
+    the cold tier; window: ring of the newest tokens; held: what a counterfactual keeps exactly, which no method asks
+    for.
     """
 
     kept: int
@@ -54,18 +55,22 @@ class Layout:
     window_from: int = 0
     """first prompt position that lies in the window when decoding begins"""
     window_evicts: bool = False
-    """True: the newest token overwrites the oldest when the ring is full; False: the method must make blocks leave in time"""
+    """True: the newest token overwrites the oldest when the ring is full; False: the method must make blocks leave in
+    time"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False
-    """exact spans come through two staging buffers: one fills while the other is spread into its slots (FreeKV sec. 4.2)"""
+    """exact spans come through two staging buffers: one fills while the other is spread into its slots (FreeKV sec.
+    4.2)"""
     token_major: bool = False
     """slots lie in memory as [token, KV head, D] (NHD) instead of [KV head, token, D]"""
     cold_pages: int = 0
-    """pages for which the cold tier reserves one pool (n_page, n_kv, 2, p, d) per layer; 0: every span has memory of its own"""
+    """pages for which the cold tier reserves one pool (n_page, n_kv, 2, p, d) per layer; 0: every span has memory of
+    its own"""
     cold_page_tokens: int = 0
     recall_spans: tuple[int, int] | None = None
-    """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only kvlens/static asks"""
+    """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only
+    kvlens/static asks"""
 
     def of(self, layer: int) -> Zones:
         return self.zones[layer] if isinstance(self.zones, tuple) else self.zones

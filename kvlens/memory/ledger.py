@@ -41,7 +41,9 @@ class Ledger:
         self.step = step
         self.opened = []
 
-    def open(self, layer: int, kv_head: int | None, span: int | None, direction: str, cause: str, size: int, blocking: bool) -> Entry:
+    def open(
+        self, layer: int, kv_head: int | None, span: int | None, direction: str, cause: str, size: int, blocking: bool
+    ) -> Entry:
         """A new entry for `size` bytes of the current step. Raises ValueError for an unknown direction or cause."""
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")
@@ -61,13 +63,23 @@ class Ledger:
         return self._waited.get(step, 0)
 
     def drain(self, step: int | None = None) -> list[TransferRow]:
-        """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next call."""
+        """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next
+        call."""
         done = [e for e in self._open if e.end_ns and step in (None, e.step)]
         self._open = [e for e in self._open if not (e.end_ns and step in (None, e.step))]
         return [
             TransferRow(
-                e.step, e.layer, e.kv_head, e.span, e.direction, e.cause, e.bytes,
-                (e.start_ns - self.zero_ns) // 1000, (e.end_ns - self.zero_ns) // 1000, e.wait_ns // 1000, e.blocking,
+                e.step,
+                e.layer,
+                e.kv_head,
+                e.span,
+                e.direction,
+                e.cause,
+                e.bytes,
+                (e.start_ns - self.zero_ns) // 1000,
+                (e.end_ns - self.zero_ns) // 1000,
+                e.wait_ns // 1000,
+                e.blocking,
             )
             for e in done
-        ]  # fmt: skip
+        ]

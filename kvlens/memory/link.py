@@ -1,5 +1,5 @@
-"""The link between the tiers, behind one interface. On a CPU both tiers are host memory and a worker thread does real copies
-('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cudalink.py).
+"""The link between the tiers, behind one interface. On a CPU both tiers are host memory and a worker thread does real
+copies ('host-copy'); behind a CUDA device they are copies of its DMA engines ('pcie-dma', kvlens/memory/cudalink.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from kvlens.memory.streams import Mark
 
 @dataclass
 class Buffer:
-    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it. A link of threads
-    waits for `free`, one of streams for the mark `spread`."""
+    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it. A
+    link of threads waits for `free`, one of streams for the mark `spread`."""
 
     tensor: torch.Tensor
     free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
@@ -35,25 +35,29 @@ class Ticket(Protocol):
     entry: Entry
 
     def wait(self) -> None:
-        """The model's work goes on when the job is done; how long it stood still gets into the ledger. Raises what the job raised."""
+        """The model's work goes on when the job is done; how long it stood still gets into the ledger. Raises what the
+        job raised."""
 
 
 class Link(Protocol):
-    """Copies between the tiers, each with its entry in the ledger. `host`: the memory that the cold tier has to lie in."""
+    """Copies between the tiers, each with its entry in the ledger. `host`: the memory that the cold tier has to lie
+    in."""
 
     name: str
     host: HostMemory
     host_wait_ns: int
     """how long the host waited without the model's work having to"""
 
-    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
-        """Begin the moves of one ledger entry; `then` (unpacking what arrived) follows them, outside the entry's moving time, and with
-        a `buffer` beside the next copy. Raises AssertionError when the moves' bytes are not the entry's, so that the ledger cannot
-        lie."""
+    def submit(
+        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
+    ) -> Ticket:
+        """Begin the moves of one ledger entry; `then` (unpacking what arrived) follows them, outside the entry's moving
+        time, and with a `buffer` beside the next copy. Raises AssertionError when the moves' bytes are not the entry's,
+        so that the ledger cannot lie."""
 
     def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
-        """Begin the moves of entries of one direction, one each, that are waited for together. A link may carry several in one copy,
-        whose times are then the times of each of them. Raises as `submit`."""
+        """Begin the moves of entries of one direction, one each, that are waited for together. A link may carry several
+        in one copy, whose times are then the times of each of them. Raises as `submit`."""
 
     def resolve(self, step: int | None = None) -> None:
         """Copies begun up to `step` (None: ever) have their times in the ledger afterwards."""
@@ -97,8 +101,8 @@ class _Job:
 
 
 class HostLink:
-    """A worker thread that copies in order, and a second one that spreads what came through a staging buffer while the next copy is
-    under way."""
+    """A worker thread that copies in order, and a second one that spreads what came through a staging buffer while the
+    next copy is under way."""
 
     name = "host-copy"
 
@@ -113,7 +117,9 @@ class HostLink:
         self._threads = [threading.Thread(target=self._copy, name="kvlens-link", daemon=True)]
         self._threads[0].start()
 
-    def submit(self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None) -> Ticket:
+    def submit(
+        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
+    ) -> Ticket:
         check(entry, moves)
         if buffer is not None and len(self._threads) == 1:
             self._threads.append(threading.Thread(target=self._spread, name="kvlens-spread", daemon=True))
@@ -138,7 +144,9 @@ class HostLink:
             thread.join()
 
     def _copy(self) -> None:
-        torch.set_num_threads(1)  # of this thread: small copies and products; waking a pool for each costs more than it saves
+        torch.set_num_threads(
+            1
+        )  # of this thread: small copies and products; waking a pool for each costs more than it saves
         while (job := self._copies.get()) is not None:
             if job.buffer is not None:
                 job.buffer.free.acquire()

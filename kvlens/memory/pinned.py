@@ -1,5 +1,6 @@
-"""Host memory for the cold tier. Behind a CUDA device it is page-locked, so that copies run by themselves: slabs of exactly the size
-that is needed, registered once and divided. torch's own pinned allocator rounds every block up to a power of two.
+"""Host memory for the cold tier. Behind a CUDA device it is page-locked, so that copies run by themselves: slabs of
+exactly the size that is needed, registered once and divided. torch's own pinned allocator rounds every block up to a
+power of two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from kvlens.shortage import Shortage
 ALIGNMENT = 16
 """bytes to which places in a slab are rounded up"""
 SLACK, LEAST = 32, 1 << 20
-"""a slab that nobody announced has one part in SLACK of what is held already, LEAST bytes at least: no more is left over"""
+"""a slab that nobody announced has one part in SLACK of what is held already, LEAST bytes at least: no more is left
+over"""
 
 
 class HostMemory(Protocol):
@@ -66,8 +68,8 @@ class Pageable:
 class PinnedSlabs:
     """Page-locked host memory.
 
-    register(address, bytes) locks pages and lets the device copy from them, raising RuntimeError where it cannot; unregister(address)
-    gives them back. `held`: bytes locked.
+    register(address, bytes) locks pages and lets the device copy from them, raising RuntimeError where it cannot;
+    unregister(address) gives them back. `held`: bytes locked.
     """
 
     def __init__(self, register: Callable[[int, int], None], unregister: Callable[[int], None]) -> None:
@@ -96,7 +98,8 @@ class PinnedSlabs:
         return PinnedSlabs(self._register, self._unregister)
 
     def close(self) -> None:
-        """Unlock everything, while it is still memory. What was taken stays readable by the host as long as somebody holds it."""
+        """Unlock everything, while it is still memory. What was taken stays readable by the host as long as somebody
+        holds it."""
         slabs, self._slabs, self._used, self.held = self._slabs, [], 0, 0
         for slab in slabs:
             self._unregister(slab.data_ptr())
@@ -111,7 +114,8 @@ class PinnedSlabs:
             self._register(slab.data_ptr(), size)
         except (OSError, RuntimeError) as problem:
             raise Shortage(
-                f"pinned host memory could not be had: {size} bytes were asked for, {self.held} are held ({problem}); raise the limit on "
+                f"pinned host memory could not be had: {size} bytes were asked for, {self.held} are held "
+                f"({problem}); raise the limit on "
                 "locked memory (ulimit -l), free host memory, or take a shorter prompt."
             ) from problem
         self._slabs.append(slab)
@@ -120,8 +124,8 @@ class PinnedSlabs:
 
 
 def cuda_pinned(device: torch.device) -> PinnedSlabs:
-    """Slabs that CUDA devices copy from and kernels read in place: with unified addresses whatever is registered is mapped and portable.
-    device: whose work is waited for before a slab is given back."""
+    """Slabs that CUDA devices copy from and kernels read in place: with unified addresses whatever is registered is
+    mapped and portable. device: whose work is waited for before a slab is given back."""
     return PinnedSlabs(partial(_cuda_register, device), partial(_cuda_unregister, device))
 
 
@@ -140,6 +144,7 @@ def _cuda_unregister(device: torch.device, address: int) -> None:
 
 
 def _forget_error(device: torch.device) -> None:
-    """CUDA keeps the error of a call that failed until it is asked for, and PyTorch asks at its next launch, which would be blamed."""
+    """CUDA keeps the error of a call that failed until it is asked for, and PyTorch asks at its next launch, which
+    would be blamed."""
     with contextlib.suppress(RuntimeError):
         torch.ones(1, device=device)

@@ -1,4 +1,5 @@
-"""What a method asks of the memory: where tokens go when prefill ends or a block leaves the window, and what a step attends."""
+"""What a method asks of the memory: where tokens go when prefill ends or a block leaves the window, and what a step
+attends."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from kvlens.spans import Span
 
 @dataclass
 class Placement:
-    """Where the tokens of a position range go. Every position of the range is in exactly one span or, at the end of prefill, in
-    the window. The spans get their ids from the memory, in this order; the lists below index into them. In the layers that are
-    dense by the layout every token is kept, whatever is said here.
+    """Where the tokens of a position range go. Every position of the range is in exactly one span or, at the end of
+    prefill, in the window. The spans get their ids from the memory, in this order; the lists below index into them. In
+    the layers that are dense by the layout every token is kept, whatever is said here.
     """
 
     spans: list[Span]
@@ -23,8 +24,8 @@ class Placement:
     roles: list[str]
     """role of each span's full-resolution tokens on the device, one of kvlens.rows.ROLES"""
     kept: torch.Tensor | list[torch.Tensor]
-    """positions that stay on the device at full resolution, in ascending order: [m] for all alike, [L, H_kv, m] where KV heads
-    keep different tokens, or one [m_l] per layer"""
+    """positions that stay on the device at full resolution, in ascending order: [m] for all alike, [L, H_kv, m] where
+    KV heads keep different tokens, or one [m_l] per layer"""
     coarse: list[int] = field(default_factory=list)
     """spans that get a coarse entry"""
     coarse_keys: torch.Tensor | None = None
@@ -39,28 +40,31 @@ class Placement:
 
 @dataclass
 class Selection:
-    """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids, W wishes. The
-    tensors are read after the step as well: hand out fresh ones, or ones that are never written again.
+    """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids, W
+    wishes. The tensors are read after the step as well: hand out fresh ones, or ones that are never written again.
     """
 
     fine: torch.Tensor
-    """[H_kv, G, S] bool: this query head reads the span token by token if it is hot, through its coarse entry (if any) otherwise"""
+    """[H_kv, G, S] bool: this query head reads the span token by token if it is hot, through its coarse entry (if any)
+    otherwise"""
     want: torch.Tensor
     """[H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none"""
     tokens: torch.Tensor | None = None
     """[H_kv, G, S] integer: how many leading tokens of the span are read; None: all of them"""
     now: torch.Tensor | None = None
-    """[H_kv] bool: which KV heads' wishes are moved before this step's attention, which waits for them; the others' are moved
-    after it, to be used from the next step on. None: all now"""
+    """[H_kv] bool: which KV heads' wishes are moved before this step's attention, which waits for them; the others' are
+    moved after it, to be used from the next step on. None: all now"""
     cause: str = "recall"
     """of what is moved now, one of kvlens.rows.CAUSES"""
     later_cause: str = "prefetch"
     equal_reuse: bool = False
-    """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (SentKVCompress sec. 4.2.2)"""
+    """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (SentKVCompress
+    sec. 4.2.2)"""
     fits: bool = False
     """the wishes of a KV head never exceed its recall zone: the method has sized them so, nothing can be refused"""
     reuse: bool = True
-    """False: what is wanted is moved whether or not it is on the device (the worst case, as without a cache of recalled pages)"""
+    """False: what is wanted is moved whether or not it is on the device (the worst case, as without a cache of recalled
+    pages)"""
     zoomable: torch.Tensor | None = None
     """[S] bool: spans that could be expanded, the denominator of the zoom rate; None: this method does not zoom"""
     score: torch.Tensor | None = None

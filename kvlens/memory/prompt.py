@@ -1,4 +1,5 @@
-"""The prompt's KV while it is being prefilled: whole, exact, on the device. Prefill attention is full for every method."""
+"""The prompt's KV while it is being prefilled: whole, exact, on the device. Prefill attention is full for every
+method."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from kvlens.shape import KVShape
 
 
 class PromptStore:
-    """Owns keys, values [L, H_kv, n, D] of the n prompt tokens that prefill covers, and how many of them each layer has seen."""
+    """Owns keys, values [L, H_kv, n, D] of the n prompt tokens that prefill covers, and how many of them each layer has
+    seen."""
 
     def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, tokens: int) -> None:
         self.tokens = tokens
@@ -20,7 +22,8 @@ class PromptStore:
         return self.keys, self.values
 
     def append(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """A chunk of one layer: keys, values [H_kv, m, D]. Raises AssertionError past the announced number of tokens."""
+        """A chunk of one layer: keys, values [H_kv, m, D]. Raises AssertionError past the announced number of
+        tokens."""
         first, m = self._seen[layer], keys.shape[1]
         assert first + m <= self.tokens, f"layer {layer}: {first + m} prompt tokens, {self.tokens} announced"
         self.keys[layer, :, first : first + m], self.values[layer, :, first : first + m] = keys, values

@@ -45,7 +45,8 @@ class Plan:
 
 
 class RecallZone:
-    """Slots [first, first + size) of one (layer, KV head). Spans stay until their slots are needed, the least recently used go first."""
+    """Slots [first, first + size) of one (layer, KV head). Spans stay until their slots are needed, the least recently
+    used go first."""
 
     def __init__(self, first: int, size: int) -> None:
         self.size = size
@@ -71,9 +72,9 @@ class RecallZone:
         return sum(min(count, len(self._held.get(span, ()))) for span, count in self._fit(wanted)[0])
 
     def plan(self, wanted: Sequence[Wish], reuse_at_most: int | None = None) -> Plan:
-        """Fit `wanted` (highest priority first) into the zone. Spans not wanted give way, the least recently used first; of a span
-        held with more tokens than wanted the rest is given up. `reuse_at_most` tokens stay, those of lowest priority beyond it are
-        given up and fetched again. Applies the plan to this bookkeeping and returns it.
+        """Fit `wanted` (highest priority first) into the zone. Spans not wanted give way, the least recently used
+        first; of a span held with more tokens than wanted the rest is given up. `reuse_at_most` tokens stay, those of
+        lowest priority beyond it are given up and fetched again. Applies the plan to this bookkeeping and returns it.
         """
         accepted, refused = self._fit(wanted)
         stay = {span: min(count, len(self._held.get(span, ()))) for span, count in accepted}

@@ -40,12 +40,22 @@ class _Arrival:
 class Recaller:
     """Owns the zones' bookkeeping, the staging buffers, the copies under way and what this step's recalls came to.
 
-    `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens, ideal_bytes (NaN: no
-    recall truncated its reuse).
+    `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
+    ideal_bytes (NaN: no recall truncated its reuse).
     """
 
-    def __init__(self, shape: KVShape, layout: Layout, hot: HotTier, cold: ColdTier, spans: SpanTable, is_hot: torch.Tensor,
-                 ledger: Ledger, link: Link, tell: Tell) -> None:  # fmt: skip
+    def __init__(
+        self,
+        shape: KVShape,
+        layout: Layout,
+        hot: HotTier,
+        cold: ColdTier,
+        spans: SpanTable,
+        is_hot: torch.Tensor,
+        ledger: Ledger,
+        link: Link,
+        tell: Tell,
+    ) -> None:
         self.shape, self.layout, self.hot, self.cold, self.spans = shape, layout, hot, cold, spans
         self.is_hot, self.ledger, self.link, self.tell = is_hot, ledger, link, tell
         self.codec: Codec = RawCodec()
@@ -53,7 +63,7 @@ class Recaller:
         size = layout.staging_bytes // keys.dtype.itemsize
         self.buffers = [
             Buffer(torch.zeros(size, dtype=keys.dtype, device=keys.device)) for _ in range(layout.staging_buffers)
-        ]  # fmt: skip
+        ]
         self._turn = 0
         self.zones = [
             [RecallZone(hot.pool(layer).start["recall"], layout.of(layer).recall) for _ in range(shape.kv_heads)]
@@ -69,8 +79,8 @@ class Recaller:
         self.counts["ideal_bytes"] = np.full(size, np.nan)
 
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
-        """Start moving the wishes of the KV heads that are due now (or later), as far as they fit. A span in the cold tier stays
-        there; the device's copy is given up without a transfer."""
+        """Start moving the wishes of the KV heads that are due now (or later), as far as they fit. A span in the cold
+        tier stays there; the device's copy is given up without a transfer."""
         due = [True] * self.shape.kv_heads if selection.now is None else selection.now.tolist()
         heads = [head for head, now in enumerate(due) if now != later]
         if not heads:
@@ -97,7 +107,9 @@ class Recaller:
         if selection.tokens is None:
             return {head: [(s, self.spans.tokens(s)) for s in want[head] if s >= 0] for head in heads}
         counts = selection.tokens.amax(1).gather(1, selection.want.clamp(min=0)).tolist()
-        return {head: [(s, c) for s, c in zip(want[head], counts[head], strict=True) if s >= 0 and c > 0] for head in heads}
+        return {
+            head: [(s, c) for s, c in zip(want[head], counts[head], strict=True) if s >= 0 and c > 0] for head in heads
+        }
 
     def _count(self, layer: int, head: int, plan: Plan) -> None:
         counts = self.counts
@@ -127,13 +139,22 @@ class Recaller:
         size = source.numel() * source.element_size()
         entry = self.ledger.open(layer, head, fetch.span, "h2d", cause, size, blocking)
         if unit.form == "raw" and not self.layout.streamed:
-            ticket = self.link.submit(entry, [Move(keys, source[0], index, fetch.slots), Move(values, source[1], index, fetch.slots)])
+            ticket = self.link.submit(
+                entry, [Move(keys, source[0], index, fetch.slots), Move(values, source[1], index, fetch.slots)]
+            )
         else:
             ticket = self._through_staging(entry, unit, source, keys, values, index)
         self._under_way[layer].append(_Arrival(head, fetch, unit, index, ticket))
 
-    def _through_staging(self, entry: Entry, unit: Unit, source: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
-                         index: torch.Tensor) -> Ticket:  # fmt: skip
+    def _through_staging(
+        self,
+        entry: Entry,
+        unit: Unit,
+        source: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        index: torch.Tensor,
+    ) -> Ticket:
         buffer = self.buffers[self._turn % len(self.buffers)]
         self._turn += 1
         staged = buffer.tensor[: source.numel()].view(source.shape)
@@ -156,7 +177,9 @@ class Recaller:
             positions = torch.arange(first, first + len(fetch.slots), dtype=torch.int32, device=slots.position.device)
             slots.position[head].index_copy_(0, arrival.slots, positions)
             slots.span[head].index_fill_(0, arrival.slots, fetch.span)
-            slots.role[head].index_fill_(0, arrival.slots, ROLE["resident" if arrival.unit.form == "raw" else "reconstructed"])
+            slots.role[head].index_fill_(
+                0, arrival.slots, ROLE["resident" if arrival.unit.form == "raw" else "reconstructed"]
+            )
             self.is_hot[layer, head, fetch.span] = True
             entry = arrival.ticket.entry
             self.tell(ARRIVAL.get(entry.cause, "recall"), layer, head, fetch.span, float(entry.bytes))

@@ -14,10 +14,11 @@ WINDOW = 0
 
 
 class SpanTable:
-    """Spans with ids 0..capacity-1, shared by all layers. Fixed width, so that selections are tables of fixed width too.
+    """Spans with ids 0..capacity-1, shared by all layers. Fixed width, so that selections are tables of fixed width
+    too.
 
-    On the device: `lengths` float32 [S], tokens of each span (1 for ids not in use, so that log|S| stays finite), `log_lengths`, and
-    `starts` int32 [S], their first positions.
+    On the device: `lengths` float32 [S], tokens of each span (1 for ids not in use, so that log|S| stays finite),
+    `log_lengths`, and `starts` int32 [S], their first positions.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:

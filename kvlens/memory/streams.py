@@ -1,5 +1,5 @@
-"""What the CUDA link asks of a device: queues of work that run in order, and marks in them. Small, so that all of the link's logic
-runs on a CPU over streams that a test schedules as it likes (tests/fakestreams.py).
+"""What the CUDA link asks of a device: queues of work that run in order, and marks in them. Small, so that all of the
+link's logic runs on a CPU over streams that a test schedules as it likes (tests/fakestreams.py).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """compute: where the model runs; h2d, d2h: copies to and from the device; spread: what came through a staging buffer goes to its
-    slots while the next copy arrives in the other buffer."""
+    """compute: where the model runs; h2d, d2h: copies to and from the device; spread: what came through a staging
+    buffer goes to its slots while the next copy arrives in the other buffer."""
 
     compute: Stream
     h2d: Stream

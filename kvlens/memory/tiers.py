@@ -27,11 +27,14 @@ from kvlens.shape import KVShape
 
 
 class Memory:
-    """One run's KV. Life: `prompt.append` while prefilling; `lay_out` and `place_prompt` when it ends; then per step `start_step`,
-    `leave_window` where tokens leave the window, `feed`, and per layer `write`, `land`, `recall`, `attends`.
+    """One run's KV. Life: `prompt.append` while prefilling; `lay_out` and `place_prompt` when it ends; then per step
+    `start_step`, `leave_window` where tokens leave the window, `feed`, and per layer `write`, `land`, `recall`,
+    `attends`.
     """
 
-    def __init__(self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None) -> None:
+    def __init__(
+        self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None
+    ) -> None:
         self.held = held or Held((), shape.kv_heads, prompt_tokens, prompt_tokens, device)
         self.shape, self.dtype, self.device = shape, dtype, device
         self.account, self.ledger = BudgetAccount(), Ledger()
@@ -45,7 +48,8 @@ class Memory:
         self._position = -1
         self._window_start = 0
 
-    # ------------------------------------------------------------------------------------------------ prefill and placement
+    # ------------------------------------------------------------------------------------------------ prefill and
+    # placement
     def lay_out(self, layout: Layout) -> None:
         """Take the device's slots. Called once, when prefill has ended."""
         shape = self.shape
@@ -53,8 +57,12 @@ class Memory:
         self.hot = HotTier(shape, layout, self.dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device)
         self.governed = torch.zeros(layout.span_capacity, dtype=torch.bool, device=self.device)
-        self.is_hot = torch.zeros(shape.layers, shape.kv_heads, layout.span_capacity, dtype=torch.bool, device=self.device)
-        self.recaller = Recaller(shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event)
+        self.is_hot = torch.zeros(
+            shape.layers, shape.kv_heads, layout.span_capacity, dtype=torch.bool, device=self.device
+        )
+        self.recaller = Recaller(
+            shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event
+        )
         if layout.cold_pages:
             self.cold.reserve(shape, layout.cold_pages, layout.cold_page_tokens, self.dtype)
         self.account.hold("hot", *self.hot.tensors())
@@ -72,7 +80,8 @@ class Memory:
             pool.values[:, :, slots] = self.prompt.values[layers, :, start:end]
 
     def place_prompt(self, placement: Placement) -> None:
-        """Carry out the method's placement of the prompt and give the prompt's KV back. The copies have ended then, on the host too."""
+        """Carry out the method's placement of the prompt and give the prompt's KV back. The copies have ended then, on
+        the host too."""
         assert self.prompt is not None
         keys, values = self.prompt.keys, self.prompt.values
         ids = self._open_spans(placement)
@@ -86,8 +95,8 @@ class Memory:
         self.account.release("prompt")
 
     def leave_window(self, placement: Placement, start: int, end: int) -> None:
-        """The oldest tokens of the window, positions [start, end), go where `placement` says; their slots are free afterwards. In
-        dense layers they stay where they are and only change their name."""
+        """The oldest tokens of the window, positions [start, end), go where `placement` says; their slots are free
+        afterwards. In dense layers they stay where they are and only change their name."""
         assert start == self._window_start, (start, self._window_start)
         ids = self._open_spans(placement)
         moving = [pool for pool in self.hot.pools if not pool.dense]
@@ -124,8 +133,11 @@ class Memory:
                 self._event("evict", span=span, value=float(row.tok_end - row.tok_start))
         return ids
 
-    def _place(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str) -> None:
-        """What goes beside the kept tokens: coarse entries, and spans to the cold tier. keys, values [L, H_kv, m, D] from `first` on."""
+    def _place(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+    ) -> None:
+        """What goes beside the kept tokens: coarse entries, and spans to the cold tier. keys, values [L, H_kv, m, D]
+        from `first` on."""
         if placement.coarse:
             assert placement.coarse_keys is not None
             assert placement.coarse_values is not None
@@ -139,7 +151,9 @@ class Memory:
         if placement.offload:
             self._offload(placement, keys, values, first, ids, cause)
 
-    def _keep(self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]) -> None:
+    def _keep(
+        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]
+    ) -> None:
         at = slice(pool.layers.start, pool.layers.stop)
         if pool.dense:
             kept = torch.arange(first, placement.spans[-1].tok_end if placement.spans else first, device=self.device)
@@ -182,15 +196,18 @@ class Memory:
                 if state == "partial" and span not in left:
                     self._event("evict", layer, None, span)
 
-    def _names(self, placement: Placement, positions: torch.Tensor, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _names(
+        self, placement: Placement, positions: torch.Tensor, ids: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Span ids and role codes of positions, by the spans' ranges."""
         starts = torch.tensor([span.tok_start for span in placement.spans], device=self.device)
         row = torch.searchsorted(starts, positions.contiguous(), right=True) - 1
         codes = torch.tensor([ROLE[role] for role in placement.roles], device=self.device)
         return torch.tensor(ids, device=self.device)[row], codes[row]
 
-    def _offload(self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int],
-                 cause: str) -> None:  # fmt: skip
+    def _offload(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+    ) -> None:
         assert placement.codec is not None
         self.recaller.codec = placement.codec
         layers = [layer for pool in self.hot.pools if not pool.dense for layer in pool.layers]
@@ -216,15 +233,20 @@ class Memory:
             source, unit.payload = unit.payload, self.cold.room(layer, span, kv_head, unit.payload)
             jobs.append((entry, Move(unit.payload, source)))
             self.cold.put(layer, span, kv_head, unit)
-            row = SpanHeadRow(span, layer, kv_head, unit.form, unit.rank_k, unit.rank_v, unit.bytes, unit.err_k, unit.err_v)
+            row = SpanHeadRow(
+                span, layer, kv_head, unit.form, unit.rank_k, unit.rank_v, unit.bytes, unit.err_k, unit.err_v
+            )
             self.span_heads.append(row)
         return self.link.submit_together(jobs)
 
-    # ------------------------------------------------------------------------------------------------------------- decoding
+    # -------------------------------------------------------------------------------------------------------------
+    # decoding
     def start_step(self, step: int) -> None:
         """A new step: the ledger, the account's peak and counts begin anew."""
         self.step = step
-        self.link.resolve(step - 2)  # the host has seen what the step before this one came to, so it need not wait for these
+        self.link.resolve(
+            step - 2
+        )  # the host has seen what the step before this one came to, so it need not wait for these
         self.ledger.start_step(step)
         self.account.start_step()
         self.recaller.start_step()
@@ -257,7 +279,8 @@ class Memory:
         self.recaller.land(layer)
 
     def settle(self) -> None:
-        """Wait until every copy under way has ended, without making it attendable: the run is over, and no step waits for them."""
+        """Wait until every copy under way has ended, without making it attendable: the run is over, and no step waits
+        for them."""
         self.ledger.step += 1
         self.recaller.settle()
 
@@ -267,17 +290,19 @@ class Memory:
         return self.ledger.drain(step)
 
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
-        """Bring the wishes of the KV heads that are due to the device: before the attention, which waits for them, or `later`."""
+        """Bring the wishes of the KV heads that are due to the device: before the attention, which waits for them, or
+        `later`."""
         self.recaller.recall(layer, selection, later)
         if not later:
             self.land(layer)
 
     def attends(self, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
-        """Additive bias [H_kv, G, C] over the layer's slots (log|S| on coarse entries, -inf on what a query head does not attend), and
-        what k1 reads with it. by: what makes them.
+        """Additive bias [H_kv, G, C] over the layer's slots (log|S| on coarse entries, -inf on what a query head does
+        not attend), and what k1 reads with it. by: what makes them.
 
-        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool). Without the held
-        zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find them in the bias.
+        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool).
+        Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
+        them in the bias.
         """
         held = self.held.live(layer)
         if selection is None and not held and self.live_prefix(layer) is not None:
@@ -299,7 +324,8 @@ class Memory:
         return self.account.by_name().get("held", 0)
 
     def attended(self, layer: int, bias: torch.Tensor | None) -> int | None:
-        """How many of the layer's slots, from the first on, a step's attention with this bias goes through; None: all."""
+        """How many of the layer's slots, from the first on, a step's attention with this bias goes through; None:
+        all."""
         return self.live_prefix(layer) if bias is None else bias.shape[-1]
 
     def live_prefix(self, layer: int) -> int | None:
@@ -327,12 +353,20 @@ class Memory:
         rows, self.span_heads = self.span_heads, []
         return rows
 
-    # ------------------------------------------------------------------------------------------------------------- internal
+    # -------------------------------------------------------------------------------------------------------------
+    # internal
     def _wait(self, tickets: list[Ticket]) -> None:
-        """Stand still until all are done. The link works in order, so the last is waited for first, and carries the waiting time."""
+        """Stand still until all are done. The link works in order, so the last is waited for first, and carries the
+        waiting time."""
         for ticket in reversed(tickets):
             ticket.wait()
 
-    def _event(self, kind: str, layer: int | None = None, kv_head: int | None = None, span: int | None = None,
-               value: float | None = None) -> None:  # fmt: skip
+    def _event(
+        self,
+        kind: str,
+        layer: int | None = None,
+        kv_head: int | None = None,
+        span: int | None = None,
+        value: float | None = None,
+    ) -> None:
         self.events.append(EventRow(self.step, layer, kv_head, None, kind, span, value))

@@ -1,4 +1,5 @@
-"""The methods. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.methods`."""
+"""The methods. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point
+`kvlens.methods`."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ class UnknownMethod(ValueError):
 
 @cache
 def registry() -> dict[str, type[Method]]:
-    """Name -> class, of the product's methods and of installed plugins. A plugin cannot replace a method of the product."""
+    """Name -> class, of the product's methods and of installed plugins. A plugin cannot replace a method of the
+    product."""
     methods = {}
     for name, path in BUILT_IN.items():
         module, attribute = path.split(":")
         methods[name] = getattr(importlib.import_module(module), attribute)
     for point in entry_points(group="kvlens.methods"):
         if point.name in methods:
-            raise ValueError(f"plugin method '{point.name}' ({point.value}) has the name of an existing method; rename it.")
+            raise ValueError(
+                f"plugin method '{point.name}' ({point.value}) has the name of an existing method; rename it."
+            )
         methods[point.name] = point.load()
     return methods
 

@@ -1,10 +1,12 @@
-"""What a KV-cache method is: published parameters and four hooks. It says what it wants; the memory moves, counts and refuses.
+"""What a KV-cache method is: published parameters and four hooks. It says what it wants; the memory moves, counts and
+refuses.
 
-A method is one file with one class, and one line in kvlens/methods/__init__.py (or an entry point `kvlens.methods` in a package of
-the user's own). Method files import torch inside their hooks only, so that forms and listings need no torch; tensor mathematics
-belongs in kernels/ or in a module beside the method.
+A method is one file with one class, and one line in kvlens/methods/__init__.py (or an entry point `kvlens.methods` in a
+package of the user's own). Method files import torch inside their hooks only, so that forms and listings need no torch;
+tensor mathematics belongs in kernels/ or in a module beside the method.
 
-Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, n prompt tokens that prefill covered, S span ids.
+Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, n prompt tokens that prefill covered, S
+span ids.
 """
 
 from __future__ import annotations
@@ -29,19 +31,24 @@ if TYPE_CHECKING:
 
 
 def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = (), ours: bool = False) -> Any:
-    """A field of a method's parameters. `ours` marks a decision of ours where the paper is silent or contradicts itself."""
+    """A field of a method's parameters. `ours` marks a decision of ours where the paper is silent or contradicts
+    itself."""
     return field(default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices), "ours": ours})
 
 
 class Rotate(Protocol):
     """A model's rotary embedding on keys, as kvlens.engine.rotary.Rotary does it."""
 
-    def __call__(self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False) -> torch.Tensor:
-        """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m, D]. float32."""
+    def __call__(
+        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
+    ) -> torch.Tensor:
+        """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m,
+        D]. float32."""
 
 
 class PromptFacts(Protocol):
-    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored run."""
+    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored
+    run."""
 
     @property
     def shape(self) -> KVShape: ...
@@ -91,7 +98,8 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Peeked:
-    """The last prompt token under full attention over the prompt and itself, seen once before step 0 feeds it. Post-RoPE."""
+    """The last prompt token under full attention over the prompt and itself, seen once before step 0 feeds it.
+    Post-RoPE."""
 
     queries: torch.Tensor
     """[L, Hq, 1, D]"""
@@ -110,7 +118,8 @@ class Prefilled:
     """[L, H_kv, n, D], post-RoPE"""
     values: torch.Tensor
     last_queries: torch.Tensor
-    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions that prefill covered"""
+    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions that prefill
+    covered"""
     peeked: Peeked | None = None
     """None: the method does not peek"""
 
@@ -165,7 +174,8 @@ class WindowLeave:
 
 
 class Method(ABC):
-    """Base of all methods. One object lives for one run; it holds its own index tensors and announces them in `held`."""
+    """Base of all methods. One object lives for one run; it holds its own index tensors and announces them in
+    `held`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -189,9 +199,11 @@ class Method(ABC):
     observed_queries: ClassVar[int] = 0
     """how many of the last prompt queries `prefill_end` wants to see"""
     peeks: ClassVar[bool] = False
-    """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0 feeds that token"""
+    """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
+    feeds that token"""
     journal_names: ClassVar[dict[str, str]] = {}
-    """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are indexed"""
+    """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are
+    indexed"""
 
     def __init__(self, params: Any, context: RunContext) -> None:
         self.params, self.context = params, context
@@ -201,13 +213,15 @@ class Method(ABC):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        """Estimate, before anything has run, of the least device bytes this method can decode such a prompt with. No torch."""
+        """Estimate, before anything has run, of the least device bytes this method can decode such a prompt with. No
+        torch."""
         raise NotImplementedError(cls.name)
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span] | None:
-        """The spans that `prefill_end` would cut, up to where the window begins: for looking at a text through several methods without
-        running them. surprisal [prompt_tokens]: nats, NaN where there is none. No torch. None: this method does not say."""
+        """The spans that `prefill_end` would cut, up to where the window begins: for looking at a text through several
+        methods without running them. surprisal [prompt_tokens]: nats, NaN where there is none. No torch. None: this
+        method does not say."""
         return None
 
     def prefill_layer(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -215,13 +229,15 @@ class Method(ABC):
 
     @abstractmethod
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
-        """Divide the device and place the prompt. Raises BudgetInfeasible with the smallest feasible bytes when it cannot fit."""
+        """Divide the device and place the prompt. Raises BudgetInfeasible with the smallest feasible bytes when it
+        cannot fit."""
 
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         """What the query heads of `layer` attend: q [Hq, D], post-RoPE. None: everything on the device as it is.
 
-        Tensor operations of fixed shape only: no .item(), no host copies. A number that changes from step to step lies in a tensor
-        that is written in place (in `decode_end`), not in a Python variable: a compiled or captured step would not see it change.
+        Tensor operations of fixed shape only: no .item(), no host copies. A number that changes from step to step lies
+        in a tensor that is written in place (in `decode_end`), not in a Python variable: a compiled or captured step
+        would not see it change.
         """
         return None
 
@@ -238,7 +254,8 @@ class Method(ABC):
         return None
 
     def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:
-        """Write a vector [n] into the journal. The tensor is kept, so it must not be written again. Changes nothing else."""
+        """Write a vector [n] into the journal. The tensor is kept, so it must not be written again. Changes nothing
+        else."""
         if not self.keeps_journal:
             return
         assert name in self.journal_names, f"{self.name} writes {name!r}, which its journal_names do not explain"
@@ -273,18 +290,29 @@ class MethodInfo:
 def describe(method: type[Method]) -> MethodInfo:
     """Read a method's parameters from its dataclass."""
     return MethodInfo(
-        method.name, method.title, method.paper, method.summary, [_describe(f) for f in dataclasses.fields(method.Parameters)],
-        {name: dict(values) for name, values in method.presets.items()}, dict(method.journal_names), method.keeps_all,
-    )  # fmt: skip
+        method.name,
+        method.title,
+        method.paper,
+        method.summary,
+        [_describe(f) for f in dataclasses.fields(method.Parameters)],
+        {name: dict(values) for name, values in method.presets.items()},
+        dict(method.journal_names),
+        method.keeps_all,
+    )
 
 
 def _describe(f: dataclasses.Field[Any]) -> dict[str, Any]:
     choices = list(f.metadata.get("choices", ()))
     kind = "choice" if choices else type(f.default).__name__
     return {
-        "name": f.name, "type": kind, "default": f.default, "choices": choices, "doc": f.metadata.get("doc", ""),
-        "symbol": f.metadata.get("symbol", ""), "ours": f.metadata.get("ours", False),
-    }  # fmt: skip
+        "name": f.name,
+        "type": kind,
+        "default": f.default,
+        "choices": choices,
+        "doc": f.metadata.get("doc", ""),
+        "symbol": f.metadata.get("symbol", ""),
+        "ours": f.metadata.get("ours", False),
+    }
 
 
 def make_parameters(method: type[Method], preset: str | None, overrides: dict[str, str | Any]) -> Any:
@@ -316,7 +344,16 @@ def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
         text = value.strip().lower()
         try:
             if want is bool:
-                value = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}[text]
+                value = {
+                    "true": True,
+                    "1": True,
+                    "yes": True,
+                    "on": True,
+                    "false": False,
+                    "0": False,
+                    "no": False,
+                    "off": False,
+                }[text]
             else:
                 value = want(text)
         except (KeyError, ValueError):

@@ -56,7 +56,9 @@ class FullKV(Method):
         self.refuse_below(self.floor_bytes(self.params, context.shape, n, context.max_new))
         spans = self.segments(self.params, context, ())
         kept = torch.arange(n, device=context.device)
-        return _layout(self.params, n, context.max_new), Placement(spans, ["resident"] * len(spans), ["resident"] * len(spans), kept)
+        return _layout(self.params, n, context.max_new), Placement(
+            spans, ["resident"] * len(spans), ["resident"] * len(spans), kept
+        )
 
 
 def _layout(p: FullParameters, n: int, max_new: int) -> Layout:

@@ -29,8 +29,8 @@ class StreamingParameters:
 class StreamingLLM(Method):
     """Keeps `sinks` first tokens and as many newest tokens as the budget holds, evicting the oldest at every step.
 
-    Keys stay at the positions they were cached with (post-RoPE); the paper's streaming evaluation assigns positions inside the
-    cache instead. Inside the trained context both keep the same tokens.
+    Keys stay at the positions they were cached with (post-RoPE); the paper's streaming evaluation assigns positions
+    inside the cache instead. Inside the trained context both keep the same tokens.
     """
 
     name = "streaming_llm"

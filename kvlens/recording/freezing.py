@@ -23,7 +23,8 @@ class _Seen:
     scaling: float
     selection: Selection | None
     frozen: tuple[Attended, torch.Tensor] | None = None
-    """taken at once where the slots are about to be overwritten in the background: the attention, and which spans were hot"""
+    """taken at once where the slots are about to be overwritten in the background: the attention, and which spans were
+    hot"""
 
 
 class Freezer:
@@ -32,16 +33,21 @@ class Freezer:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.shadow: torch.Tensor | None = None
-        """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not recorded"""
+        """[L, H_kv, n, D]: copy of all keys for coverage, with room for the decoded tokens; None: coverage is not
+        recorded"""
         self._seen: list[_Seen] = []
         self._previous: torch.Tensor | None = None
 
     def watch_keys(self, keys: torch.Tensor, max_new: int) -> None:
         """Begin the shadow with the prompt's keys [L, H_kv, n, D]."""
-        self.shadow = torch.zeros(*keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device)
+        self.shadow = torch.zeros(
+            *keys.shape[:2], keys.shape[2] + max_new, keys.shape[3], dtype=keys.dtype, device=keys.device
+        )
         self.shadow[:, :, : keys.shape[2]] = keys
 
-    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None:
+    def layer(
+        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
+    ) -> None:
         seen = _Seen(q, bias, scaling, selection)
         if selection is not None and selection.now is not None:
             seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
@@ -62,14 +68,23 @@ class Freezer:
         chosen = [s.selection for s in seen]
         ranked = [None if c is None or c.score is None else Ranked(c.score, c.want) for c in chosen]
         shot = Snapshot(
-            groups, q, self._previous, self._zooms(), ranked, self._columns("head_columns", memory.shape.q_heads),
-            self._columns("kv_columns", memory.shape.kv_heads), shadow, seen[0].scaling, memory.spans.capacity,
-        )  # fmt: skip
+            groups,
+            q,
+            self._previous,
+            self._zooms(),
+            ranked,
+            self._columns("head_columns", memory.shape.q_heads),
+            self._columns("kv_columns", memory.shape.kv_heads),
+            shadow,
+            seen[0].scaling,
+            memory.spans.capacity,
+        )
         self._previous, self._seen = q, []
         return shot
 
     def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
-        """Runs of a pool's layers that can be frozen in one go: none frozen before, and a bias over equally many slots, or none."""
+        """Runs of a pool's layers that can be frozen in one go: none frozen before, and a bias over equally many slots,
+        or none."""
 
         def width(layer: int) -> int:
             bias = self._seen[layer].bias
@@ -84,7 +99,9 @@ class Freezer:
         memory, shape = self.memory, self.memory.shape
         if all(s.selection is None or s.selection.zoomable is None for s in self._seen):
             return None
-        fine = torch.zeros(shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device)
+        fine = torch.zeros(
+            shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device
+        )
         zoomable = torch.zeros(shape.layers, memory.spans.capacity, dtype=torch.bool, device=memory.device)
         hot = memory.is_hot.clone()
         for layer, s in enumerate(self._seen):

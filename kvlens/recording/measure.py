@@ -1,7 +1,7 @@
 """From what steps looked like to what is logged of them: masses, entropies, coverage. Pure functions of snapshots.
 
-Steps are measured several at a time: each tensor operation then costs its overhead once, not once per step. Shapes as in
-``snapshot.py``.
+Steps are measured several at a time: each tensor operation then costs its overhead once, not once per step. Shapes as
+in ``snapshot.py``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,14 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
     """Consecutive snapshots with an equal key can be measured together."""
     groups = tuple((group.weights.shape[0], group.bias is None) for group in shot.groups)
     return (
-        groups, shot.previous_q is None, shot.zooms is None, shot.shadow is None, tuple(shot.head_columns), tuple(shot.kv_columns),
+        groups,
+        shot.previous_q is None,
+        shot.zooms is None,
+        shot.shadow is None,
+        tuple(shot.head_columns),
+        tuple(shot.kv_columns),
         tuple(ranked is None for ranked in shot.ranked),
-    )  # fmt: skip
+    )
 
 
 def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
@@ -36,7 +41,10 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     columns = {name: roles[..., code] for code, name in enumerate(MASS_COLUMNS)}
     columns["entropy"] = entropy
     if first.previous_q is not None:
-        now, before = torch.stack([shot.q for shot in shots]), torch.stack([s.previous_q for s in shots if s.previous_q is not None])
+        now, before = (
+            torch.stack([shot.q for shot in shots]),
+            torch.stack([s.previous_q for s in shots if s.previous_q is not None]),
+        )
         columns["qcos"] = torch.cosine_similarity(now, before, dim=-1)
     if first.zooms is not None:
         columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
@@ -59,12 +67,19 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     top_mass, scores = top.values.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
-            {name: column[t] for name, column in head.items()} | ({} if (regret := regrets[t]) is None else {"regret": regret}),
-            {name: column[t] for name, column in kv.items()}, top_span[t], top_mass[t], tail[t], scores[t], worst[t], oracles[t],
+            {name: column[t] for name, column in head.items()}
+            | ({} if (regret := regrets[t]) is None else {"regret": regret}),
+            {name: column[t] for name, column in kv.items()},
+            top_span[t],
+            top_mass[t],
+            tail[t],
+            scores[t],
+            worst[t],
+            oracles[t],
             oracle_worst[t],
         )
         for t in range(steps)
-    ]  # fmt: skip
+    ]
 
 
 def _together(members: list[Attended]) -> Attended:
@@ -76,16 +91,23 @@ def _together(members: list[Attended]) -> Attended:
     def join(tensors: list[torch.Tensor], filling: float) -> torch.Tensor:
         return torch.cat([F.pad(tensor, (0, slots - tensor.shape[-1]), value=filling) for tensor in tensors])
 
-    bias = None if members[0].bias is None else join([member.bias for member in members if member.bias is not None], -math.inf)
+    bias = (
+        None
+        if members[0].bias is None
+        else join([member.bias for member in members if member.bias is not None], -math.inf)
+    )
     return Attended(
-        join([member.weights for member in members], 0.0), bias, join([member.role for member in members], FREE),
-        join([member.span for member in members], 0), join([member.position for member in members], -1),
-    )  # fmt: skip
+        join([member.weights for member in members], 0.0),
+        bias,
+        join([member.role for member in members], FREE),
+        join([member.span for member in members], 0),
+        join([member.position for member in members], -1),
+    )
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
-    """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse entries
-    [T, l, H_kv]."""
+    """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse
+    entries [T, l, H_kv]."""
     p = group.weights
     role = group.role.long()
     by_role = p.new_zeros(*p.shape[:3], FREE + 1).scatter_add_(-1, role[:, :, None].expand_as(p), p)
@@ -119,9 +141,11 @@ def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     listed = known.gather(-1, best.indices)
     wanted = _members(want, known)
     columns = (
-        (torch.where(listed, best.indices, -1).int(), -1), (best.values.masked_fill(~listed, math.nan), math.nan),
-        (wanted.gather(-1, best.indices) & listed, False), (known.sum(-1).int(), 0),
-    )  # fmt: skip
+        (torch.where(listed, best.indices, -1).int(), -1),
+        (best.values.masked_fill(~listed, math.nan), math.nan),
+        (wanted.gather(-1, best.indices) & listed, False),
+        (known.sum(-1).int(), 0),
+    )
     whole = []
     for column, filling in columns:
         parts = column.unflatten(0, (len(shots), -1))

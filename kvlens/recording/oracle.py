@@ -1,5 +1,5 @@
-"""Full attention of a run's own queries over the exact keys of every position: what of it was attended exactly, and how it lies on
-spans beside the method's. Shapes as in ``snapshot.py``; full attention is [L, H_kv, T, G, n], n positions.
+"""Full attention of a run's own queries over the exact keys of every position: what of it was attended exactly, and how
+it lies on spans beside the method's. Shapes as in ``snapshot.py``; full attention is [L, H_kv, T, G, n], n positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Owners:
         self._known = 0
 
     def follow(self, rows: Sequence[SpanRow]) -> torch.Tensor:
-        """int64 [positions] after all of `rows`, the run's spans so far; the window has the positions that no other span has."""
+        """int64 [positions] after all of `rows`, the run's spans so far; the window has the positions that no other
+        span has."""
         new, self._known = rows[self._known :], len(rows)
         if new:
             self.table = self.table.clone()
@@ -40,7 +41,8 @@ class Owners:
 
 
 def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
-    """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written. Their queries share one product with the keys."""
+    """[L, H_kv, T, G, n] of consecutive steps, 0 on positions a step had not written. Their queries share one product
+    with the keys."""
     longest = shots[-1].shadow
     assert longest is not None
     layers, kv_heads, n, head_dim = longest.shape
@@ -54,7 +56,8 @@ def full_attention(shots: Sequence[Snapshot]) -> torch.Tensor:
 
 
 def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
-    """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly. groups: of T steps each."""
+    """Share of full attention's mass [T, L, Hq] on positions whose tokens the query head attended exactly. groups: of T
+    steps each."""
     covered, first, steps = [], 0, full.shape[2]
     for group in groups:
         exact = torch.isin(group.role, torch.tensor(EXACT, dtype=group.role.dtype, device=group.role.device))
@@ -73,14 +76,16 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
 def compare(
     shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, top_k: int
 ) -> tuple[list[Oracle | None], list[np.ndarray | None], list[float]]:
-    """Per step: the `top_k` spans of full attention, total regret float32 [L, Hq] (NaN in layers that were not sampled), and the
-    largest |sum of full attention - 1|. None, None, 0 at steps that were not sampled.
+    """Per step: the `top_k` spans of full attention, total regret float32 [L, Hq] (NaN in layers that were not
+    sampled), and the largest |sum of full attention - 1|. None, None, 0 at steps that were not sampled.
 
     mass: the method's mass by span [T, L, Hq, S].
     """
     nothing: tuple[list[Oracle | None], list[np.ndarray | None], list[float]] = (
-        [None] * len(shots), [None] * len(shots), [0.0] * len(shots),
-    )  # fmt: skip
+        [None] * len(shots),
+        [None] * len(shots),
+        [0.0] * len(shots),
+    )
     oracles, regrets, worst = nothing
     steps = [t for t, shot in enumerate(shots) if shot.sampled]
     if not steps:
@@ -93,9 +98,12 @@ def compare(
     total = spans.sum(-1)
     errors = (total - 1).abs().flatten(1).amax(1).tolist()
     columns = (
-        (torch.where(top.values > 0, top.indices, -1).int(), -1), (top.values, 0.0), (own.gather(-1, top.indices), 0.0),
-        ((total - top.values.sum(-1)).clamp(min=0), math.nan), (missed, math.nan),
-    )  # fmt: skip
+        (torch.where(top.values > 0, top.indices, -1).int(), -1),
+        (top.values, 0.0),
+        (own.gather(-1, top.indices), 0.0),
+        ((total - top.values.sum(-1)).clamp(min=0), math.nan),
+        (missed, math.nan),
+    )
     arrays = [_whole(column, filling, layers, mass.shape[1]) for column, filling in columns]
     for place, t in enumerate(steps):
         span, listed, read, tail, regret = (array[place] for array in arrays)
@@ -103,7 +111,9 @@ def compare(
     return oracles, regrets, worst
 
 
-def _by_span(shots: Sequence[Snapshot], full: torch.Tensor, steps: list[int], layers: list[int], spans: int) -> torch.Tensor:
+def _by_span(
+    shots: Sequence[Snapshot], full: torch.Tensor, steps: list[int], layers: list[int], spans: int
+) -> torch.Tensor:
     """Full attention's mass by span [T', l, Hq, S] of the sampled steps and layers."""
     full = full if layers == list(range(len(full))) else full[layers]
     found = []

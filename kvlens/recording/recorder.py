@@ -1,5 +1,5 @@
-"""The only way telemetry leaves the engine. The engine's thread freezes a step (a few copies); a second thread measures it and
-hands the row to the sink. Nothing here changes what the run computes.
+"""The only way telemetry leaves the engine. The engine's thread freezes a step (a few copies); a second thread measures
+it and hands the row to the sink. Nothing here changes what the run computes.
 """
 
 from __future__ import annotations
@@ -54,15 +54,21 @@ class StepFacts:
 class Recorder:
     """Observes one session's layers and turns each step into one StepRecord.
 
-    top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep a copy of all keys
-    (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries attended exactly.
-    oracle: steps and layers at which full attention's mass on each span is logged beside the method's; needs coverage.
+    top_k: spans logged one by one per query head, the rest of the mass goes to the tail. coverage: also keep a copy of
+    all keys (outside the budget, an instrument of its own) and log how much of full attention's mass lies on entries
+    attended exactly. oracle: steps and layers at which full attention's mass on each span is logged beside the
+    method's; needs coverage.
     """
 
     def __init__(
-        self, memory: Memory, method: Method, sink: TraceSink, top_k: int = 16, coverage: bool = False,
+        self,
+        memory: Memory,
+        method: Method,
+        sink: TraceSink,
+        top_k: int = 16,
+        coverage: bool = False,
         oracle: OracleSampling | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self.oracle = oracle
@@ -78,8 +84,11 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------------------------------------------------- the engine's thread
-    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None) -> None:
+    # ---------------------------------------------------------------------------------------------------------- the
+    # engine's thread
+    def layer(
+        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
+    ) -> None:
         self._freezer.layer(layer, q, bias, scaling, selection)
 
     def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
@@ -94,15 +103,25 @@ class Recorder:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
         record = PrefillRecord(
-            tokens, memory.spans.drain_born(), memory.drain_span_heads(), memory.drain_transfers(), memory.drain_events(), prefill_us,
-            peak_bytes, memory.cold.bytes, memory.account.resident, self._journal(), self._span_keys(),
-        )  # fmt: skip
+            tokens,
+            memory.spans.drain_born(),
+            memory.drain_span_heads(),
+            memory.drain_transfers(),
+            memory.drain_events(),
+            prefill_us,
+            peak_bytes,
+            memory.cold.bytes,
+            memory.account.resident,
+            self._journal(),
+            self._span_keys(),
+        )
         self._tally.opened(memory.ledger.opened)
         self._tally.rows(record.transfers)
         self.sink.prefill(record)
 
     def step(self, facts: StepFacts, position: int) -> None:
-        """All layers of a step have been seen; nothing has been rearranged since. Raises what the sink raised for an earlier step."""
+        """All layers of a step have been seen; nothing has been rearranged since. Raises what the sink raised for an
+        earlier step."""
         began = time.perf_counter_ns()
         if self._error is not None:
             raise self._error
@@ -114,11 +133,30 @@ class Recorder:
         self._tally.step(account.limit, account.peak)
         none = np.empty(0)
         record = StepRecord(
-            facts.step, facts.t_us, facts.dur_us, 0, 0, facts.token_id, facts.text, facts.logprob,
-            facts.next_entropy, account.resident, account.peak, memory.cold.bytes, {}, self._kv_columns(memory.ledger.opened), none,
-            none, none, [], memory.drain_events(), memory.spans.drain_born(), memory.drain_span_heads(),
-            self._journal(), loss=facts.loss,
-        )  # fmt: skip
+            facts.step,
+            facts.t_us,
+            facts.dur_us,
+            0,
+            0,
+            facts.token_id,
+            facts.text,
+            facts.logprob,
+            facts.next_entropy,
+            account.resident,
+            account.peak,
+            memory.cold.bytes,
+            {},
+            self._kv_columns(memory.ledger.opened),
+            none,
+            none,
+            none,
+            [],
+            memory.drain_events(),
+            memory.spans.drain_born(),
+            memory.drain_span_heads(),
+            self._journal(),
+            loss=facts.loss,
+        )
         self._newest = shot, record
         record.record_us = (time.perf_counter_ns() - began) // 1000
 
@@ -127,7 +165,8 @@ class Recorder:
         return None if keys is None else span_keys(keys, self.memory.spans.rows, self.method.context.rotate)
 
     def _complete_newest(self) -> None:
-        """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's sizes alone."""
+        """Give the step before its transfers and let it be measured, in batches of a size that depends on the run's
+        sizes alone."""
         if self._newest is None:
             return
         shot, record = self._newest
@@ -168,7 +207,13 @@ class Recorder:
     def _journal(self) -> list[JournalRow]:
         step = self.memory.step
         return [
-            JournalRow(step, note.layer, note.kv_head, note.name, note.values.detach().float().numpy(force=True).astype(np.float32).ravel())
+            JournalRow(
+                step,
+                note.layer,
+                note.kv_head,
+                note.name,
+                note.values.detach().float().numpy(force=True).astype(np.float32).ravel(),
+            )
             for note in self.method.drain_journal()
         ]
 
@@ -184,20 +229,24 @@ class Recorder:
                 moved["blocking"][at] += share
         self._tally.opened(opened)
         return {
-            "h2d_bytes": moved["h2d"], "d2h_bytes": moved["d2h"], "blocking_bytes": moved["blocking"],
-            "resident_bytes": self._resident(), **memory.recaller.counts,
-        }  # fmt: skip
+            "h2d_bytes": moved["h2d"],
+            "d2h_bytes": moved["d2h"],
+            "blocking_bytes": moved["blocking"],
+            "resident_bytes": self._resident(),
+            **memory.recaller.counts,
+        }
 
     def _resident(self) -> np.ndarray:
-        """Bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index tensors) in equal
-        parts, rounded down."""
+        """Bytes per (layer, KV head): its slots with their tables; what all share (span tables, a method's index
+        tensors) in equal parts, rounded down."""
         shape, slots = self.memory.shape, np.zeros((self.memory.shape.layers, self.memory.shape.kv_heads))
         for layer in range(shape.layers):
             slots[layer] = self.memory.layout.of(layer).layer_bytes(shape) // shape.kv_heads
         shared = self.memory.account.resident - int(slots.sum())
         return slots + max(0, shared) // slots.size
 
-    # ----------------------------------------------------------------------------------------------------------- the second thread
+    # ----------------------------------------------------------------------------------------------------------- the
+    # second thread
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: it must not compete with the engine's
         with torch.inference_mode():
@@ -212,9 +261,15 @@ class Recorder:
     def _measure(self, batch: list[tuple[Snapshot, StepRecord]]) -> None:
         for _, run in groupby(batch, key=lambda pair: alike(pair[0])):
             pairs = list(run)
-            for (_, record), measured in zip(pairs, measure([shot for shot, _ in pairs], self.top_k, RANKED_SPANS), strict=True):
+            for (_, record), measured in zip(
+                pairs, measure([shot for shot, _ in pairs], self.top_k, RANKED_SPANS), strict=True
+            ):
                 record.head, record.kv = measured.head, record.kv | measured.kv
-                record.top_span, record.top_mass, record.tail_mass = measured.top_span, measured.top_mass, measured.tail_mass
+                record.top_span, record.top_mass, record.tail_mass = (
+                    measured.top_span,
+                    measured.top_mass,
+                    measured.tail_mass,
+                )
                 record.scores, record.oracle = measured.scores, measured.oracle
                 self._tally.measured(measured)
                 self.sink.step(record)

@@ -37,25 +37,30 @@ def check(text: str) -> None:
 def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: bool = True) -> OracleSampling | None:
     """What `text` means for a model of `layers` x `q_heads` and a prompt; None: nothing is recorded.
 
-    'auto' takes every layer, and every step or so few of them that AUTO_NUMBERS holds. `coverage`: whether the exact keys are kept,
-    without which there is no full attention. Raises ValueError for bad text, a layer the model lacks, or a sampling asked for by name
-    without coverage.
+    'auto' takes every layer, and every step or so few of them that AUTO_NUMBERS holds. `coverage`: whether the exact
+    keys are kept, without which there is no full attention. Raises ValueError for bad text, a layer the model lacks, or
+    a sampling asked for by name without coverage.
     """
     every, chosen = _parse(text)
     if text == "off" or (text == "auto" and not coverage):
         return None
     if not coverage:
-        raise ValueError(f"oracle={text} needs the exact keys of all positions; record coverage as well, or say oracle=off.")
+        raise ValueError(
+            f"oracle={text} needs the exact keys of all positions; record coverage as well, or say oracle=off."
+        )
     if text == "auto":
         every = max(1, -(-layers * q_heads * prompt_tokens // AUTO_NUMBERS))
     known = range(layers) if chosen is None else chosen
     if known[-1] >= layers:
-        raise ValueError(f"oracle={text} names layer {known[-1]}, and the model's layers are 0 to {layers - 1}; name others.")
+        raise ValueError(
+            f"oracle={text} names layer {known[-1]}, and the model's layers are 0 to {layers - 1}; name others."
+        )
     return OracleSampling(every, tuple(known))
 
 
 def words(sampled: dict[str, Any] | None, layers: int) -> str:
-    """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'not recorded'."""
+    """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'not
+    recorded'."""
     if not sampled:
         return "not recorded"
     every, chosen = int(sampled.get("every", 1)), sampled.get("layers") or []

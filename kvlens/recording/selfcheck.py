@@ -48,18 +48,44 @@ class Tally:
         expected = self.steps * shape.layers * shape.q_heads
         moved, rows = (", ".join(f"{d} {table[d]} B" for d in ("h2d", "d2h")) for table in (total, self.row_bytes))
         checks: list[tuple[str, bool, float, Any]] = [
-            ("masses add up to 1", self.worst_mass <= MASS_TOLERANCE, self.worst_mass,
-             "largest |sum of masses over roles - 1| over all (step, layer, query head)"),
-            ("no row is missing", self.head_rows == expected, self.head_rows, f"{expected} rows of (step, layer, query head) expected"),
-            ("ledger rows equal bytes moved", self.row_bytes == total, sum(total.values()), f"moved: {moved}; rows: {rows}"),
-            ("bytes per KV head equal ledger", self.kv_bytes == total, sum(self.kv_bytes.values()),
-             "sums over (step, layer, KV head) and prefill against the ledger"),
-            ("peak within budget", self.over_budget == 0, self.over_budget,
-             "no limit was set" if limit is None else f"steps whose peak passed {limit} B"),
-        ]  # fmt: skip
+            (
+                "masses add up to 1",
+                self.worst_mass <= MASS_TOLERANCE,
+                self.worst_mass,
+                "largest |sum of masses over roles - 1| over all (step, layer, query head)",
+            ),
+            (
+                "no row is missing",
+                self.head_rows == expected,
+                self.head_rows,
+                f"{expected} rows of (step, layer, query head) expected",
+            ),
+            (
+                "ledger rows equal bytes moved",
+                self.row_bytes == total,
+                sum(total.values()),
+                f"moved: {moved}; rows: {rows}",
+            ),
+            (
+                "bytes per KV head equal ledger",
+                self.kv_bytes == total,
+                sum(self.kv_bytes.values()),
+                "sums over (step, layer, KV head) and prefill against the ledger",
+            ),
+            (
+                "peak within budget",
+                self.over_budget == 0,
+                self.over_budget,
+                "no limit was set" if limit is None else f"steps whose peak passed {limit} B",
+            ),
+        ]
         if self.oracle_rows:
             checks.append(
-                ("full attention adds up to 1", self.worst_oracle <= MASS_TOLERANCE, self.worst_oracle,
-                 f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head)")
-            )  # fmt: skip
+                (
+                    "full attention adds up to 1",
+                    self.worst_oracle <= MASS_TOLERANCE,
+                    self.worst_oracle,
+                    f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head)",
+                )
+            )
         return [SelfCheck(name, bool(passed), float(value), detail) for name, passed, value, detail in checks]

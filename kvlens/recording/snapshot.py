@@ -15,7 +15,8 @@ from kvlens.rows import Oracle, Scores
 
 @dataclass
 class Attended:
-    """The attention of some layers, frozen: weights [l, H_kv, G, C] and what each slot held, role, span, position [l, H_kv, C]."""
+    """The attention of some layers, frozen: weights [l, H_kv, G, C] and what each slot held, role, span, position [l,
+    H_kv, C]."""
 
     weights: torch.Tensor
     bias: torch.Tensor | None
@@ -70,8 +71,9 @@ class Snapshot:
 
 @dataclass
 class Measured:
-    """One step. head: columns [L, Hq]; kv: columns [L, H_kv]; top_span, top_mass [L, Hq, K]: the spans with most mass, -1 = none;
-    tail_mass [L, Hq]: mass on the others; worst: largest |sum of masses - 1|; oracle_worst: the same of full attention by span."""
+    """One step. head: columns [L, Hq]; kv: columns [L, H_kv]; top_span, top_mass [L, Hq, K]: the spans with most mass,
+    -1 = none; tail_mass [L, Hq]: mass on the others; worst: largest |sum of masses - 1|; oracle_worst: the same of full
+    attention by span."""
 
     head: dict[str, np.ndarray]
     kv: dict[str, np.ndarray]

@@ -13,11 +13,14 @@ MOST_NUMBERS = 8_000_000
 """numbers kept at most; with more spans, heads or layers nothing is recorded"""
 
 
-def span_keys(keys: torch.Tensor, rows: Sequence[SpanRow], rotate: Callable[..., torch.Tensor] | None) -> SpanKeys | None:
-    """keys [L, H_kv, n, D] of the prompt as the cache holds them; rows: its spans; rotate: the model's rotary embedding, taken back
-    before averaging, or None.
+def span_keys(
+    keys: torch.Tensor, rows: Sequence[SpanRow], rotate: Callable[..., torch.Tensor] | None
+) -> SpanKeys | None:
+    """keys [L, H_kv, n, D] of the prompt as the cache holds them; rows: its spans; rotate: the model's rotary
+    embedding, taken back before averaging, or None.
 
-    None when there are no spans or more than MOST_NUMBERS numbers. Works on one layer at a time: as much memory as float32 keys of it.
+    None when there are no spans or more than MOST_NUMBERS numbers. Works on one layer at a time: as much memory as
+    float32 keys of it.
     """
     layers, kv_heads, n, head_dim = keys.shape
     known = [row for row in rows if row.tok_start < min(row.tok_end, n)]
@@ -33,4 +36,6 @@ def span_keys(keys: torch.Tensor, rows: Sequence[SpanRow], rotate: Callable[...,
         plain = keys[layer].float() if rotate is None else rotate(keys[layer], positions, layer, back=True).float()
         sums = plain.new_zeros(kv_heads, len(known) + 1, head_dim).index_add_(1, owner, plain)[:, :-1]
         means[layer] = (sums / counts).numpy(force=True)
-    return SpanKeys("post-rope" if rotate is None else "pre-rope", np.array([row.span for row in known], np.int32), means)
+    return SpanKeys(
+        "post-rope" if rotate is None else "pre-rope", np.array([row.span for row in known], np.int32), means
+    )

@@ -30,7 +30,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table of text; the first cell of each row names it."""
     top = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
     body = "".join(
-        f'<tr><th scope="row">{safe(row[0])}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:]) + "</tr>" for row in rows
+        f'<tr><th scope="row">{safe(row[0])}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -54,21 +55,27 @@ class Figures:
     def place(self, figure: go.Figure, alt: str, note: str = "") -> str:
         """`alt`: what the figure shows; `note`: a line below it."""
         figure.update_layout(
-            template="plotly_white", font={"color": INK, "family": "system-ui, sans-serif", "size": 12}, paper_bgcolor="#ffffff",
-            plot_bgcolor="#ffffff", autosize=True, width=None,
-        )  # fmt: skip
+            template="plotly_white",
+            font={"color": INK, "family": "system-ui, sans-serif", "size": 12},
+            paper_bgcolor="#ffffff",
+            plot_bgcolor="#ffffff",
+            autosize=True,
+            width=None,
+        )
         self.specs.append(script_json(figure.to_json()))
         name = f"figure-{len(self.specs) - 1}"
         height = int(figure.layout.height or 400)
         caption = f"<figcaption>{safe(note)}</figcaption>" if note else ""
         return (
-            f'<figure><div id="{name}" class="plot" role="img" aria-label="{safe(alt)}" style="height:{height}px"></div>{caption}</figure>'
+            f'<figure><div id="{name}" class="plot" role="img" aria-label="{safe(alt)}" '
+            f'style="height:{height}px"></div>{caption}</figure>'
         )
 
     def scripts(self) -> str:
         """The data of all figures."""
         return "".join(
-            f'<script type="application/json" id="figure-{number}-data">{spec}</script>' for number, spec in enumerate(self.specs)
+            f'<script type="application/json" id="figure-{number}-data">{spec}</script>'
+            for number, spec in enumerate(self.specs)
         )
 
 

@@ -21,7 +21,8 @@ _FOLDER = files(__package__)
 
 
 def report_bytes(reader: TraceReader, against: TraceReader | None = None) -> bytes:
-    """The report on a run, UTF-8 HTML, some 5 MB of which are the drawing library. `against`: a second run to lay beside it.
+    """The report on a run, UTF-8 HTML, some 5 MB of which are the drawing library. `against`: a second run to lay
+    beside it.
 
     Raises TraceError with one sentence when a run holds no decode step, or when both are the same one."""
     for each in (reader, against):
@@ -34,15 +35,21 @@ def report_bytes(reader: TraceReader, against: TraceReader | None = None) -> byt
     if against is not None:
         sections[3:3] = two_runs(reader, against, figures)
     title = run_name(reader) + (f" against {run_name(against)}" if against is not None else "")
-    # Scripts run only with this number, which was drawn after all data had been written: text from a trace cannot know it.
+    # Scripts run only with this number, which was drawn after all data had been written: text from a trace cannot know
+    # it.
     nonce = secrets.token_hex(16)
     page = Template((_FOLDER / "report.html").read_text(encoding="utf-8")).substitute(
-        title=safe(title), subtitle=safe(f"{reader.meta.get('model')}, run {reader.uid}"), nonce=nonce,
+        title=safe(title),
+        subtitle=safe(f"{reader.meta.get('model')}, run {reader.uid}"),
+        nonce=nonce,
         made=safe(f"kvlens {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"),
-        style=(_FOLDER / "report.css").read_text(encoding="utf-8"), contents=_contents([name for name, _ in sections]),
-        body="".join(_section(number, name, inside) for number, (name, inside) in enumerate(sections)), data=figures.scripts(),
-        plotly=get_plotlyjs(), draw=(_FOLDER / "report.js").read_text(encoding="utf-8"),
-    )  # fmt: skip
+        style=(_FOLDER / "report.css").read_text(encoding="utf-8"),
+        contents=_contents([name for name, _ in sections]),
+        body="".join(_section(number, name, inside) for number, (name, inside) in enumerate(sections)),
+        data=figures.scripts(),
+        plotly=get_plotlyjs(),
+        draw=(_FOLDER / "report.js").read_text(encoding="utf-8"),
+    )
     return page.encode("utf-8")
 
 

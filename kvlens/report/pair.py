@@ -16,7 +16,11 @@ from kvlens.store.reader import TraceReader
 def two_runs(a: TraceReader, b: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     pair = Pair.of(a, b)
-    sections = [("A and B", names(pair)), ("What was set differently", settings(pair)), ("Totals of A and B", totals(pair))]
+    sections = [
+        ("A and B", names(pair)),
+        ("What was set differently", settings(pair)),
+        ("Totals of A and B", totals(pair)),
+    ]
     if pair.apart is None:
         sections += [("A and B by head", maps(pair, figures)), ("A and B over the steps", tracks(pair, figures))]
     return sections
@@ -34,8 +38,14 @@ def settings(pair: Pair) -> str:
     frame = config_difference(pair.a, pair.b)
     parts = {kind: frame.loc[frame["kind"] == kind, ["setting", "A", "B"]].to_numpy().tolist() for kind in KINDS}
     head, alone, same = ("setting", "A", "B"), parts["one method only"], parts["same"]
-    shown = table(head, parts["differs"]) if parts["differs"] else paragraph("Nothing: both runs have the same settings.")
-    shown += folded(f"{counted(len(alone), 'parameter')} that only one of the methods has", table(head, alone)) if alone else ""
+    shown = (
+        table(head, parts["differs"]) if parts["differs"] else paragraph("Nothing: both runs have the same settings.")
+    )
+    shown += (
+        folded(f"{counted(len(alone), 'parameter')} that only one of the methods has", table(head, alone))
+        if alone
+        else ""
+    )
     return shown + folded(f"{len(same)} settings are the same", table(head, same))
 
 
@@ -61,9 +71,14 @@ def maps(pair: Pair, figures: Figures) -> str:
         peak = np.nan_to_num(np.abs(b - a), nan=-1.0)
         layer, head = np.unravel_index(int(peak.argmax()), peak.shape)
         how = f"mean over {until} step{'s' if until > 1 else ''} with the same context"
-        note = "A and B share one range of colours; B − A has its own, symmetric around 0. Outlined: where they differ most."
+        note = (
+            "A and B share one range of colours; B − A has its own, symmetric around 0. Outlined: where they "
+            "differ most."
+        )
         parts.append(
-            figures.place(ab_maps(a, b, pair.a.kv_heads, metric, (int(layer), int(head)), how), f"{metric.title} of A and B", note)
+            figures.place(
+                ab_maps(a, b, pair.a.kv_heads, metric, (int(layer), int(head)), how), f"{metric.title} of A and B", note
+            )
         )
     return "".join(parts)
 
@@ -71,11 +86,18 @@ def maps(pair: Pair, figures: Figures) -> str:
 def tracks(pair: Pair, figures: Figures) -> str:
     """Bytes and the probability of what was chosen, of both runs."""
     found = []
-    for column, title in (("h2d_bytes", "Moved to the device"), ("peak_bytes", "KV on the device, peak inside the step")):
-        found.append(Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b))))
+    for column, title in (
+        ("h2d_bytes", "Moved to the device"),
+        ("peak_bytes", "KV on the device, peak inside the step"),
+    ):
+        found.append(
+            Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b)))
+        )
     found.append(Track("log p of the step's token", "nats", *(_logprob(reader) for reader in (pair.a, pair.b))))
     figure = overlaid(found, 0 if pair.divergence is None else pair.divergence, pair.divergence)
-    return figures.place(figure, "Quantities of A and B over decode steps", "The line marks the first divergence, else step 0.")
+    return figures.place(
+        figure, "Quantities of A and B over decode steps", "The line marks the first divergence, else step 0."
+    )
 
 
 def _logprob(reader: TraceReader) -> np.ndarray:

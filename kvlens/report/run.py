@@ -23,17 +23,29 @@ def facts(reader: TraceReader) -> str:
     """What the run is."""
     meta = reader.meta
     budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
-    limit = "no limit" if budget is None else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
+    limit = (
+        "no limit"
+        if budget is None
+        else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
+    )
     kind = "forced: fed the reference's tokens" if meta.get("forced") else "free: decodes on its own tokens"
     rows = [
-        ("run", reader.uid), ("status", reader.status + (f" ({reader.error})" if reader.error else "")), ("started", meta.get("started")),
-        ("model", meta.get("model")), ("method", _titled(meta)), ("preset", meta.get("preset") or "none"), ("budget", limit),
-        ("prompt", f"{meta.get('prompt_tokens')} tokens, task {meta.get('task') or 'not named'}"), ("decode steps", reader.n_steps),
-        ("decoding", kind), ("sampling", f"temperature {meta.get('temperature')}, top-p {meta.get('top_p')}, seed {meta.get('seed')}"),
-        ("full-KV reference", meta.get("reference") or "none"), ("repeats run", meta.get("parent") or "none"),
+        ("run", reader.uid),
+        ("status", reader.status + (f" ({reader.error})" if reader.error else "")),
+        ("started", meta.get("started")),
+        ("model", meta.get("model")),
+        ("method", _titled(meta)),
+        ("preset", meta.get("preset") or "none"),
+        ("budget", limit),
+        ("prompt", f"{meta.get('prompt_tokens')} tokens, task {meta.get('task') or 'not named'}"),
+        ("decode steps", reader.n_steps),
+        ("decoding", kind),
+        ("sampling", f"temperature {meta.get('temperature')}, top-p {meta.get('top_p')}, seed {meta.get('seed')}"),
+        ("full-KV reference", meta.get("reference") or "none"),
+        ("repeats run", meta.get("parent") or "none"),
         ("held ranges", len(meta.get("hold") or []) or "none"),
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
-    ]  # fmt: skip
+    ]
     return table(("what", "value"), rows)
 
 
@@ -52,12 +64,15 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if found is None:
         loss = reader.loss()
         if len(loss):
-            return paragraph(f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.", "calm")
+            return paragraph(
+                f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.", "calm"
+            )
         if reader.meta.get("method") == "full":
             return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
         return paragraph("The loss against full KV was not recorded in this run.", "calm")
     text = (
-        f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}; logit difference {found.logit_diff:+.3g}, "
+        f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}; logit difference "
+        f"{found.logit_diff:+.3g}, "
         f"KL {found.kl:.3g} nats. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
     )
     said = [paragraph(text, "verdict")]
@@ -68,12 +83,16 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         tokens = reader.tokens()
         words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
-        said.append(paragraph(
-            f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens {missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
-            f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret {missed.regret:.3f}. Its state for this KV "
-            f"head: {where}. Why it was not attended exactly: {missed.reason.says}. Of the bytes moved at the step "
-            f"{si_bytes(missed.h2d_bytes)} were known to be its own."
-        ))  # fmt: skip
+        said.append(
+            paragraph(
+                f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens "
+                f"{missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
+                f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret "
+                f"{missed.regret:.3f}. Its state for this KV "
+                f"head: {where}. Why it was not attended exactly: {missed.reason.says}. Of the bytes moved at the step "
+                f"{si_bytes(missed.h2d_bytes)} were known to be its own."
+            )
+        )
     return "".join(said)
 
 
@@ -98,10 +117,14 @@ def held(reader: TraceReader) -> str:
     """Of a counterfactual: what was held, and what that changed against the run it repeats."""
     meta = reader.meta
     rows = [
-        (f"span {hold['span']}", f"tokens {hold['tok_start']}–{hold['tok_end'] - 1}", f"from step {hold['from_step']}",
-         ", ".join(f"L{layer} KV{head}" for layer, head in hold["heads"]))
+        (
+            f"span {hold['span']}",
+            f"tokens {hold['tok_start']}–{hold['tok_end'] - 1}",
+            f"from step {hold['from_step']}",
+            ", ".join(f"L{layer} KV{head}" for layer, head in hold["heads"]),
+        )
         for hold in meta["hold"]
-    ]  # fmt: skip
+    ]
     tried = meta.get("whatif") or {}
     changed = [
         ("KL at the step of loss (nats)", tried.get("kl_before"), tried.get("kl_after")),
@@ -113,9 +136,10 @@ def held(reader: TraceReader) -> str:
     if restored is not None:
         said = "The answer came back." if restored else "The answer did not come back."
     return (
-        paragraph(said, "verdict") + table(("held exactly", "tokens", "when", "for"), rows)
+        paragraph(said, "verdict")
+        + table(("held exactly", "tokens", "when", "for"), rows)
         + table(("", "before", "with the held ranges"), changed)
-    )  # fmt: skip
+    )
 
 
 def parameters(reader: TraceReader) -> str:
@@ -140,14 +164,26 @@ def parameters(reader: TraceReader) -> str:
 def conditions(reader: TraceReader) -> str:
     """Versions, machine, self-checks."""
     meta = reader.meta
-    names = ("kvlens", "torch", "transformers", "kernels", "device", "dtype", "link", "trace_level", "coverage", "schema_version")
+    names = (
+        "kvlens",
+        "torch",
+        "transformers",
+        "kernels",
+        "device",
+        "dtype",
+        "link",
+        "trace_level",
+        "coverage",
+        "schema_version",
+    )
     rows = [(name.replace("_", " "), _switch(meta.get(name))) for name in names]
     rows.append(("full attention by span", sampling.words(meta.get("oracle"), reader.n_layers)))
     machine = meta.get("machine")
     rows += list(machine.items()) if isinstance(machine, dict) else [("machine", machine)]
     checks = reader.self_checks()
     passed = [
-        (str(row.name_), "pass" if row.passed else "FAIL", str(row.detail)) for row in checks.rename(columns={"name": "name_"}).itertuples()
+        (str(row.name_), "pass" if row.passed else "FAIL", str(row.detail))
+        for row in checks.rename(columns={"name": "name_"}).itertuples()
     ]
     said = table(("self-check", "result", "detail"), passed) if passed else paragraph("Self-checks: not recorded.")
     return table(("condition", "value"), rows) + said

@@ -26,8 +26,15 @@ def loss_over_steps(reader: TraceReader, figures: Figures, found: Verdict | None
     loss = reader.loss()
     if loss.empty:
         return missing("Loss over the steps: not recorded.")
-    step, why = (int(loss.loc[loss["kl"].idxmax(), "step"]), "where KL is largest") if found is None else (found.step, "the step of loss")
-    note = f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line marks step {step}, {why}."
+    step, why = (
+        (int(loss.loc[loss["kl"].idxmax(), "step"]), "where KL is largest")
+        if found is None
+        else (found.step, "the step of loss")
+    )
+    note = (
+        f"{len(loss)} of {reader.n_steps} steps have the reference's context and were compared. The line "
+        f"marks step {step}, {why}."
+    )
     return figures.place(loss_track(loss, reader.n_steps, step), "KL and log probability over decode steps", note)
 
 
@@ -43,21 +50,28 @@ def head_maps(reader: TraceReader, figures: Figures, found: Verdict | None) -> s
             continue
         metric = metric_of(name)
         figure = head_map(reader.head_summary(name), reader.kv_heads, metric, selected, "mean over all steps")
-        parts.append(figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}.{outlined}"))
+        parts.append(
+            figures.place(figure, f"{metric.title} by layer and query head", f"{metric.title}: {metric.doc}.{outlined}")
+        )
     return "".join(parts)
 
 
 def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> str:
     """What full KV would have read beside what was read, at the step of loss, by the query head that missed most."""
     if found is None or found.missed is None:
-        return missing("Spans at the step of loss: no step was lost, or full attention's masses were not recorded there.")
+        return missing(
+            "Spans at the step of loss: no step was lost, or full attention's masses were not recorded there."
+        )
     missed = found.missed
     label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
     frame = listed(reader, found.step, missed.layer, missed.q_head)
     note = (
-        "Full attention of this run's own query over the exact keys of all positions; ★ marks the needle, the frame what was missed most."
+        "Full attention of this run's own query over the exact keys of all positions; ★ marks the needle, "
+        "the frame what was missed most."
     )
-    drawn = figures.place(span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note)
+    drawn = figures.place(
+        span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note
+    )
     return drawn + missed_triples(reader, found.step)
 
 
@@ -69,7 +83,9 @@ def missed_triples(reader: TraceReader, step: int) -> str:
     for row in triples.to_dict("records"):
         start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
         text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened(passage(tokens, start, end), 90)
-        rows.append((f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"]))
+        rows.append(
+            (f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"])
+        )
     return table(("missed by, what", "regret", "text", "why it was not attended exactly"), rows)
 
 
@@ -77,11 +93,17 @@ def bytes_moved(reader: TraceReader, figures: Figures) -> str:
     """What the tiers held against the budget, and what moved by direction and cause."""
     steps, meta = reader.steps(), reader.meta
     held = memory.residency(steps, meta.get("budget_bytes"), meta.get("full_kv_bytes"))
-    parts = [figures.place(held, "KV bytes by tier per decode step", f"Link: {meta.get('link') or 'not recorded'}; bytes are decimal.")]
+    parts = [
+        figures.place(
+            held, "KV bytes by tier per decode step", f"Link: {meta.get('link') or 'not recorded'}; bytes are decimal."
+        )
+    ]
     moved = reader.transfer_times()
     if (moved["step"] >= 0).any():
         note = "Solid: the engine waited for it; hatched: it ran in the background."
-        parts.append(figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note))
+        parts.append(
+            figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note)
+        )
     else:
         parts.append(paragraph("Nothing moved between the tiers while decoding.", "note"))
     return "".join(parts) + by_cause(moved)
@@ -92,10 +114,16 @@ def by_cause(moved: pd.DataFrame) -> str:
     if moved.empty:
         return ""
     phases = moved.assign(phase=np.where(moved["step"] < 0, "end of prefill", "decoding"))
-    sums = phases.groupby(["phase", "direction", "cause"], sort=True)[["bytes", "blocking_bytes", "n"]].sum().reset_index()
+    sums = (
+        phases.groupby(["phase", "direction", "cause"], sort=True)[["bytes", "blocking_bytes", "n"]].sum().reset_index()
+    )
     rows = [
-        (f"{row['phase']}, {transfers.DIRECTIONS.get(row['direction'], row['direction'])}, {row['cause']}", si_bytes(row["bytes"]),
-         si_bytes(row["blocking_bytes"]), f"{row['n']:,}")
+        (
+            f"{row['phase']}, {transfers.DIRECTIONS.get(row['direction'], row['direction'])}, {row['cause']}",
+            si_bytes(row["bytes"]),
+            si_bytes(row["blocking_bytes"]),
+            f"{row['n']:,}",
+        )
         for row in sums.to_dict("records")
-    ]  # fmt: skip
+    ]
     return table(("moved", "bytes", "of these waited for", "copies"), rows)

@@ -9,7 +9,8 @@ from kvlens.store.reader import TraceReader
 
 
 def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFrame:
-    """The spans that full attention would have read most at a step: span, full, mass, regret, kind, tokens (in words), text, needle."""
+    """The spans that full attention would have read most at a step: span, full, mass, regret, kind, tokens (in words),
+    text, needle."""
     table, tokens = reader.oracle(step, layer, q_head), reader.tokens()
     needle = reader.meta.get("needle") or []
     rows = []
@@ -20,11 +21,16 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
         text = "" if window else passage(tokens, start, end)
         rows.append(
             {
-                "span": int(row.span), "full": float(row.full), "mass": float(row.mass), "regret": float(row.regret), "kind": str(row.kind),
+                "span": int(row.span),
+                "full": float(row.full),
+                "mass": float(row.mass),
+                "regret": float(row.regret),
+                "kind": str(row.kind),
                 "tokens": "the latest tokens" if window else f"tokens {start}–{end - 1}",
-                "text": shortened(text, 160), "needle": not window and _holds(part, needle),
+                "text": shortened(text, 160),
+                "needle": not window and _holds(part, needle),
             }
-        )  # fmt: skip
+        )
     columns = ["span", "full", "mass", "regret", "kind", "tokens", "text", "needle"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -12,8 +12,8 @@ _NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 
 def fingerprint(loaded: LoadedModel) -> str:
-    """'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a hub model; a hash
-    of the weights in memory where there is neither."""
+    """'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a hub
+    model; a hash of the weights in memory where there is neither."""
     try:
         folder = Path(resolve(loaded.name))
     except UnsupportedModel:

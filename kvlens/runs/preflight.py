@@ -1,4 +1,5 @@
-"""What a run would take, before anything is loaded: arithmetic over the model's config and a count of the prompt's tokens.
+"""What a run would take, before anything is loaded: arithmetic over the model's config and a count of the prompt's
+tokens.
 
 Figures from here are estimates and are labelled so wherever they are shown. No torch.
 """
@@ -26,14 +27,15 @@ UNKNOWN = ("prompt_tokens", "full_kv_bytes", "budget_bytes", "min_budget_bytes",
 def estimate(
     prompt_text: str, model: str, method: str, params: dict[str, Any], budget: str | None, max_new: int, preset: str | None = None
 ) -> dict[str, Any]:
-    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, oracle_every, warnings.
+    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
+    oracle_every, warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
     feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
 
-    Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises ValueError
-    with one sentence for an unknown model folder, method, preset, parameter or budget.
+    Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises
+    ValueError with one sentence for an unknown model folder, method, preset, parameter or budget.
     """
     from kvlens.runs.request import default_budget, default_preset
 
@@ -49,7 +51,8 @@ def estimate(
     shape, positions = _shape(str(source))
     tokens = _count_tokens(str(source), prompt_text)
     if tokens is None:
-        out["warnings"].append("The model has no tokenizer.json: its tokens can be counted only when it has been loaded.")
+        out["warnings"].append(("The model has no tokenizer.json: its tokens can be counted only when it has "
+                               "been loaded."))
         return out
     full = shape.full_kv_bytes(tokens + max_new)
     limit = asked.bytes(shape, tokens + max_new)
@@ -60,15 +63,19 @@ def estimate(
         "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
         "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
-    }  # fmt: skip
+    }
     if tokens + max_new > positions:
         out["feasible"] = False
-        out["warnings"].append(f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: shorten the prompt.")
+        out["warnings"].append((f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: "
+                                f"shorten "
+                               f"the prompt."))
     if limit is not None and floor > limit:
         about = "needs" if chosen.floor_is_exact else "needs, by estimate,"
-        end = "the run would be refused." if chosen.floor_is_exact else "the run may be refused once its spans are known."
+        end = "the run would be refused." if chosen.floor_is_exact else ("the run may be refused once its spans "
+                                                                        "are known.")
         out["warnings"].append(
-            f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is {limit / full:.1%}: {end}"
+            (f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is "
+            f"{limit / full:.1%}: {end}")
         )
     return out
 

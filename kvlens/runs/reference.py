@@ -29,7 +29,8 @@ MOST_BYTES = 8 * 2**30
 
 
 def reference_key(request: RunRequest, prepared: Prepared) -> str:
-    """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex digits."""
+    """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex
+    digits."""
     import torch
 
     said = {
@@ -37,7 +38,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "device": request.device.partition(":")[0], "torch": torch.__version__, "prefill_chunk": request.prefill_chunk,
         "seed": request.seed, "max_new": request.max_new, "temperature": request.temperature, "top_p": request.top_p,
         "stop": list(request.stop), "ignore_eos": request.ignore_eos,
-    }  # fmt: skip
+    }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -52,16 +53,18 @@ def find(runs_dir: Path, key: str) -> str | None:
 def obtain(
     prepared: Prepared, request: RunRequest, runs_dir: Path, report: Report, cancelled: Callable[[], bool] = lambda: False
 ) -> Reference:
-    """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed again.
+    """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed
+    again.
 
-    Raises ValueError with one sentence when the logits would be too large, when the run itself would be refused (no reference is made
-    for it then), or when it was cancelled.
+    Raises ValueError with one sentence when the logits would be too large, when the run itself would be refused (no
+    reference is made for it then), or when it was cancelled.
     """
     key, vocabulary = reference_key(request, prepared), prepared.engine.loaded.model.config.vocab_size
     size = 4 * vocabulary * request.max_new
     if size > MOST_BYTES:
         raise ValueError(
-            f"a reference of {request.max_new:,} steps would keep {size:,} bytes of logits; at most {MOST_BYTES:,} are kept: "
+            f"a reference of {request.max_new:,} steps would keep {size:,} bytes of logits; at most "
+            f"{MOST_BYTES:,} are kept: "
             "lower --max-new."
         )
     uid = find(runs_dir, key)
@@ -109,7 +112,8 @@ def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, rep
     full, pairing = _full(request), Pairing(reference_key=key)
     stored = store(prepared, full, plan(full), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True)
     if stored.result is None:
-        raise ValueError(f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}.")
+        raise ValueError((f"cancelled while the full-KV reference was being made; what was recorded of it is stored as "
+                         f"{stored.uid}."))
     return _save(runs_dir, stored.uid, key, stored.result)
 
 
@@ -135,7 +139,8 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
 def _compute_again(
     prepared: Prepared, request: RunRequest, runs_dir: Path, uid: str, key: str, report: Report, cancelled: Callable[[], bool]
 ) -> Reference | None:
-    """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same tokens."""
+    """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same
+    tokens."""
     from kvlens.engine.engine import Cancelled
     from kvlens.runs.storing import plan
 
@@ -149,7 +154,7 @@ def _compute_again(
         result = prepared.engine.run(
             prepared.prompt, planned.method, planned.params, planned.budget, planned.options, None, _renamed(report), cancelled,
             keep_logits=True,
-        )  # fmt: skip
+        )
     except Cancelled:
         raise ValueError("cancelled while the logits of the full-KV reference were being computed.") from None
     stored = tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist()

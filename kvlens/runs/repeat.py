@@ -1,4 +1,5 @@
-"""Repeating a stored run: what it was, read back from its trace, and the checks that it is the same model and prompt again."""
+"""Repeating a stored run: what it was, read back from its trace, and the checks that it is the same model and prompt
+again."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def read_run(runs_dir: Path, uid: str) -> Past:
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
     if meta.get("forced") and not meta.get("reference"):
-        raise CannotRepeat(f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference.")
+        raise CannotRepeat((f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of "
+                            f"a stored "
+                           f"reference."))
     needle = tuple((int(start), int(end)) for start, end in meta.get("needle") or ())
     prompt, decoded = tokens[tokens["step"].isna()], tokens[tokens["step"].notna()].sort_values("step")
     return Past(
@@ -70,7 +73,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         ),
         layers, kv_heads, steps, meta.get("output_text") or "".join(decoded["text"]), whole, bool(meta.get("forced")),
         meta.get("model_fingerprint"), {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
-    )  # fmt: skip
+    )
 
 
 def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
@@ -85,7 +88,8 @@ def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
         ]
         return RunRequest(**{**said, "hold": holds})
     except (KeyError, TypeError, ValueError) as error:
-        raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__}).") from None
+        raise CannotRepeat((f"run {uid} cannot be repeated: its trace does not say how it was made "
+                           f"({type(error).__name__}).")) from None
 
 
 def reload(past: Past, report: Report) -> Prepared:
@@ -107,7 +111,8 @@ def reload(past: Past, report: Report) -> Prepared:
 
 
 def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, str]:
-    """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the reference's uid)."""
+    """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the
+    reference's uid)."""
     from kvlens.runs.reference import obtain, reference_key
     from kvlens.runs.storing import Pairing, plan, store
 

@@ -98,12 +98,12 @@ Report = Callable[[str, int, int], None]
 def carry_out(
     request: RunRequest, source: PromptText, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
 ) -> tuple[str, str, str]:
-    """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode, store; before the
-    run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where only reading the prompt shows whether
-    the method can keep to its budget.
+    """Run and store; returns (uid, status, output text). report(phase, done, total): load, prefill, place, decode,
+    store; before the run itself, where a full-KV run has to be made to compare with, `reference`, and `check` where
+    only reading the prompt shows whether the method can keep to its budget.
 
-    Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget; nothing is
-    stored then. Raises the store's TraceError when the trace cannot be written.
+    Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget;
+    nothing is stored then. Raises the store's TraceError when the trace cannot be written.
     """
     from kvlens.runs.reference import obtain, reference_key
     from kvlens.runs.storing import Pairing, plan, prepare, store

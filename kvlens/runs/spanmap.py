@@ -1,7 +1,8 @@
-"""UMAP of a run's span keys, in a process of its own: `python -m kvlens.runs.spanmap RUNS UID LAYER KV_HEAD NEIGHBORS OUT`.
+"""UMAP of a run's span keys, in a process of its own: `python -m kvlens.runs.spanmap RUNS UID LAYER KV_HEAD NEIGHBORS
+OUT`.
 
-Prints a JSON object per phase, the last one 'done' or 'error', and writes the map to OUT in one move. umap-learn is imported here and
-nowhere else: it takes seconds, and its compiler has no place in the server's process.
+Prints a JSON object per phase, the last one 'done' or 'error', and writes the map to OUT in one move. umap-learn is
+imported here and nowhere else: it takes seconds, and its compiler has no place in the server's process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def settings(layer: int, kv_head: int, neighbors: int) -> dict[str, Any]:
     """What decides a map, besides the run."""
     return {
         "layer": layer, "kv_head": kv_head, "neighbors": neighbors, "min_dist": MIN_DIST, "metric": "euclidean", "seed": SEED,
-    }  # fmt: skip
+    }
 
 
 def say(**report: Any) -> None:
@@ -37,7 +38,8 @@ def fit(keys: np.ndarray, neighbors: int) -> np.ndarray:
     from umap import UMAP
 
     say(phase="fit")
-    # With few points the spectral start asks its solver for nearly all eigenvectors, which it refuses; PCA serves as well.
+    # With few points the spectral start asks its solver for nearly all eigenvectors, which it refuses; PCA serves as
+    # well.
     mapper = UMAP(n_neighbors=neighbors, min_dist=MIN_DIST, metric="euclidean", random_state=SEED, n_jobs=1, init="pca")
     return np.asarray(mapper.fit_transform(keys), np.float64)
 

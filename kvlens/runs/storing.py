@@ -70,7 +70,8 @@ class Pairing:
 
 
 def check(request: RunRequest) -> tuple[type[Method], str | None, Any, Budget]:
-    """(method, preset, parameters, budget) of a request, before anything is loaded. Raises ValueError with one sentence."""
+    """(method, preset, parameters, budget) of a request, before anything is loaded. Raises ValueError with one
+    sentence."""
     method = methods.get(request.method)
     preset = request.preset or default_preset(request.method, request.model)
     params = methods.make_parameters(method, preset, dict(request.overrides))
@@ -78,14 +79,15 @@ def check(request: RunRequest) -> tuple[type[Method], str | None, Any, Budget]:
 
 
 def plan(request: RunRequest, forced: tuple[int, ...] | None = None) -> Plan:
-    """A request with the tokens it is to be fed, if any. The device is divided for the request's own number of steps either way."""
+    """A request with the tokens it is to be fed, if any. The device is divided for the request's own number of steps
+    either way."""
     from kvlens.engine.engine import Options
 
     options = Options(
         max_new=request.max_new, seed=request.seed, temperature=request.temperature, top_p=request.top_p, stop=request.stop,
         ignore_eos=request.ignore_eos, prefill_chunk=request.prefill_chunk, top_k=request.top_k, coverage=request.coverage,
         oracle=request.oracle, forced=request.forced if forced is None else forced, planned=None if forced is None else request.max_new,
-    )  # fmt: skip
+    )
     return Plan(*check(request), options)
 
 
@@ -119,11 +121,12 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
 def store(
     prepared: Prepared, request: RunRequest, planned: Plan, pairing: Pairing, runs_dir: Path, report: Report,
     cancelled: Callable[[], bool], conclude: Callable[[Result], dict[str, Any]] = lambda result: {}, keep_logits: bool = False,
-) -> Stored:  # fmt: skip
+) -> Stored:
     """Run and store. `conclude`: more meta, from what came out, before the trace is closed.
 
-    Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too little memory or
-    lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace cannot be written.
+    Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too
+    little memory or lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace
+    cannot be written.
     """
     from kvlens.engine.engine import Cancelled
     from kvlens.store.writer import TraceWriter
@@ -144,13 +147,13 @@ def store(
         result = engine.run(
             prompt, planned.method, planned.params, planned.budget, planned.options, sink, tell, cancelled,
             keep_logits, against=pairing.reference, holds=pairing.holds,
-        )  # fmt: skip
+        )
         checks = result.checks
         extra = {
             "output_text": result.text, "stopped": result.stopped, "prefill_s": round(result.prefill_s, 4),
             "decode_s": round(result.decode_s, 4), "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "kernels": result.kernels, "link_host_wait_s": round(result.link_host_wait_s, 6), **conclude(result),
-        }  # fmt: skip
+        }
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
     except Exception as failure:
@@ -231,4 +234,4 @@ def _meta(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepar
         "reference_key": pairing.reference_key, "parent": pairing.parent, "hold": [hold.as_meta() for hold in pairing.holds],
         "whatif": None, "machine": machine(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }  # fmt: skip
+    }

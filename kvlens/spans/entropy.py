@@ -34,7 +34,11 @@ class _Cutter:
     def sinks(self, b: int) -> list[Span]:
         if b <= self.start:
             return []
-        return [self.span(self.start, b, "sink", f"The first {b - self.start} tokens are always kept: attention pools on them.")]
+        return [
+            self.span(
+                self.start, b, "sink", f"The first {b - self.start} tokens are always kept: attention pools on them."
+            )
+        ]
 
     def anchors(self, a: int, b: int) -> Span:
         peak = max(self.h(t) for t in range(a, b))
@@ -101,8 +105,8 @@ def entropy_feasible(
     (a) tokens with H > mu + alpha * sigma become anchors in decreasing H (ties: the earlier token) unless fewer than
     l_min tokens would lie between two of them, until anchor_cap is reached; (b) a run at an edge with fewer than
     l_min tokens merges with its neighbour, whose anchor is demoted; (c) runs longer than l_max are split where H is
-    highest in their middle third, at least l_min from both ends. Hence every span has l_min..l_max tokens; only a range that is shorter
-    than l_min as a whole stays raw, as one 'short' span.
+    highest in their middle third, at least l_min from both ends. Hence every span has l_min..l_max tokens; only a range
+    that is shorter than l_min as a whole stays raw, as one 'short' span.
     """
     if l_min < 1 or l_max < 2 * l_min:
         raise ValueError(f"need 1 <= l_min and l_max >= 2 * l_min, got l_min {l_min}, l_max {l_max}")

@@ -1,5 +1,6 @@
-"""Which tokens may end a chunk and how strongly they do: SentKVCompress's S(b) as data. The paper's own table is its figure 9, a
-picture of token ids per tokenizer; these weights are ours and are resolved against token texts, so they hold for any tokenizer.
+"""Which tokens may end a chunk and how strongly they do: SentKVCompress's S(b) as data. The paper's own table is its
+figure 9, a picture of token ids per tokenizer; these weights are ours and are resolved against token texts, so they
+hold for any tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ SETS: dict[str, tuple[str, ...]] = {
     "mid": (".", "?", "!", "\n", "\n\n"),
     "full": tuple(WEIGHTS),
 }
-"""Named choices of marks. 'any', no table: every token that ends with punctuation or a line break, all with weight 1."""
+"""Named choices of marks. 'any', no table: every token that ends with punctuation or a line break, all with weight
+1."""
 
 SET_OF_MODEL: dict[str, str] = {"longchat": "one", "mistral": "mid", "deepseek-r1-distill-llama": "full"}
 """Part of a model's name -> the set the paper chose for it (appendix A)."""
@@ -45,7 +47,8 @@ def set_for(model: str) -> str:
 
 
 def mark_of(piece: str, marks: str) -> Mark | None:
-    """The mark of the set `marks` that a token's text ends with (the longest one counts), spaces after it aside; None: no boundary.
+    """The mark of the set `marks` that a token's text ends with (the longest one counts), spaces after it aside; None:
+    no boundary.
 
     Raises ValueError for an unknown set.
     """

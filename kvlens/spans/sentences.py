@@ -1,4 +1,5 @@
-"""Chunks that end at punctuation near a wanted length (SentKVCompress sec. 4.1.1, algorithm 2), for a prompt and token by token."""
+"""Chunks that end at punctuation near a wanted length (SentKVCompress sec. 4.1.1, algorithm 2), for a prompt and token
+by token."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ MARK_SHARE, LENGTH_SHARE = 0.7, 0.3
 class Splitter:
     """The rule that cuts. A split is the position of the first token of the next chunk.
 
-    length: wanted tokens of a chunk (L); deviation: how far from it a split may be (Delta); literal: the mark opens the next chunk, as
-    the pseudo-code says, instead of ending this one; free: every mark splits, wherever it stands, and only a run of L + Delta tokens
-    without one is cut (the paper's ablation 'without length control').
+    length: wanted tokens of a chunk (L); deviation: how far from it a split may be (Delta); literal: the mark opens the
+    next chunk, as the pseudo-code says, instead of ending this one; free: every mark splits, wherever it stands, and
+    only a run of L + Delta tokens without one is cut (the paper's ablation 'without length control').
     """
 
     length: int
@@ -55,12 +56,19 @@ class Splitter:
         return spans
 
     def close(self, tokens: int, newest: Mark | None) -> tuple[int, str] | None:
-        """Whether the open chunk of `tokens` tokens ends now that a token with the mark `newest` was added: (how many of its tokens
-        become a chunk, reason). What comes next is not known, so the first mark far enough counts, not the best one."""
+        """Whether the open chunk of `tokens` tokens ends now that a token with the mark `newest` was added: (how many
+        of its tokens become a chunk, reason). What comes next is not known, so the first mark far enough counts, not
+        the best one."""
         if newest is not None and self.least <= tokens - self.literal <= self.most:
             size = tokens - self.literal
             away = abs(size - self.length)
-            return size, f"{self._where(newest)} (weight {newest.weight:g}) while decoding, {_tokens(away)} from the ideal length."
+            return (
+                size,
+                (
+                    f"{self._where(newest)} (weight {newest.weight:g}) while decoding, {_tokens(away)} from the "
+                    f"ideal length."
+                ),
+            )
         if tokens >= self.most:
             return self.most, f"No boundary up to {_tokens(self.most)} while decoding: cut there."
         return None

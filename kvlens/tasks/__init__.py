@@ -1,7 +1,7 @@
 """The tasks. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.tasks`.
 
-A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example ruler:data/niah_single_1.jsonl,
-where KIND is one of FILES. Nothing here imports torch.
+A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example
+ruler:data/niah_single_1.jsonl, where KIND is one of FILES. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def _load(path: str) -> Any:
 
 @cache
 def registry() -> dict[str, Task]:
-    """Name -> task, of the product's generated tasks and of installed plugins. A plugin cannot replace a task of the product."""
+    """Name -> task, of the product's generated tasks and of installed plugins. A plugin cannot replace a task of the
+    product."""
     tasks: dict[str, Task] = {name: _load(path) for name, path in BUILT_IN.items()}
     for point in entry_points(group="kvlens.tasks"):
         if point.name in tasks or point.name in FILES:
@@ -67,7 +68,9 @@ def get(name: str) -> Task:
         return _open(name, kind, path, _stamp(Path(path)))
     tasks = registry()
     if name not in tasks:
-        raise UnknownTask(f"unknown task '{name}'; known: {', '.join(tasks)}, and files as {', '.join(f'{k}:PATH' for k in FILES)}.")
+        raise UnknownTask(
+            f"unknown task '{name}'; known: {', '.join(tasks)}, and files as {', '.join(f'{k}:PATH' for k in FILES)}."
+        )
     return tasks[name]
 
 
@@ -89,11 +92,16 @@ def catalogue() -> list[dict[str, Any]]:
     """The generated tasks as plain data, in order."""
     return [
         {
-            "name": task.name, "title": task.title, "summary": task.summary, "metric": task.metric, "new_tokens": task.new_tokens,
-            "demo_language": task.demo_language, "placed": task.placed,
+            "name": task.name,
+            "title": task.title,
+            "summary": task.summary,
+            "metric": task.metric,
+            "new_tokens": task.new_tokens,
+            "demo_language": task.demo_language,
+            "placed": task.placed,
         }
         for task in registry().values()
-    ]  # fmt: skip
+    ]
 
 
 def score(task: str, answer: str, output: str) -> float:
@@ -102,8 +110,8 @@ def score(task: str, answer: str, output: str) -> float:
 
 
 def is_right(task: str | None, answer: str, output: str) -> bool:
-    """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one that is not known
-    here, the output's first line has to contain the answer: whole words, letters of either case."""
+    """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one
+    that is not known here, the output's first line has to contain the answer: whole words, letters of either case."""
     if task:
         try:
             return score(task, answer, output) == 1.0
@@ -114,9 +122,23 @@ def is_right(task: str | None, answer: str, output: str) -> bool:
 
 
 def remake(trial: Mapping[str, Any], encode: Encode, special: int = 1) -> Asked:
-    """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one sentence."""
+    """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one
+    sentence."""
     task = get(str(trial["task"]))
     return task.make(trial["length"], trial["depth"], int(trial["seed"]), encode, special, int(trial.get("index") or 0))
 
 
-__all__ = ["BUILT_IN", "FILES", "Asked", "Encode", "Task", "UnknownTask", "catalogue", "get", "is_right", "registry", "remake", "score"]
+__all__ = [
+    "BUILT_IN",
+    "FILES",
+    "Asked",
+    "Encode",
+    "Task",
+    "UnknownTask",
+    "catalogue",
+    "get",
+    "is_right",
+    "registry",
+    "remake",
+    "score",
+]

@@ -1,4 +1,5 @@
-"""What a task is: a prompt with a known answer, and a score in 0..1 of what a model said to it. Generated, or read from a file."""
+"""What a task is: a prompt with a known answer, and a score in 0..1 of what a model said to it. Generated, or read from
+a file."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt of a task (without special tokens), what is expected of it, and where the asked facts stand in its text."""
+    """One prompt of a task (without special tokens), what is expected of it, and where the asked facts stand in its
+    text."""
 
     text: str
     answer: str
@@ -51,8 +53,11 @@ class Task(ABC):
     """prompts of a file; None: generated, as many as there are seeds"""
 
     @abstractmethod
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
-        """A prompt of `length` tokens in all, `special` of which the tokenizer adds. Raises ValueError with one sentence."""
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
+        """A prompt of `length` tokens in all, `special` of which the tokenizer adds. Raises ValueError with one
+        sentence."""
 
     @abstractmethod
     def score(self, answer: str, output: str) -> float:

@@ -1,8 +1,8 @@
 """Common words for any tokenizer: RULER's family cwe in words of our own.
 
-RULER's counts: ten common words; below 4,096 tokens each appears 6 times and the others once, from there on 30 times and 3 times. The
-list is as long as the prompt allows. Metric: RULER's string_match_all over the ten words. Words are made up of syllables, so that no
-model knows them and there are enough of them for any length.
+RULER's counts: ten common words; below 4,096 tokens each appears 6 times and the others once, from there on 30 times
+and 3 times. The list is as long as the prompt allows. Metric: RULER's string_match_all over the ten words. Words are
+made up of syllables, so that no model knows them and there are enough of them for any length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ HEAD, TAIL = "This is a numbered list of words", "\nQuestion: What are the 10 mo
 
 
 class CommonWords(Generated):
-    """A numbered list of words, ten of which appear more often than all others. They are everywhere, so depth means nothing."""
+    """A numbered list of words, ten of which appear more often than all others. They are everywhere, so depth means
+    nothing."""
 
     name, title = "common_words", "common words"
     summary = "the ten most frequent words of a long list"
@@ -33,7 +34,9 @@ class CommonWords(Generated):
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         return Content((), (), (), HEAD + "{pad}.\n", TAIL), words.distinct(rng, COMMON, "word")
 
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
         tokens, _ = check_place(self.name, length, 0.5)
         rng = random.Random(f"{self.name}/{seed}")
         often, seldom = SHORT_REPEATS if tokens < LONG else LONG_REPEATS

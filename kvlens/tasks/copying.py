@@ -1,5 +1,5 @@
-"""Gathering and copying, for any tokenizer: the entries of a scattered list in order, and one passage word for word. Ours, after the
-demo model's tasks `list` and `note`."""
+"""Gathering and copying, for any tokenizer: the entries of a scattered list in order, and one passage word for word.
+Ours, after the demo model's tasks `list` and `note`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ PASSAGE = 24
 
 
 class Items(Generated):
-    """Entries of a list, scattered; the first stands at the wanted depth, the rest anywhere. All are asked for, in order."""
+    """Entries of a list, scattered; the first stands at the wanted depth, the rest anywhere. All are asked for, in
+    order."""
 
     name, title = "list_items", "list"
     summary = "eight scattered entries of a list, all asked for in order"
@@ -25,7 +26,9 @@ class Items(Generated):
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         entries = words.distinct(rng, ENTRIES)
-        asked = [f"The {ordinal} entry of the list is {entry}." for ordinal, entry in zip(ORDINALS, entries, strict=True)]
+        asked = [
+            f"The {ordinal} entry of the list is {entry}." for ordinal, entry in zip(ORDINALS, entries, strict=True)
+        ]
         tail = f"\nQuestion: Name all {ENTRIES} entries of the list in order. Answer:"
         return Content(asked, [depth] + [None] * (ENTRIES - 1), (), tail=tail), entries
 
@@ -55,7 +58,9 @@ class Copy(Generated):
 
     def score(self, answer: str, output: str) -> float:
         wanted, given = answer.split(), output.replace(".", " ").split()
-        right = next((at for at, (a, b) in enumerate(zip(wanted, given, strict=False)) if a != b), min(len(wanted), len(given)))
+        right = next(
+            (at for at, (a, b) in enumerate(zip(wanted, given, strict=False)) if a != b), min(len(wanted), len(given))
+        )
         return right / len(wanted)
 
 

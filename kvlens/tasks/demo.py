@@ -15,7 +15,9 @@ class DemoTask(Task):
     def __init__(self, name: str, new_tokens: int, summary: str) -> None:
         self.name, self.title, self.new_tokens, self.summary = name, name, new_tokens, summary
 
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
         tokens, place = check_place(self.name, length, depth)
         made = make_prompt(self.name, tokens, place, seed, encode)
         return Asked(made.text, made.answer, made.needle, self.name, tokens, place, seed, index, (made.answer,))

@@ -20,5 +20,7 @@ def encoding(model: str) -> tuple[Encode, int]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)
     except OSError as error:
-        raise ValueError(f"the tokenizer of '{model}' could not be loaded: {str(error).strip().splitlines()[0]}") from error
+        raise ValueError(
+            f"the tokenizer of '{model}' could not be loaded: {str(error).strip().splitlines()[0]}"
+        ) from error
     return lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tokenizer.num_special_tokens_to_add()

@@ -14,8 +14,8 @@ KINDS = {str: "a text", list: "a list", int: "a number", dict: "an object"}
 
 
 class FileTask(Task):
-    """The prompts of one file in order; `index` names one. A prompt is as long as its text, or cut in its middle to `length` tokens,
-    as LongBench and InfiniteBench cut: what stands at the beginning and at the end is kept."""
+    """The prompts of one file in order; `index` names one. A prompt is as long as its text, or cut in its middle to
+    `length` tokens, as LongBench and InfiniteBench cut: what stands at the beginning and at the end is kept."""
 
     placed = False
     fields: Mapping[str, type]
@@ -40,7 +40,9 @@ class FileTask(Task):
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         """0..1"""
 
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
         if not 0 <= index < len(self.lines):
             raise ValueError(f"'{self.path.name}' has {len(self.lines)} prompts; there is no number {index}.")
         text, answers, facts = self.ask(self.lines[index][1])
@@ -60,7 +62,8 @@ class FileTask(Task):
 
 
 def read_lines(path: Path, fields: Mapping[str, type]) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, object) of every line that is not empty. Raises ValueError with one sentence naming line and field."""
+    """(line number, object) of every line that is not empty. Raises ValueError with one sentence naming line and
+    field."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

@@ -14,7 +14,8 @@ SEPARATOR = ", "
 
 
 class Generated(Task):
-    """A task of its own words. Every prompt has exactly the wanted number of tokens of the tokenizer at hand where that can be met.
+    """A task of its own words. Every prompt has exactly the wanted number of tokens of the tokenizer at hand where that
+    can be met.
 
     The demo model was not trained on any of these.
     """
@@ -25,7 +26,9 @@ class Generated(Task):
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
         """What is hidden and asked, and the parts of the answer in order."""
 
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
         tokens, place = check_place(self.name, length, depth if self.placed else 0.5)
         rng = random.Random(f"{self.name}/{seed}")
         content, answers = self.content(rng, place)
@@ -35,7 +38,7 @@ class Generated(Task):
 
     def lay(
         self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
-    ) -> tuple[str, tuple[tuple[int, int], ...]]:  # fmt: skip
+    ) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The prompt's text and the ranges of the asked facts in it."""
         return compose(self.name, content, length, rng, encode, special)
 

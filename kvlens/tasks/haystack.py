@@ -1,9 +1,11 @@
-"""Needle in a haystack on the user's own texts: a folder of .txt files, such as the essays of the original test, or one such file.
+"""Needle in a haystack on the user's own texts: a folder of .txt files, such as the essays of the original test, or one
+such file.
 
 The original (github.com/gkamradt/LLMTest_NeedleInAHaystack) publishes no prompts, only texts, a needle and a question
-(needlehaystack/run.py); it puts the needle behind a full stop at a share of the text. Its metric is another model's opinion from 1 to 10,
-which cannot be had here: an output is scored by RULER's string_match_all over key phrases, which is ours. needle.json beside the texts
-replaces needle, question and phrases: {"needle": "...", "question": "...", "answers": ["...", ...]}.
+(needlehaystack/run.py); it puts the needle behind a full stop at a share of the text. Its metric is another model's
+opinion from 1 to 10, which cannot be had here: an output is scored by RULER's string_match_all over key phrases, which
+is ours. needle.json beside the texts replaces needle, question and phrases: {"needle": "...", "question": "...",
+"answers": ["...", ...]}.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ PHRASES = ("eat a sandwich", "Dolores Park", "sunny day")
 
 
 class Haystack(Task):
-    """The needle at the wanted depth of the user's texts, in their order from a place drawn by the seed, from the beginning again when
-    they end."""
+    """The needle at the wanted depth of the user's texts, in their order from a place drawn by the seed, from the
+    beginning again when they end."""
 
     new_tokens = 64
     metric = "share of the key phrases that the output contains (ours, in place of a judging model)"
@@ -40,7 +42,9 @@ class Haystack(Task):
             raise ValueError(f"'{path.name}' holds no sentences: give a .txt file or a folder of them.")
         self.needle, self.question, self.phrases = _own(folder / "needle.json")
 
-    def make(self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0) -> Asked:
+    def make(
+        self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
+    ) -> Asked:
         tokens, place = check_place(self.name, length, depth)
         rng = random.Random(f"haystack/{seed}")
         at = rng.randrange(len(self.sentences))
@@ -52,7 +56,9 @@ class Haystack(Task):
 
         content = Content([self.needle], [place], tail=f"\nQuestion: {self.question} Answer:")
         text, ranges = compose("haystack", content, tokens, rng, encode, special, following)
-        return Asked(text, " " + SEPARATOR.join(self.phrases), ranges, self.name, tokens, place, seed, index, self.phrases)
+        return Asked(
+            text, " " + SEPARATOR.join(self.phrases), ranges, self.name, tokens, place, seed, index, self.phrases
+        )
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))
@@ -72,7 +78,8 @@ def _sentences(file: Path) -> list[str]:
 
 
 def _own(path: Path) -> tuple[str, str, tuple[str, ...]]:
-    """(needle, question, key phrases) of needle.json, or the original's. Raises ValueError naming the field that is missing."""
+    """(needle, question, key phrases) of needle.json, or the original's. Raises ValueError naming the field that is
+    missing."""
     if not path.is_file():
         return NEEDLE, QUESTION, PHRASES
     try:

@@ -1,5 +1,6 @@
 """InfiniteBench's official metrics, each 0..1, written anew from their definitions in github.com/OpenBMB/InfiniteBench,
-src/compute_scores.py. Its ROUGE-Lsum comes from the library rouge_score by way of evaluate; what that computes is written here."""
+src/compute_scores.py. Its ROUGE-Lsum comes from the library rouge_score by way of evaluate; what that computes is
+written here."""
 
 from __future__ import annotations
 
@@ -35,14 +36,18 @@ def code_run(output: str, answers: Sequence[str]) -> float:
 
 
 def code_debug(output: str, answers: Sequence[str]) -> float:
-    """`answers`: the function's name and its letter. The output begins with the letter, or names either behind an announcement."""
+    """`answers`: the function's name and its letter. The output begins with the letter, or names either behind an
+    announcement."""
     name, letter = answers[0], answers[1]
     text = output.strip()
     if text[:2] in (f"{letter}.", f"{letter}:"):
         return 1.0
     for mark in ("\n", "`", "'", '"', "-", "*", "Option", "option"):
         text = text.replace(mark, " ")
-    return _announced(re.sub(" +", " ", text), ("answer is:", "is:", "answer:", "correct option is:"), (letter, name)) or 0.0
+    return (
+        _announced(re.sub(" +", " ", text), ("answer is:", "is:", "answer:", "correct option is:"), (letter, name))
+        or 0.0
+    )
 
 
 def choice(output: str, answers: Sequence[str]) -> float:
@@ -63,7 +68,8 @@ def choice(output: str, answers: Sequence[str]) -> float:
 
 
 def _announced(text: str, announcements: Sequence[str], answers: Sequence[str]) -> float | None:
-    """Whether one of `answers` follows the first announcement there is, a character apart; None when nothing is announced."""
+    """Whether one of `answers` follows the first announcement there is, a character apart; None when nothing is
+    announced."""
     for announcement in announcements:
         at = text.find(announcement)
         if at >= 0:
@@ -108,12 +114,16 @@ def question_zh(output: str, answers: Sequence[str]) -> float:
 
 
 def rouge_lsum(output: str, answers: Sequence[str]) -> float:
-    """ROUGE-Lsum without stemming, the best of the answers: sentences are lines; words of letters a-z and digits, lower case."""
+    """ROUGE-Lsum without stemming, the best of the answers: sentences are lines; words of letters a-z and digits, lower
+    case."""
     return max(_rouge_lsum(output, answer) for answer in answers)
 
 
 def _rouge_lsum(output: str, answer: str) -> float:
-    given, wanted = ([words for line in text.split("\n") if (words := re.findall(r"[a-z0-9]+", line.lower()))] for text in (output, answer))
+    given, wanted = (
+        [words for line in text.split("\n") if (words := re.findall(r"[a-z0-9]+", line.lower()))]
+        for text in (output, answer)
+    )
     left, right = (Counter(word for line in side for word in line) for side in (given, wanted))
     if not left or not right:
         return 0.0

@@ -1,9 +1,10 @@
 """InfiniteBench files (one task a file: passkey.jsonl, kv_retrieval.jsonl, ...).
 
-File names, fields (id, context, input, answer, options), tokens to generate and metrics are taken from github.com/OpenBMB/InfiniteBench:
-README.md, src/eval_utils.py and src/compute_scores.py; how the letter of a multiple choice is found (the option that equals the answer)
-from later copies of eval_utils.get_answer. The instructions around a text are ours: figures can be compared between methods, not with
-published ones. math_calc asks for tens of thousands of tokens; 1,024 are generated here, so its score is a lower bound.
+File names, fields (id, context, input, answer, options), tokens to generate and metrics are taken from
+github.com/OpenBMB/InfiniteBench: README.md, src/eval_utils.py and src/compute_scores.py; how the letter of a multiple
+choice is found (the option that equals the answer) from later copies of eval_utils.get_answer. The instructions around
+a text are ours: figures can be compared between methods, not with published ones. math_calc asks for tens of thousands
+of tokens; 1,024 are generated here, so its score is a lower bound.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class InfiniteBench(FileTask):
 
     def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
         answers = self._letter(0, line) if self.task in CHOICES else _listed(line["answer"])
-        options = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, line.get("options") or (), strict=False))
+        options = "\n".join(
+            f"{letter}. {option}" for letter, option in zip(LETTERS, line.get("options") or (), strict=False)
+        )
         call = _CALL.search(line["input"])
         question = self._question.replace("{options}", options).replace("{call}", call.group() if call else "")
         return f"{line['context']}\n\n{question.replace('{input}', line['input'])}", answers, {}

@@ -1,4 +1,5 @@
-"""A prompt of an exact length: filler sentences, facts at their places, and padding counted by the tokenizer at hand."""
+"""A prompt of an exact length: filler sentences, facts at their places, and padding counted by the tokenizer at
+hand."""
 
 from __future__ import annotations
 
@@ -10,7 +11,16 @@ from itertools import accumulate
 from kvlens.tasks.base import Encode
 from kvlens.tasks.words import ADJECTIVES, sentence
 
-PADS = (*(f" {word}" for word in ("and", "then", "so", "on", "again", *ADJECTIVES[:12])), " a", ".", ",", "!", "0", "x", "~")
+PADS = (
+    *(f" {word}" for word in ("and", "then", "so", "on", "again", *ADJECTIVES[:12])),
+    " a",
+    ".",
+    ",",
+    "!",
+    "0",
+    "x",
+    "~",
+)
 """pieces that lengthen the head by a few tokens"""
 TRIES = 400
 """re-counted texts until padding gives up; a byte-pair tokenizer needs a handful"""
@@ -19,8 +29,8 @@ Ranges = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Content:
-    """What a task hides: the asked sentences with the share of the haystack before each (None: anywhere, drawn), other facts anywhere,
-    what stands before the haystack (padding goes where it says {pad}) and what after it."""
+    """What a task hides: the asked sentences with the share of the haystack before each (None: anywhere, drawn), other
+    facts anywhere, what stands before the haystack (padding goes where it says {pad}) and what after it."""
 
     asked: Sequence[str]
     shares: Sequence[float | None]
@@ -54,7 +64,7 @@ class Layout:
         slots = [
             (anywhere[index] if share is None else _nearest(ends, share * ends[-1]), index)
             for index, share in enumerate(content.shares)
-        ]  # fmt: skip
+        ]
         slots += [(anywhere[len(content.asked) + index], -1 - index) for index in range(len(content.others))]
         # What is asked keeps the very first and the very last place against other facts of the same slot.
         slots.sort(key=lambda slot: (slot[0], (slot[1] >= 0) != (slot[0] == 0), slot[1]))
@@ -72,15 +82,22 @@ class Layout:
             if place is not None and place >= 0:
                 ranges[place] = (start, start + len(piece))
             start += len(piece) + 1
-        return head + " ".join(piece for piece, _ in pieces) + content.tail, tuple(ranges[place] for place in sorted(ranges))
+        return head + " ".join(piece for piece, _ in pieces) + content.tail, tuple(
+            ranges[place] for place in sorted(ranges)
+        )
 
 
 def compose(
-    name: str, content: Content, length: int, rng: random.Random, encode: Encode, special: int,
+    name: str,
+    content: Content,
+    length: int,
+    rng: random.Random,
+    encode: Encode,
+    special: int,
     draw: Callable[[random.Random], str] = sentence,
-) -> tuple[str, Ranges]:  # fmt: skip
-    """(text, character ranges of the asked sentences in their order). The text has exactly `length` tokens with the special ones wherever
-    a piece of padding is one token by itself, else the nearest number below that was found.
+) -> tuple[str, Ranges]:
+    """(text, character ranges of the asked sentences in their order). The text has exactly `length` tokens with the
+    special ones wherever a piece of padding is one token by itself, else the nearest number below that was found.
 
     Raises ValueError with one sentence when the length does not hold the facts.
     """
@@ -101,9 +118,14 @@ def compose(
 
 
 def lengthen(
-    render: Callable[[str], tuple[str, Ranges]], length: int, count: Callable[[str], int], rng: random.Random, encode: Encode
-) -> tuple[str, Ranges] | None:  # fmt: skip
-    """What `render` makes with the padding that brings its text to `length` tokens, or nearest below; None when it is too long without."""
+    render: Callable[[str], tuple[str, Ranges]],
+    length: int,
+    count: Callable[[str], int],
+    rng: random.Random,
+    encode: Encode,
+) -> tuple[str, Ranges] | None:
+    """What `render` makes with the padding that brings its text to `length` tokens, or nearest below; None when it is
+    too long without."""
     sizes = {piece: max(1, len(encode(piece))) for piece in PADS}
     pads: list[str] = []
     banned: set[tuple[int, str]] = set()

@@ -1,10 +1,11 @@
 """LongBench files (one dataset a file, such as hotpotqa.jsonl, or hotpotqa_e.jsonl of LongBench-E).
 
-Fields and metrics are taken from github.com/THUDM/LongBench: LongBench/README.md ("Data Format": input, context, answers, length, dataset,
-language, all_classes, _id), LongBench/eval.py (dataset -> metric; the best of the answers counts; of trec, triviaqa, samsum and lsht only
-the first line of the output) and config/dataset2maxlen.json (tokens to generate). The instructions around a text are ours, so figures
-can be compared between methods but not with published ones; where the official dataset2prompt.json lies beside the file or in a folder
-`config` next to it, its prompts are used instead.
+Fields and metrics are taken from github.com/THUDM/LongBench: LongBench/README.md ("Data Format": input, context,
+answers, length, dataset, language, all_classes, _id), LongBench/eval.py (dataset -> metric; the best of the answers
+counts; of trec, triviaqa, samsum and lsht only the first line of the output) and config/dataset2maxlen.json (tokens to
+generate). The instructions around a text are ours, so figures can be compared between methods but not with published
+ones; where the official dataset2prompt.json lies beside the file or in a folder `config` next to it, its prompts are
+used instead.
 """
 
 from __future__ import annotations
@@ -20,14 +21,28 @@ from kvlens.tasks.filetask import FileTask, texts
 Metric = Callable[[str, str], float]
 
 DATASETS: dict[str, tuple[Metric | None, int]] = {
-    "narrativeqa": (metrics.qa_f1, 128), "qasper": (metrics.qa_f1, 128), "multifieldqa_en": (metrics.qa_f1, 64),
-    "multifieldqa_zh": (metrics.qa_f1_zh, 64), "hotpotqa": (metrics.qa_f1, 32), "2wikimqa": (metrics.qa_f1, 32),
-    "musique": (metrics.qa_f1, 32), "dureader": (metrics.rouge_l_zh, 128), "gov_report": (metrics.rouge_l, 512),
-    "qmsum": (metrics.rouge_l, 512), "multi_news": (metrics.rouge_l, 512), "vcsum": (metrics.rouge_l_zh, 512), "trec": (None, 64),
-    "triviaqa": (metrics.qa_f1, 32), "samsum": (metrics.rouge_l, 128), "lsht": (None, 64), "passage_count": (metrics.count, 32),
-    "passage_retrieval_en": (metrics.retrieval, 32), "passage_retrieval_zh": (metrics.retrieval_zh, 32),
-    "lcc": (metrics.code_similarity, 64), "repobench-p": (metrics.code_similarity, 64),
-}  # fmt: skip
+    "narrativeqa": (metrics.qa_f1, 128),
+    "qasper": (metrics.qa_f1, 128),
+    "multifieldqa_en": (metrics.qa_f1, 64),
+    "multifieldqa_zh": (metrics.qa_f1_zh, 64),
+    "hotpotqa": (metrics.qa_f1, 32),
+    "2wikimqa": (metrics.qa_f1, 32),
+    "musique": (metrics.qa_f1, 32),
+    "dureader": (metrics.rouge_l_zh, 128),
+    "gov_report": (metrics.rouge_l, 512),
+    "qmsum": (metrics.rouge_l, 512),
+    "multi_news": (metrics.rouge_l, 512),
+    "vcsum": (metrics.rouge_l_zh, 512),
+    "trec": (None, 64),
+    "triviaqa": (metrics.qa_f1, 32),
+    "samsum": (metrics.rouge_l, 128),
+    "lsht": (None, 64),
+    "passage_count": (metrics.count, 32),
+    "passage_retrieval_en": (metrics.retrieval, 32),
+    "passage_retrieval_zh": (metrics.retrieval_zh, 32),
+    "lcc": (metrics.code_similarity, 64),
+    "repobench-p": (metrics.code_similarity, 64),
+}
 """dataset -> (metric, None for classification; tokens to generate)"""
 FIRST_LINE = frozenset(("trec", "triviaqa", "samsum", "lsht"))
 CODE = frozenset(("lcc", "repobench-p"))
@@ -44,7 +59,9 @@ class LongBench(FileTask):
         super().__init__(path)
         datasets = {_plain(line["dataset"]) for _, line in self.lines}
         if len(datasets) > 1:
-            raise ValueError(f"'{path.name}' mixes the datasets {', '.join(sorted(datasets))}; give one file per dataset.")
+            raise ValueError(
+                f"'{path.name}' mixes the datasets {', '.join(sorted(datasets))}; give one file per dataset."
+            )
         self.dataset = datasets.pop()
         metric, self.new_tokens = DATASETS[self.dataset]
         if metric in (metrics.qa_f1_zh, metrics.rouge_l_zh):
@@ -91,12 +108,20 @@ def _plain(dataset: str) -> str:
 
 
 def _official(path: Path) -> dict[str, str]:
-    """Dataset -> prompt of the official dataset2prompt.json, where it is at hand. Raises ValueError when it is not one."""
-    for place in (path.parent / "dataset2prompt.json", path.parent / "config" / "dataset2prompt.json",
-                  path.parent.parent / "config" / "dataset2prompt.json"):  # fmt: skip
+    """Dataset -> prompt of the official dataset2prompt.json, where it is at hand. Raises ValueError when it is not
+    one."""
+    for place in (
+        path.parent / "dataset2prompt.json",
+        path.parent / "config" / "dataset2prompt.json",
+        path.parent.parent / "config" / "dataset2prompt.json",
+    ):
         if place.is_file():
             found = json.loads(place.read_text(encoding="utf-8"))
-            if not isinstance(found, dict) or not all(isinstance(text, str) and "{context}" in text for text in found.values()):
-                raise ValueError(f"'{place.name}' beside '{path.name}' does not map datasets to prompts with a {{context}}.")
+            if not isinstance(found, dict) or not all(
+                isinstance(text, str) and "{context}" in text for text in found.values()
+            ):
+                raise ValueError(
+                    f"'{place.name}' beside '{path.name}' does not map datasets to prompts with a {{context}}."
+                )
             return found
     return {}

@@ -1,8 +1,9 @@
 """LongBench v2 files (data.jsonl, 503 multiple-choice questions).
 
-Fields (_id, domain, sub_domain, difficulty, length, question, choice_A to choice_D, answer, context), the 128 tokens to generate and the
-rule that reads the letter behind 'The correct answer is' are taken from github.com/THUDM/LongBench: README.md, pred.py (extract_answer) and
-result.py (accuracy). The official prompt asks for that very sentence; ours asks for it too, in other words.
+Fields (_id, domain, sub_domain, difficulty, length, question, choice_A to choice_D, answer, context), the 128 tokens to
+generate and the rule that reads the letter behind 'The correct answer is' are taken from github.com/THUDM/LongBench:
+README.md, pred.py (extract_answer) and result.py (accuracy). The official prompt asks for that very sentence; ours asks
+for it too, in other words.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ class LongBench2(FileTask):
     """Multiple choice."""
 
     fields: Mapping[str, type] = {
-        "context": str, "question": str, "answer": str, **{f"choice_{letter}": str for letter in LETTERS},
-    }  # fmt: skip
+        "context": str,
+        "question": str,
+        "answer": str,
+        **{f"choice_{letter}": str for letter in LETTERS},
+    }
     new_tokens = 128
     summary = "LongBench v2, multiple choice"
     metric = "LongBench v2's accuracy: the letter behind 'The correct answer is'"
@@ -33,7 +37,8 @@ class LongBench2(FileTask):
     def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
         choices = "\n".join(f"({letter}) {line[f'choice_{letter}'].strip()}" for letter in LETTERS)
         text = (
-            f"Read this text, then answer the question below it.\n\n{line['context'].strip()}\n\nQuestion: {line['question'].strip()}\n"
+            f"Read this text, then answer the question below it.\n\n{line['context'].strip()}\n\nQuestion: "
+            f"{line['question'].strip()}\n"
             f'{choices}\n\nAnswer in the form "The correct answer is (letter)".'
         )
         return text, (line["answer"],), {}

@@ -1,10 +1,11 @@
 """The official metrics of RULER, LongBench and LongBench v2, each 0..1, written anew from their definitions.
 
-Looked up in: RULER scripts/eval/synthetic/constants.py (string_match_all, string_match_part); LongBench LongBench/metrics.py and eval.py
-(F1, ROUGE-L, classification, retrieval, count, code similarity; the best of a prompt's answers counts); LongBench v2 pred.py and result.py
-(the letter behind 'The correct answer is'). Three of them call libraries; what those do is written here, without the libraries:
-`rouge` (ROUGE-L on summary level), `fuzzywuzzy` without its C extension (difflib's ratio, rounded to percent), and `jieba` for Chinese
-words, which alone has to be installed (`zh_words` says so).
+Looked up in: RULER scripts/eval/synthetic/constants.py (string_match_all, string_match_part); LongBench
+LongBench/metrics.py and eval.py (F1, ROUGE-L, classification, retrieval, count, code similarity; the best of a prompt's
+answers counts); LongBench v2 pred.py and result.py (the letter behind 'The correct answer is'). Three of them call
+libraries; what those do is written here, without the libraries: `rouge` (ROUGE-L on summary level), `fuzzywuzzy`
+without its C extension (difflib's ratio, rounded to percent), and `jieba` for Chinese words, which alone has to be
+installed (`zh_words` says so).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 
 _ZH_PUNCTUATION = (
-    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢"
+    "｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
 )
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _DROP = str.maketrans("", "", string.punctuation)
@@ -57,7 +59,9 @@ def zh_words(text: str) -> list[str]:
     try:
         import jieba  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ValueError("this task's metric counts Chinese words as the package jieba cuts them, which is not installed.") from None
+        raise ValueError(
+            "this task's metric counts Chinese words as the package jieba cuts them, which is not installed."
+        ) from None
     return list(jieba.cut(text, cut_all=False))
 
 
@@ -73,8 +77,9 @@ def qa_f1_zh(output: str, answer: str) -> float:
 
 
 def common_subsequence(first: Sequence[str], second: Sequence[str], *, upward: bool) -> list[int]:
-    """Places in `first` of one longest common subsequence with `second`. Several may be longest; going back from the end, `upward`
-    prefers to drop from `second` unless dropping from `first` keeps more (the package rouge), else the other way (rouge_score)."""
+    """Places in `first` of one longest common subsequence with `second`. Several may be longest; going back from the
+    end, `upward` prefers to drop from `second` unless dropping from `first` keeps more (the package rouge), else the
+    other way (rouge_score)."""
     table = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
     for i, word in enumerate(first, 1):
         row, above = table[i], table[i - 1]
@@ -93,9 +98,12 @@ def common_subsequence(first: Sequence[str], second: Sequence[str], *, upward: b
 
 
 def rouge_l(output: str, answer: str) -> float:
-    """ROUGE-L as LongBench has it (the package rouge): sentences end at full stops; distinct words of the union of each answer
-    sentence's longest common subsequences with all output sentences, against the distinct words of either side."""
-    given, wanted = ([" ".join(part.split()).split(" ") for part in text.split(".") if part] for text in (output, answer))
+    """ROUGE-L as LongBench has it (the package rouge): sentences end at full stops; distinct words of the union of each
+    answer sentence's longest common subsequences with all output sentences, against the distinct words of either
+    side."""
+    given, wanted = (
+        [" ".join(part.split()).split(" ") for part in text.split(".") if part] for text in (output, answer)
+    )
     if not given or not wanted:
         return 0.0
     union: set[str] = set()
@@ -112,8 +120,9 @@ def rouge_l_zh(output: str, answer: str) -> float:
 
 
 def classification(output: str, answer: str, classes: Sequence[str]) -> float:
-    """LongBench: 1 over the number of classes named in the output when the right one is among them, else 0. Classes that are a part of
-    the right one's name do not count; as in the official loop, the class behind a dropped one is not looked at."""
+    """LongBench: 1 over the number of classes named in the output when the right one is among them, else 0. Classes
+    that are a part of the right one's name do not count; as in the official loop, the class behind a dropped one is not
+    looked at."""
     named = [name for name in classes if name in output]
     at = 0
     while at < len(named):
@@ -134,8 +143,8 @@ def count(output: str, answer: str) -> float:
 
 
 def retrieval(output: str, answer: str, label: str = "Paragraph ") -> float:
-    """LongBench's passage retrieval: the share of the output's numbers that are the right paragraph's. Raises ValueError for an answer
-    without a number."""
+    """LongBench's passage retrieval: the share of the output's numbers that are the right paragraph's. Raises
+    ValueError for an answer without a number."""
     found = re.search(re.escape(label) + r"(\d+)", answer)
     if found is None:
         raise ValueError(f"the answer {answer[:40]!r} names no paragraph.")

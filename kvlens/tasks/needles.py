@@ -1,7 +1,9 @@
-"""Needle tasks for any tokenizer: RULER's families niah_single, niah_multikey, niah_multiquery and niah_multivalue in words of our own.
+"""Needle tasks for any tokenizer: RULER's families niah_single, niah_multikey, niah_multiquery and niah_multivalue in
+words of our own.
 
-Families, counts (four queries, four values) and metric follow RULER (github.com/hsiehjackson/RULER, scripts/synthetic.yaml and
-scripts/eval/synthetic/constants.py); sentences, word lists and the placing at a wanted depth are ours.
+Families, counts (four queries, four values) and metric follow RULER (github.com/hsiehjackson/RULER,
+scripts/synthetic.yaml and scripts/eval/synthetic/constants.py); sentences, word lists and the placing at a wanted depth
+are ours.
 """
 
 from __future__ import annotations
@@ -44,5 +46,7 @@ class Needle(Generated):
 
 SINGLE = Needle("niah_single", "single needle", "one number hidden in filler, asked for at the end", 1, 1, 0)
 MULTIKEY = Needle("niah_multikey", "multi-key needle", "one number among others of its kind", 1, 1, OTHERS)
-MULTIQUERY = Needle("niah_multiquery", "multi-query needle", "four numbers of four things, all asked for", QUERIES, 1, 0)
+MULTIQUERY = Needle(
+    "niah_multiquery", "multi-query needle", "four numbers of four things, all asked for", QUERIES, 1, 0
+)
 MULTIVALUE = Needle("niah_multivalue", "multi-value needle", "four numbers of one thing, all asked for", 1, VALUES, 0)

@@ -1,9 +1,11 @@
-"""RULER files, as RULER's prepare.py writes them: NAME/validation.jsonl or NAME.jsonl, NAME such as niah_single_1, vt, cwe, fwe, qa_1.
+"""RULER files, as RULER's prepare.py writes them: NAME/validation.jsonl or NAME.jsonl, NAME such as niah_single_1, vt,
+cwe, fwe, qa_1.
 
 Fields (index, input, outputs, length, and in newer versions answer_prefix, which continues the input) are taken from
-github.com/hsiehjackson/RULER, scripts/data/synthetic/*.py; metrics from scripts/eval/synthetic/constants.py: string_match_part for question
-answering, string_match_all for everything else. Prompts are used as they stand. Tokens to generate follow
-scripts/data/synthetic/constants.py; its figure for vt differs between versions (30 to 100), the largest is used.
+github.com/hsiehjackson/RULER, scripts/data/synthetic/*.py; metrics from scripts/eval/synthetic/constants.py:
+string_match_part for question answering, string_match_all for everything else. Prompts are used as they stand. Tokens
+to generate follow scripts/data/synthetic/constants.py; its figure for vt differs between versions (30 to 100), the
+largest is used.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from typing import Any
 from kvlens.tasks import metrics
 from kvlens.tasks.filetask import FileTask, texts
 
-NEW_TOKENS = {"niah": 128, "vt": 100, "variable_tracking": 100, "cwe": 120, "common_words": 120, "fwe": 50, "freq_words": 50, "qa": 64}
+NEW_TOKENS = {
+    "niah": 128,
+    "vt": 100,
+    "variable_tracking": 100,
+    "cwe": 120,
+    "common_words": 120,
+    "fwe": 50,
+    "freq_words": 50,
+    "qa": 64,
+}
 SUBSETS = ("validation", "test")
 """file names that say nothing; the folder does"""
 

@@ -1,7 +1,8 @@
-"""Variable tracking for any tokenizer: RULER's family vt (a chain of assignments, four hops, hidden in order) in words of our own.
+"""Variable tracking for any tokenizer: RULER's family vt (a chain of assignments, four hops, hidden in order) in words
+of our own.
 
-RULER's default hides one chain; here a second one, of another number, is hidden as well and not asked for. Metric: RULER's
-string_match_all over the five names.
+RULER's default hides one chain; here a second one, of another number, is hidden as well and not asked for. Metric:
+RULER's string_match_all over the five names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ HOPS = 4
 
 
 class Tracking(Generated):
-    """VAR A = 12345 ... VAR B = VAR A: which hold the number? The first assignment stands at the wanted depth, the others behind it."""
+    """VAR A = 12345 ... VAR B = VAR A: which hold the number? The first assignment stands at the wanted depth, the
+    others behind it."""
 
     name, title = "variable_tracking", "variable tracking"
     summary = "which variables hold a number, through a chain of assignments"

@@ -1,4 +1,5 @@
-"""Words, names and filler sentences of the tasks for any tokenizer. Own lists; nothing here states a fact that is ever asked."""
+"""Words, names and filler sentences of the tasks for any tokenizer. Own lists; nothing here states a fact that is ever
+asked."""
 # ruff: noqa: SIM905 (word lists read better as text)
 
 from __future__ import annotations
@@ -6,21 +7,35 @@ from __future__ import annotations
 import random
 
 ADJECTIVES = (
-    "amber ancient bitter bold brisk calm clever coastal copper crooked dusty eager early faded fair feather gentle gilded grand hollow "
-    "honest humble iron ivory jagged keen lively lonely lucky mellow misty narrow noble northern odd olive pale patient polished proud "
-    "quiet rapid restless rough rustic salty scarlet secret shallow silent silver slender smooth solar steady stormy sudden swift tidy "
+    "amber ancient bitter bold brisk calm clever coastal copper crooked dusty eager early faded fair feather "
+    "gentle gilded grand hollow "
+    "honest humble iron ivory jagged keen lively lonely lucky mellow misty narrow noble northern odd olive "
+    "pale patient polished proud "
+    "quiet rapid restless rough rustic salty scarlet secret shallow silent silver slender smooth solar steady "
+    "stormy sudden swift tidy "
     "velvet violet wandering warm weary wild windy wooden young"
 ).split()
 NOUNS = (
-    "anchor apple arrow badger barrel basket beacon bell bishop blanket bottle bridge bucket butter candle canyon carpet castle cherry "
-    "chimney cloud comet cottage cricket crown curtain dolphin dragon drum eagle ember engine falcon feather fiddle forest fountain "
-    "garden glacier hammer harbor hazel helmet heron island jacket kettle ladder lantern lemon lizard magnet maple marble meadow mirror "
-    "mountain needle orchard otter paddle pebble pepper piano pillow pocket prairie quarry rabbit raven ribbon river saddle sailor "
-    "shadow shovel signal spider spoon stable statue summit temple thistle tiger timber tunnel turtle valley violin wagon walnut whistle "
+    "anchor apple arrow badger barrel basket beacon bell bishop blanket bottle bridge bucket butter candle "
+    "canyon carpet castle cherry "
+    "chimney cloud comet cottage cricket crown curtain dolphin dragon drum eagle ember engine falcon feather "
+    "fiddle forest fountain "
+    "garden glacier hammer harbor hazel helmet heron island jacket kettle ladder lantern lemon lizard magnet "
+    "maple marble meadow mirror "
+    "mountain needle orchard otter paddle pebble pepper piano pillow pocket prairie quarry rabbit raven ribbon "
+    "river saddle sailor "
+    "shadow shovel signal spider spoon stable statue summit temple thistle tiger timber tunnel turtle valley "
+    "violin wagon walnut whistle "
     "willow window zebra"
 ).split()
-PLACES = "harbor market library station orchard museum workshop theatre bakery chapel courtyard lighthouse mill square tavern".split()
-PEOPLE = "baker captain clerk doctor farmer gardener guard judge miner nurse painter pilot sailor smith tailor teacher weaver".split()
+PLACES = (
+    "harbor market library station orchard museum workshop theatre bakery chapel courtyard lighthouse "
+    "mill square tavern"
+).split()
+PEOPLE = (
+    "baker captain clerk doctor farmer gardener guard judge miner nurse painter pilot sailor smith "
+    "tailor teacher weaver"
+).split()
 TIMES = "spring summer autumn winter morning evening dawn noon".split()
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 
@@ -44,7 +59,8 @@ def pair(rng: random.Random) -> str:
 
 
 def distinct(rng: random.Random, count: int, draw: str = "pair") -> list[str]:
-    """`count` different pairs ('pair'), seven-digit numbers ('number'), five capital letters ('name') or made-up words ('word')."""
+    """`count` different pairs ('pair'), seven-digit numbers ('number'), five capital letters ('name') or made-up words
+    ('word')."""
     makers = {"pair": pair, "number": number, "name": name, "word": word}
     found: dict[str, None] = {}
     while len(found) < count:

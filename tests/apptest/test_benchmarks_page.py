@@ -10,16 +10,50 @@ from uiruns import Runs, Visit
 
 MACHINE = {"processor": "P", "cores": 2}
 ABOUT = {
-    "machine": MACHINE, "date": "2026-01-01", "torch": "2", "trials": 4, "planned": 6,
+    "machine": MACHINE,
+    "date": "2026-01-01",
+    "torch": "2",
+    "trials": 4,
+    "planned": 6,
     "request": {"model": "demo", "tasks": ["needle"], "length": 256},
-}  # fmt: skip
+}
 LINE = {
-    "method": "full", "budget": "", "task": "needle", "rule": "none", "n": 4, "infeasible": 0, "smallest_feasible": None, "exact": 1.0,
-    "low": 0.51, "high": 1.0, "score": 1.0, "coverage": 1.0, "attended_tokens": 256.0, "attended_share": 1.0, "resident_share": 1.03,
-    "h2d_bytes_per_step": 0.0, "d2h_bytes_per_step": 0.0,
-}  # fmt: skip
-REFUSED = {"method": "sekv", "budget": "5%", "task": "needle", "rule": "resident bytes", "n": 0, "infeasible": 4, "smallest_feasible": 0.1}
-CLAIM = {"method": "freekv", "source": "FreeKV Table 9", "says": "s", "measured": "m", "holds": False, "reason": "r", "figures": {}}
+    "method": "full",
+    "budget": "",
+    "task": "needle",
+    "rule": "none",
+    "n": 4,
+    "infeasible": 0,
+    "smallest_feasible": None,
+    "exact": 1.0,
+    "low": 0.51,
+    "high": 1.0,
+    "score": 1.0,
+    "coverage": 1.0,
+    "attended_tokens": 256.0,
+    "attended_share": 1.0,
+    "resident_share": 1.03,
+    "h2d_bytes_per_step": 0.0,
+    "d2h_bytes_per_step": 0.0,
+}
+REFUSED = {
+    "method": "sekv",
+    "budget": "5%",
+    "task": "needle",
+    "rule": "resident bytes",
+    "n": 0,
+    "infeasible": 4,
+    "smallest_feasible": 0.1,
+}
+CLAIM = {
+    "method": "freekv",
+    "source": "FreeKV Table 9",
+    "says": "s",
+    "measured": "m",
+    "holds": False,
+    "reason": "r",
+    "figures": {},
+}
 
 
 @pytest.fixture
@@ -45,13 +79,21 @@ def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: 
 
 def test_says_what_to_do_when_nothing_was_measured(visit: Visit, runs: Runs, results: Path) -> None:
     app = visit(runs.folder, "benchmarks")
-    commands = ("kvlens bench sweep", "kvlens bench quality", "kvlens bench explain", "kvlens bench claims", "kvlens bench gpu")
+    commands = (
+        "kvlens bench sweep",
+        "kvlens bench quality",
+        "kvlens bench explain",
+        "kvlens bench claims",
+        "kvlens bench gpu",
+    )
     for box, command in zip(app.info, commands, strict=True):
         assert command in box.value
 
 
 @pytest.mark.parametrize("name", ["quality.json", "explain.json", "claims.json"])
-@pytest.mark.parametrize("text", ["not json", "[1]", '{"about": {}, "lines": []}', '{"methods": {"freekv": {"claims": [{}]}}}'])
+@pytest.mark.parametrize(
+    "text", ["not json", "[1]", '{"about": {}, "lines": []}', '{"methods": {"freekv": {"claims": [{}]}}}']
+)
 def test_a_damaged_result_is_one_sentence(visit: Visit, runs: Runs, results: Path, name: str, text: str) -> None:
     (results / name).write_text(text)
     app = visit(runs.folder, "benchmarks")

@@ -1,4 +1,5 @@
-"""Every chart of every page hands out its numbers: the files can be made, hold rows, and name what their columns are."""
+"""Every chart of every page hands out its numbers: the files can be made, hold rows, and name what their columns
+are."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     source = PromptText(make_prompt("multikey", 500, 0.5, 1, demo_encode()).text)
     uids = {}
     for name in METHODS:
-        request = RunRequest(model="demo", method=name, budget="1.2" if name == "chess" else "40%", max_new=12, ignore_eos=True)
+        request = RunRequest(
+            model="demo", method=name, budget="1.2" if name == "chess" else "40%", max_new=12, ignore_eos=True
+        )
         uids[name], status, _ = carry_out(request, source, folder, lambda phase, done, total: None, lambda: False)
         assert status == "completed"
     return folder, uids
@@ -53,11 +56,16 @@ def check(app: AppTest, asked: dict[str, Data]) -> None:
         written = pd.read_csv(io.BytesIO(table_file(data, "csv")))
         assert table.num_rows == len(written) > 0, key
         assert list(written.columns) == table.column_names, key
-        assert not {"value", "0", "1"} & set(table.column_names) or "index" in table.column_names, (key, table.column_names)
+        assert not {"value", "0", "1"} & set(table.column_names) or "index" in table.column_names, (
+            key,
+            table.column_names,
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_chart_of_a_page_hands_out_csv_and_parquet(visit: Visit, runs: Runs, asked: dict[str, Data], page: str) -> None:
+def test_every_chart_of_a_page_hands_out_csv_and_parquet(
+    visit: Visit, runs: Runs, asked: dict[str, Data], page: str
+) -> None:
     check(visit(runs.folder, page, run=runs.whole, layer=1, head=5, step=7), asked)
 
 

@@ -74,10 +74,15 @@ def test_strips_show_what_was_kept_and_what_is_attended_anyway() -> None:
     """Four pages of 4 tokens, the first a sink, the last the window, one token more; page 2 is kept."""
     nan = np.nan
     levels = (
-        level("grid", 16, [2.0], [1.0]), level("chunk", 8, [1.0, 3.0], [0.0, 1.0]), level("page", 4, [nan, 1.0, 3.0], [0, 0, 1]),
-    )  # fmt: skip
+        level("grid", 16, [2.0], [1.0]),
+        level("chunk", 8, [1.0, 3.0], [0.0, 1.0]),
+        level("page", 4, [nan, 1.0, 3.0], [0, 0, 1]),
+    )
     figure = figures.strips(figures.Reconstruction(-1, levels, (1, 3, 4), 17), [(9, 11)])
-    assert figure.layout.title.text == "Reconstruction at the end of prefill: kept 1 of 1 grids, 1 of 2 chunks, 1 of 2 pages"
+    assert (
+        figure.layout.title.text
+        == "Reconstruction at the end of prefill: kept 1 of 1 grids, 1 of 2 chunks, 1 of 2 pages"
+    )
     bands = {trace.y[0]: trace for trace in figure.data if trace.type == "heatmap"}
     assert list(bands[-7.9].x) == [0, 4, 8, 12, 16, 17]
     selected, safe = (trace.z[0] for trace in figure.data if trace.type == "heatmap" and trace.y[0] == -7.9)
@@ -89,9 +94,14 @@ def test_strips_show_what_was_kept_and_what_is_attended_anyway() -> None:
 
 
 def test_unjudged_pages_are_not_drawn_and_thresholds_are() -> None:
-    figure = figures.uncertainty([7, 8, 9], np.array([np.nan, 0.5, 2.0]), np.array([np.nan, 0.1, 0.4]), np.array([0, 0, 1]), (1.0, 0.2))
+    figure = figures.uncertainty(
+        [7, 8, 9], np.array([np.nan, 0.5, 2.0]), np.array([np.nan, 0.1, 0.4]), np.array([0, 0, 1]), (1.0, 0.2)
+    )
     assert figure.layout.title.text == "2 pages of generated tokens"
-    assert {trace.name: list(trace.x) for trace in figure.data} == {"reconstructed: uncertain (1)": [2.0], "not (1)": [0.5]}
+    assert {trace.name: list(trace.x) for trace in figure.data} == {
+        "reconstructed: uncertain (1)": [2.0],
+        "not (1)": [0.5],
+    }
     assert [(shape.x0, shape.y0) for shape in figure.layout.shapes] == [(1.0, 0), (0, 0.2)]
     wide = figures.uncertainty([1, 2], np.array([0.001, 2.0]), np.array([0.0, 0.4]), np.zeros(2), (np.nan, np.nan))
     assert (wide.layout.xaxis.type, wide.layout.yaxis.type) == ("log", "linear")

@@ -34,8 +34,18 @@ def at(app: AppTest, *names: str) -> list[str]:
 
 def maps(app: AppTest) -> list[dict[str, Any]]:
     """The traces of A, B and B - A."""
-    return next(found for spec in charts(app) if len(found := [trace for trace in spec["data"] if trace.get("name") in ("A", "B", "B − A")
-                and trace["type"] == "heatmap"]) == 3)  # fmt: skip
+    return next(
+        found
+        for spec in charts(app)
+        if len(
+            found := [
+                trace
+                for trace in spec["data"]
+                if trace.get("name") in ("A", "B", "B − A") and trace["type"] == "heatmap"
+            ]
+        )
+        == 3
+    )
 
 
 def tables(app: AppTest) -> list[pd.DataFrame]:
@@ -115,7 +125,9 @@ def test_different_contexts_are_said_of_a_step_after_the_divergence(visit: Visit
 
 
 @pytest.mark.parametrize(("which", "said"), [("other", "different prompts"), ("recut", "another tokenizer")])
-def test_runs_that_cannot_be_laid_over_each_other_are_totals(visit: Visit, pair: PairRuns, which: str, said: str) -> None:
+def test_runs_that_cannot_be_laid_over_each_other_are_totals(
+    visit: Visit, pair: PairRuns, which: str, said: str
+) -> None:
     app = visit(pair.folder, "compare", run=pair.run, cmp=getattr(pair, which))
     assert said in "".join(box.value for box in app.warning)
     assert any("B beside A" in table for table in tables(app))

@@ -1,4 +1,5 @@
-"""FreeKV's view over real runs of the demo model: corrected and speculated, one step only, nothing selected, summaries only."""
+"""FreeKV's view over real runs of the demo model: corrected and speculated, one step only, nothing selected, summaries
+only."""
 
 from __future__ import annotations
 
@@ -49,7 +50,14 @@ def test_everything_is_shown_and_the_sums_add_up(visit: Visit, folder: tuple[Pat
     app = visit(made, "method", run=uids["some"], layer=2, head=5)
     text, shown = words(app), charts(app)
     assert len(shown) == 9
-    for title in ("Query similarity by KV head", "Corrections", "Hits and misses", "Does similarity tell", "What moved", "What it cost"):
+    for title in (
+        "Query similarity by KV head",
+        "Corrections",
+        "Hits and misses",
+        "Does similarity tell",
+        "What moved",
+        "What it cost",
+    ):
         assert title in text
     with TraceReader.open(made, uids["some"]) as reader:
         corrected, similarity = reader.head_cube("corrected")[1:, 1:, ::4], reader.kv_cube("similarity")
@@ -68,11 +76,18 @@ def test_everything_is_shown_and_the_sums_add_up(visit: Visit, folder: tuple[Pat
     assert "τ = 0.5" in "".join(shown).encode().decode("unicode_escape")
 
 
-@pytest.mark.parametrize(("name", "said", "count"), [
-    ("one", "One decode step: nothing was speculated yet.", 3), ("all", "Not shown: without reuse of pages (recall=all)", 8),
-    ("nothing", "All tokens stayed on the device", 1), ("summary", "keeps whole-run statistics only", 1),
-])  # fmt: skip
-def test_what_was_not_recorded_is_said(visit: Visit, folder: tuple[Path, dict[str, str]], name: str, said: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "said", "count"),
+    [
+        ("one", "One decode step: nothing was speculated yet.", 3),
+        ("all", "Not shown: without reuse of pages (recall=all)", 8),
+        ("nothing", "All tokens stayed on the device", 1),
+        ("summary", "keeps whole-run statistics only", 1),
+    ],
+)
+def test_what_was_not_recorded_is_said(
+    visit: Visit, folder: tuple[Path, dict[str, str]], name: str, said: str, count: int
+) -> None:
     app = visit(folder[0], "method", run=folder[1][name])
     assert said in words(app)
     assert len(charts(app)) == count

@@ -11,53 +11,95 @@ import pytest
 from uiruns import Runs, Visit
 
 from kvlens.gpu.bench.floors import Rates
-from kvlens.gpu.bench.result import CeilingRow, CheckRow, Entry, HeadlineRow, KernelRow, LedgerRow, RateSource, RecordingRow, Row, StepRow
+from kvlens.gpu.bench.result import (
+    CeilingRow,
+    CheckRow,
+    Entry,
+    HeadlineRow,
+    KernelRow,
+    LedgerRow,
+    RateSource,
+    RecordingRow,
+    Row,
+    StepRow,
+)
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 
 
-def step(method: str, context: int, median: float | None, reason: str | None = None, source: RateSource = "papers") -> StepRow:
+def step(
+    method: str, context: int, median: float | None, reason: str | None = None, source: RateSource = "papers"
+) -> StepRow:
     rates = Rates().of(method)
     of = source if rates else "none"
-    return StepRow(method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, rates, of)
+    return StepRow(
+        method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, rates, of
+    )
 
 
 def entry(part: str, *rows: Row, reason: str | None = None) -> Entry:
-    return Entry(part, "failed" if reason else "done", "s", "c", "2026-01-02", 1.0, rows, reason, "less" if reason else None)
+    return Entry(
+        part, "failed" if reason else "done", "s", "c", "2026-01-02", 1.0, rows, reason, "less" if reason else None
+    )
 
 
 def result(*entries: Entry, dry_run: bool = False) -> dict[str, Any]:
     return {
-        "format": 1, "dry_run": dry_run, "device": DEVICE, "versions": {"torch": "2"}, "note": "random weights.", "updated": "2026-01-02",
-        "missing": ["sweep 1 x 1"], "entries": {each.part: asdict(each) for each in entries},
-    }  # fmt: skip
+        "format": 1,
+        "dry_run": dry_run,
+        "device": DEVICE,
+        "versions": {"torch": "2"},
+        "note": "random weights.",
+        "updated": "2026-01-02",
+        "missing": ["sweep 1 x 1"],
+        "entries": {each.part: asdict(each) for each in entries},
+    }
 
 
 WHOLE = (
-    entry("ceilings", CeilingRow("device copy", "2 GiB", 1.0, 3e12, "B/s", 3e12), CeilingRow("bf16 matmul", "n", 1.0, 7e14, "FLOP/s", 7e14),
-          CeilingRow("zero-copy gather", "16 units, 8 CTAs", 1.0, 5e10, "B/s", 5e10)),
+    entry(
+        "ceilings",
+        CeilingRow("device copy", "2 GiB", 1.0, 3e12, "B/s", 3e12),
+        CeilingRow("bf16 matmul", "n", 1.0, 7e14, "FLOP/s", 7e14),
+        CeilingRow("zero-copy gather", "16 units, 8 CTAs", 1.0, 5e10, "B/s", 5e10),
+    ),
     entry("checks", CheckRow("k1: output", 1e-3, 1e-2, True), CheckRow("k2 MaxQ", 0.5, 1e-2, False)),
-    entry("kernels", KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
-          KernelRow("flex_attention", "8192 tokens", None, 1.0, None, "device copy", None, None, "it failed")),
+    entry(
+        "kernels",
+        KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
+        KernelRow("flex_attention", "8192 tokens", None, 1.0, None, "device copy", None, None, "it failed"),
+    ),
     entry("steps 8192 x 1", step("full", 8192, 0.006), step("chess", 8192, None, "does not fit: needs 9 GB")),
     entry("steps 32768 x 1", step("freekv", 32768, 0.0055, source="recorded")),
     entry("sweep 32768 x 8", step("blocking", 32768, 0.009)),
     entry("ledger", LedgerRow("copies", 1, 1, 1, "profiler", True)),
-    entry("headlines", HeadlineRow("CHESS against FullKV at 32K", "step time", 4.56, 1.125, 1.28, "x", False),
-          HeadlineRow("FreeKV against ArkVale", "step time", 13.7, None, 1.78, "y", False, "papers"),
-          HeadlineRow("FreeKV against ArkVale", "step time", 13.7, 1.5, 1.6, "y", False, "recorded")),
+    entry(
+        "headlines",
+        HeadlineRow("CHESS against FullKV at 32K", "step time", 4.56, 1.125, 1.28, "x", False),
+        HeadlineRow("FreeKV against ArkVale", "step time", 13.7, None, 1.78, "y", False, "papers"),
+        HeadlineRow("FreeKV against ArkVale", "step time", 13.7, 1.5, 1.6, "y", False, "recorded"),
+    ),
     entry("recording", reason="The device ran out of memory: x"),
-)  # fmt: skip
+)
 
 
 DECODE = (
-    entry("decode 8192 x 1", replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
-          replace(step("hf_offloaded", 8192, 0.7), scope="decode")),
-    entry("decode 8192 x 8, recalled", replace(step("freekv", 8192, 0.02), batch=8, scope="decode", note="issued one by one")),
+    entry(
+        "decode 8192 x 1",
+        replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
+        replace(step("hf_offloaded", 8192, 0.7), scope="decode"),
+    ),
+    entry(
+        "decode 8192 x 8, recalled",
+        replace(step("freekv", 8192, 0.02), batch=8, scope="decode", note="issued one by one"),
+    ),
     entry("decode sweep 8192", replace(step("blocking", 8192, 0.011), scope="decode")),
-    entry("recording", RecordingRow("off", True, 32768, 1, 0.006, 0.006, 0.0, "freekv"),
-          RecordingRow("spans", True, 32768, 1, 0.0063, 0.0064, 0.05, "freekv")),
-)  # fmt: skip
+    entry(
+        "recording",
+        RecordingRow("off", True, 32768, 1, 0.006, 0.006, 0.0, "freekv"),
+        RecordingRow("spans", True, 32768, 1, 0.0063, 0.0064, 0.05, "freekv"),
+    ),
+)
 
 
 @pytest.fixture
@@ -99,7 +141,10 @@ def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Vi
     (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE[:-1], *DECODE)))
     app = visit(runs.folder, "benchmarks")
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
-    assert [list(table["method"]) for table in tables] == [["FullKV", "transformers' offloaded cache"], ["Blocking recall"]]
+    assert [list(table["method"]) for table in tables] == [
+        ["FullKV", "transformers' offloaded cache"],
+        ["Blocking recall"],
+    ]
     assert tables[0]["in the decode loop, mean (ms)"][0] == 9.0
     assert list(tables[1]["replayed rates"]) == ["miss 0.3 (the papers')"]
     said = " ".join(box.value for box in app.caption).replace("\\", "")

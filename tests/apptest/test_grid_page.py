@@ -1,4 +1,5 @@
-"""The grids of the Benchmarks page: cells, the address, trials of a cell, the way to Replay, damaged and missing results."""
+"""The grids of the Benchmarks page: cells, the address, trials of a cell, the way to Replay, damaged and missing
+results."""
 
 from __future__ import annotations
 
@@ -17,29 +18,56 @@ from kvlens.ui.benchmarks import gridview
 from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, read_look, trials_of
 
 ABOUT = {
-    "machine": {"processor": "P", "cores": 2}, "date": "2026-01-01", "torch": "2", "trials": 9, "planned": 12, "request": {"model": "demo"},
-}  # fmt: skip
+    "machine": {"processor": "P", "cores": 2},
+    "date": "2026-01-01",
+    "torch": "2",
+    "trials": 9,
+    "planned": 12,
+    "request": {"model": "demo"},
+}
 
 
-def row(method: str, budget: str, length: int, depth: float, seed: int, exact: float | None, **more: Any) -> dict[str, Any]:
+def row(
+    method: str, budget: str, length: int, depth: float, seed: int, exact: float | None, **more: Any
+) -> dict[str, Any]:
     done = {
-        "score": exact, "exact": exact, "coverage": 0.5, "attended_tokens": 50.0, "prompt_tokens": 500, "resident_share": 0.2,
-        "h2d_bytes_per_step": 1000.0, "d2h_bytes_per_step": 0.0, "steps": 5, "output": " 1111.", "answer": " 2222.", "passed": True,
-    }  # fmt: skip
+        "score": exact,
+        "exact": exact,
+        "coverage": 0.5,
+        "attended_tokens": 50.0,
+        "prompt_tokens": 500,
+        "resident_share": 0.2,
+        "h2d_bytes_per_step": 1000.0,
+        "d2h_bytes_per_step": 0.0,
+        "steps": 5,
+        "output": " 1111.",
+        "answer": " 2222.",
+        "passed": True,
+    }
     about = {
-        "task": "needle", "length": length, "depth": depth, "seed": seed, "index": 0, "method": method, "budget": budget, "preset": None,
-        "overrides": {}, "rule": "resident bytes" if budget else "none",
-    }  # fmt: skip
+        "task": "needle",
+        "length": length,
+        "depth": depth,
+        "seed": seed,
+        "index": 0,
+        "method": method,
+        "budget": budget,
+        "preset": None,
+        "overrides": {},
+        "rule": "resident bytes" if budget else "none",
+    }
     return dict.fromkeys(sweepfile.COLUMNS) | about | (done if exact is not None else {}) | more
 
 
 def trials(uid: str | None = None) -> list[dict[str, Any]]:
     return [
         *(row("full", "", 512, depth, seed, 1.0) for depth in (0.1, 0.9) for seed in (1, 2)),
-        row("freekv", "20%", 512, 0.1, 1, 1.0), row("freekv", "20%", 512, 0.1, 2, 0.0, uid=uid),
-        row("freekv", "20%", 512, 0.9, 1, 1.0), row("sekv", "20%", 512, 0.1, 1, None, infeasible=0.2004),
+        row("freekv", "20%", 512, 0.1, 1, 1.0),
+        row("freekv", "20%", 512, 0.1, 2, 0.0, uid=uid),
+        row("freekv", "20%", 512, 0.9, 1, 1.0),
+        row("sekv", "20%", 512, 0.1, 1, None, infeasible=0.2004),
         row("full", "", 1024, 0.1, 1, None, refused="The prompt is too long."),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -57,7 +85,9 @@ def test_cells_say_what_was_run_and_what_full_kv_did_on_the_same_prompts() -> No
     assert (table.loc[("sekv", 512, 0.1)]["note"], table.loc[("full", 1024, 0.1)]["note"]) == ("inf.", "refused")
     difference = cells(suite, "needle", True).set_index(["method", "length", "depth"])
     assert difference.loc[("freekv", 512, 0.1)]["value"] == -0.5
-    assert [trial["seed"] for trial in trials_of(suite, "needle", ("freekv", "20%", 512, 0.1))] == [2, 1], "failing first"
+    assert [trial["seed"] for trial in trials_of(suite, "needle", ("freekv", "20%", 512, 0.1))] == [2, 1], (
+        "failing first"
+    )
     budgets = lines(suite, "needle", ("length",)).set_index(["method", "length"])["budget_share"]
     assert (budgets[("freekv", 512)], budgets[("full", 512)]) == (0.2, 1.0)
 
@@ -75,7 +105,9 @@ def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> N
     notes = [list(map(list, trace.text)) for trace in figure.data if trace.text is not None]
     assert notes[1:] == [[["", "n/r"], ["", "n/r"]], [["inf.", "n/r"], ["n/r", "n/r"]]]
     inks = {trace.textfont.color: trace.z for trace in figure.data if trace.name == "FreeKV 20%"}
-    assert (inks["#ffffff"][1][0], inks["#000000"][0][0]) == (1.0, 0.5), "white on the blue of 1, black on the white of 0.5"
+    assert (inks["#ffffff"][1][0], inks["#000000"][0][0]) == (1.0, 0.5), (
+        "white on the blue of 1, black on the white of 0.5"
+    )
     dotted = [shape for shape in figure.layout.shapes if shape.line.dash == "dot"]
     assert len(dotted) == 4, "cells of fewer than five prompts"
     assert sum(shape.line.width == 5 for shape in figure.layout.shapes) == 1, "the selected cell"
@@ -99,7 +131,9 @@ def test_the_summary_of_no_trial_has_no_figures() -> None:
 
 def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: Runs, results: Path) -> None:
     sweepfile.write(results / "grid.json", ABOUT, trials(runs.whole))
-    app = visit(runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1)
+    app = visit(
+        runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1
+    )
     assert any("1 of 2 right" in box.value for box in app.markdown)
     assert "failing trial with seed 2: expected '2222.', came '1111.'" in " ".join(box.value for box in app.text)
     assert list(app.dataframe[0].value["seed"]) == [2, 1]
@@ -107,9 +141,13 @@ def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: 
     assert app.query_params["depth"] == "0.1"
 
 
-def test_a_trial_without_a_trace_is_run_again(visit: Visit, runs: Runs, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_without_a_trace_is_run_again(
+    visit: Visit, runs: Runs, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweepfile.write(results / "grid.json", ABOUT, trials())
-    app = visit(runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1)
+    app = visit(
+        runs.folder, "benchmarks", suite="grid", task="needle", method="freekv", budget="20%", length=512, depth=0.1
+    )
     asked: list[dict[str, Any]] = []
 
     def refuse(trial: dict[str, Any]) -> str:
@@ -165,4 +203,6 @@ def test_a_damaged_sweep_is_one_sentence(visit: Visit, runs: Runs, results: Path
 def test_the_committed_grid_can_be_shown(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "benchmarks")
     assert not app.error
-    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid.json").read_text())["trials"]
+    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid.json").read_text())[
+        "trials"
+    ]

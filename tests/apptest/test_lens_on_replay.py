@@ -62,8 +62,12 @@ def test_a_lost_run_opens_where_it_was_lost(visit: Visit, lens: LensRuns, found:
     assert found.missed is not None
     header = player_header(app)
     assert [header[name] for name in ("step", "layer", "head", "span", "metric")] == [
-        STEP, found.missed.layer, found.missed.q_head, found.missed.span, "regret",
-    ]  # fmt: skip
+        STEP,
+        found.missed.layer,
+        found.missed.q_head,
+        found.missed.span,
+        "regret",
+    ]
     assert app.query_params["step"] == str(STEP)
     assert app.query_params["span"] == str(found.missed.span)
 
@@ -73,7 +77,9 @@ def test_a_link_to_another_place_wins(visit: Visit, lens: LensRuns) -> None:
     assert [header[name] for name in ("step", "layer", "head", "span")] == [2, 0, 3, None]
 
 
-def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_steps(visit: Visit, lens: LensRuns) -> None:
+def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_steps(
+    visit: Visit, lens: LensRuns
+) -> None:
     app = visit(lens.folder, "replay", run=lens.lost)
     assert f"From step {STEP + 1} on contexts differ" in words(app)
     assert "Compare all steps with full KV" in [button.label for button in app.button]
@@ -96,7 +102,9 @@ def test_runs_that_lost_nothing_say_so(visit: Visit, lens: LensRuns) -> None:
     assert "**This run is full KV itself.** It is the reference of 5 other runs." in text
 
 
-def test_a_comparison_is_made_on_demand_and_its_replay_opens(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_is_made_on_demand_and_its_replay_opens(
+    visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(lensjobs, "pair_command", lambda uid, runs: asked.append(uid) or finished(lens.forced))
     app = press(visit(lens.folder, "replay", run=lens.plain), "Compare with full KV")
@@ -107,7 +115,9 @@ def test_a_comparison_is_made_on_demand_and_its_replay_opens(visit: Visit, lens:
     assert "job" not in app.query_params
 
 
-def test_holding_a_span_ends_with_its_outcome_on_the_page(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holding_a_span_ends_with_its_outcome_on_the_page(
+    visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[HoldChoice] = []
     monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
     app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, layer=1, head=2, span=SPAN)
@@ -126,7 +136,11 @@ def told_outcome(app: AppTest) -> None:
     texts = [text.value for text in app.text]
     assert "Answer before: 41<b>7</b>\nAnswer with it held: 4172\nExpected: 4172" in texts
     metrics = {metric.label: metric.value for metric in app.metric}
-    assert metrics == {"Answer restored": "yes", f"KL at step {STEP}, nats": "2.25 → < 0.001", "It would have cost": "12.3 kB"}
+    assert metrics == {
+        "Answer restored": "yes",
+        f"KL at step {STEP}, nats": "2.25 → < 0.001",
+        "It would have cost": "12.3 kB",
+    }
     assert "8 tokens in 2 KV heads" in words(app)
 
 
@@ -142,9 +156,13 @@ def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens:
 def test_a_search_says_which_heads_suffice_or_that_none_do(visit: Visit, tmp_path: Path) -> None:
     runs = write_lens_runs(tmp_path)
     hold = [{"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1]], "from_step": STEP}]
-    for number, (heads, words_of) in enumerate((([[0, 1]], "Smallest set found: L0 KV1 (5 repeats)."), ([], "Not even holding it"))):
+    for number, (heads, words_of) in enumerate(
+        (([[0, 1]], "Smallest set found: L0 KV1 (5 repeats)."), ([], "Not even holding it"))
+    ):
         found = SUMMARY | {"search": {"heads": heads, "tried": 5, "kl": 0.1}, "restored": bool(heads)}
-        uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, uid=f"20260302-00000{number}-search", parent=runs.lost, hold=hold, whatif=found)
+        uid = write_synthetic(
+            tmp_path, 2, 4, 2, 12, 14, uid=f"20260302-00000{number}-search", parent=runs.lost, hold=hold, whatif=found
+        )
         app = visit(tmp_path, "replay", run=runs.lost, step=3, whatif=uid)
         assert words_of in words(app)
         assert app.metric[0].value == ("yes" if heads else "no")
@@ -178,9 +196,23 @@ def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) 
 def test_the_commands_carry_every_choice(tmp_path: Path) -> None:
     argv = whatif_command("u", HoldChoice((3, 4), "0", "all", 2, search=True), tmp_path)
     assert argv[argv.index("whatif") :] == [
-        "whatif", "u", "--span", "3", "--span", "4", "--layers", "0", "--heads", "all", "--from-step", "2", "--search", "--runs",
-        str(tmp_path), "--progress-json",
-    ]  # fmt: skip
+        "whatif",
+        "u",
+        "--span",
+        "3",
+        "--span",
+        "4",
+        "--layers",
+        "0",
+        "--heads",
+        "all",
+        "--from-step",
+        "2",
+        "--search",
+        "--runs",
+        str(tmp_path),
+        "--progress-json",
+    ]
     assert pair_command("u", tmp_path)[3:] == ["pair", "u", "--forced", "--runs", str(tmp_path), "--progress-json"]
 
 

@@ -60,8 +60,16 @@ def test_a_damaged_run_is_one_sentence(visit: Visit, runs: Runs) -> None:
 def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "memory", run=runs.whole, layer=1, head=5, step=3)
     text = words(app)
-    for heading in ("What each tier held", "What moved", "What it cost", "When copies ran", "Bytes by layer and KV head",
-                    "Where each span lay", "Moved, and not used", "Timeline for Perfetto"):  # fmt: skip
+    for heading in (
+        "What each tier held",
+        "What moved",
+        "What it cost",
+        "When copies ran",
+        "Bytes by layer and KV head",
+        "Where each span lay",
+        "Moved, and not used",
+        "Timeline for Perfetto",
+    ):
         assert heading in text
     titles = charts(app)
     assert len(titles) == 9
@@ -75,7 +83,9 @@ def test_a_run_that_moves_has_every_section(visit: Visit, runs: Runs) -> None:
 
 
 def test_what_was_moved_and_not_used_is_among_the_totals(visit: Visit, folder: Path, tmp_path: Path) -> None:
-    uid = write_synthetic(tmp_path, 2, 4, 2, 20, 12, top_k=1)  # heads list one span each, so that some of what moved is unlisted
+    uid = write_synthetic(
+        tmp_path, 2, 4, 2, 20, 12, top_k=1
+    )  # heads list one span each, so that some of what moved is unlisted
     app = visit(tmp_path, "memory", run=uid)
     with TraceReader.open(tmp_path, uid) as reader:
         copies = reader.moved_spans()
@@ -92,7 +102,9 @@ def test_tokens_that_were_held_are_said_beside_the_budget(visit: Visit, tmp_path
     hold = {"span": 3, "tok_start": 10, "tok_end": 14, "heads": [[0, 0], [1, 1]], "from_step": 2}
     uid = write_synthetic(tmp_path, 2, 4, 2, 8, 12, hold=[hold])
     # 4 tokens for two (layer, KV head) pairs, keys and values of 64 numbers of two bytes
-    assert "4 tokens are held on the device beside the budget, 2.05 kB of keys and values" in words(visit(tmp_path, "memory", run=uid))
+    assert "4 tokens are held on the device beside the budget, 2.05 kB of keys and values" in words(
+        visit(tmp_path, "memory", run=uid)
+    )
 
 
 def test_the_range_of_the_timeline_is_in_the_link(visit: Visit, runs: Runs) -> None:

@@ -40,9 +40,18 @@ class Talker(TraceWriter):
 
     def step(self, record: StepRecord) -> None:
         at = record.step
-        extra = [JournalRow(at, layer, head, "per head", np.array([at + head, np.nan])) for layer in (0, 1) for head in (0, 1)]
-        extra += [JournalRow(at, layer, head, "per head number", np.array([at * head])) for layer in (0, 1) for head in (0, 1)]
-        extra += [JournalRow(at, None, None, "growing", np.arange(at, dtype=float)), JournalRow(at, None, None, "nothing", np.array([]))]
+        extra = [
+            JournalRow(at, layer, head, "per head", np.array([at + head, np.nan]))
+            for layer in (0, 1)
+            for head in (0, 1)
+        ]
+        extra += [
+            JournalRow(at, layer, head, "per head number", np.array([at * head])) for layer in (0, 1) for head in (0, 1)
+        ]
+        extra += [
+            JournalRow(at, None, None, "growing", np.arange(at, dtype=float)),
+            JournalRow(at, None, None, "nothing", np.array([])),
+        ]
         extra += [JournalRow(at, None, None, HOSTILE, np.array([np.nan]))]
         if at == 3:
             extra += [JournalRow(at, layer, None, "once per layer", np.array([layer])) for layer in (0, 1)]
@@ -136,7 +145,13 @@ def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: 
 
 
 def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = {"name": "elsewhere", "title": "Elsewhere", "summary": "keeps it", "paper": "P", "journal_names": {"threshold": "a share"}}
+    entry = {
+        "name": "elsewhere",
+        "title": "Elsewhere",
+        "summary": "keeps it",
+        "paper": "P",
+        "journal_names": {"threshold": "a share"},
+    }
     monkeypatch.setattr("kvlens.ui.common.data.catalogue", lambda: [entry])
     app = pick(visit(folder, "method", run=TALKER), "threshold")
     assert app.subheader[0].value == "Elsewhere"
@@ -150,7 +165,9 @@ def maps(reader: TraceReader) -> None:
         parts.head_map(reader, metric, f"Map of {metric}")
 
 
-def test_a_method_with_a_view_of_its_own_may_use_the_map(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_with_a_view_of_its_own_may_use_the_map(
+    visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(methodview.VIEWS, "elsewhere", "test_method_page:maps")
     app = visit(folder, "method", run=TALKER, layer=1, head=3)
     text = words(app)

@@ -47,12 +47,26 @@ def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
         from kvlens.ui.home.runtable import run_details
 
         rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
-        table = pd.DataFrame([{"uid": uid, "error": None, "output_text": " 7304.", "reference": None, "parent": None, "forced": forced}
-                              for uid, forced in rows])  # fmt: skip
+        table = pd.DataFrame(
+            [
+                {
+                    "uid": uid,
+                    "error": None,
+                    "output_text": " 7304.",
+                    "reference": None,
+                    "parent": None,
+                    "forced": forced,
+                }
+                for uid, forced in rows
+            ]
+        )
         for uid, _ in rows:
             run_details(table, uid)
 
-    assert [caption.value for caption in AppTest.from_function(page).run().caption] == ["Output", "Fed, full KV's tokens"]
+    assert [caption.value for caption in AppTest.from_function(page).run().caption] == [
+        "Output",
+        "Fed, full KV's tokens",
+    ]
 
 
 def test_home_lists_all_runs_newest_first_with_their_status(visit: Visit, runs: Runs) -> None:
@@ -90,8 +104,12 @@ def test_a_link_restores_the_selection(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.whole, step=7, layer=2, head=5, span=3, metric="entropy")
     header = player_header(app)
     assert {name: header[name] for name in ("step", "layer", "head", "span", "metric")} == {
-        "step": 7, "layer": 2, "head": 5, "span": 3, "metric": "entropy",
-    }  # fmt: skip
+        "step": 7,
+        "layer": 2,
+        "head": 5,
+        "span": 3,
+        "metric": "entropy",
+    }
     assert "What L2 Q5 (KV1) attended at step 7" in words(app)
     assert not app.warning
 
@@ -128,7 +146,9 @@ def test_a_cancelled_run_says_how_far_it_got_and_still_replays(visit: Visit, run
 
 def test_a_moved_selection_moves_the_tables_and_the_url(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "replay", run=runs.whole)
-    app.session_state["kvlens_selection"] = app.session_state["kvlens_selection"].merged({"step": 12, "layer": 1, "head": 3})
+    app.session_state["kvlens_selection"] = app.session_state["kvlens_selection"].merged(
+        {"step": 12, "layer": 1, "head": 3}
+    )
     app.run()
     assert "What L1 Q3 (KV0) attended at step 12" in words(app)
     assert app.query_params["step"] == "12"

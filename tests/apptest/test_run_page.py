@@ -84,7 +84,9 @@ def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
     assert "is empty" in app.error[0].value
 
 
-def test_what_is_expected_of_a_pasted_text_goes_with_it(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_expected_of_a_pasted_text_goes_with_it(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[dict[str, Any]] = []
 
     def note(file: Path, *rest: object) -> list[str]:
@@ -130,7 +132,10 @@ def test_a_finished_job_of_the_url_links_to_its_run(visit: Visit, tmp_path: Path
 
 def test_progress_lines_move_the_job_and_other_lines_go_to_the_log(jobs: JobManager) -> None:
     report = '{"phase": "decode", "done": 3, "total": 8, "tokens_per_s": 12.5}'
-    job = wait(jobs, jobs.submit(script(f'print(\'hello\'); print(\'{report}\'); print(\'{{"phase": "done", "uid": "u"}}\')'), "t"))
+    job = wait(
+        jobs,
+        jobs.submit(script(f'print(\'hello\'); print(\'{report}\'); print(\'{{"phase": "done", "uid": "u"}}\')'), "t"),
+    )
     assert (job.state, job.uid, job.done, job.total, job.tokens_per_s) == ("done", "u", 3, 8, 12.5)
     assert list(job.log) == ["hello"]
 
@@ -164,7 +169,9 @@ def test_cancelling_ends_the_running_job_and_drops_the_queued_one(jobs: JobManag
 
 
 def test_progress_in_words() -> None:
-    job = Job("i", [], "t", 0.0, state="running", phase="decode", done=5, total=10, tokens_per_s=3.25, started=time.time())
+    job = Job(
+        "i", [], "t", 0.0, state="running", phase="decode", done=5, total=10, tokens_per_s=3.25, started=time.time()
+    )
     assert progress_text(job, 0).startswith("Decoding 5 / 10 steps · 3.2 tokens/s")
 
 
@@ -176,7 +183,9 @@ def test_only_changed_parameters_reach_the_command_line(tmp_path: Path) -> None:
     assert argv[argv.index("--set") + 1] == "sinks=8"
 
 
-def test_the_loss_is_recorded_unless_it_is_ticked_off(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_is_recorded_unless_it_is_ticked_off(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[MethodChoice] = []
     monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))
     app = visit(tmp_path, "run")
@@ -196,9 +205,16 @@ def test_the_loss_is_recorded_unless_it_is_ticked_off(visit: Visit, tmp_path: Pa
 
 
 TRIAL = {
-    "task": "multikey", "length": 256, "depth": 0.5, "seed": 11, "index": 0, "method": "streaming_llm", "budget": "60%", "preset": None,
+    "task": "multikey",
+    "length": 256,
+    "depth": 0.5,
+    "seed": 11,
+    "index": 0,
+    "method": "streaming_llm",
+    "budget": "60%",
+    "preset": None,
     "overrides": {},
-}  # fmt: skip
+}
 
 
 def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, tmp_path: Path) -> None:
@@ -216,7 +232,9 @@ def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, 
         assert len(reader.loss())
 
 
-def test_a_method_that_keeps_all_is_held_by_a_parameter(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_keeps_all_is_held_by_a_parameter(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     visit(tmp_path)
     asked: list[MethodChoice] = []
     monkeypatch.setattr(submit, "command", lambda file, choice, runs: asked.append(choice) or script("print(1)"))

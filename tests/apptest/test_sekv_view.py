@@ -45,7 +45,10 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
         stored = int(heads["cold_bytes"].sum())
         exact = sum(int(spans.at[s, "tok_end"] - spans.at[s, "tok_start"]) * 2 * 32 * 4 for s in heads["span"])
         rates = reader.head_cube("zoom_rate")
-    assert f"{si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values ({stored / exact:.2f})" in text
+    assert (
+        f"{si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values ({stored / exact:.2f})"
+        in text
+    )
     assert f"{heads['form'].eq('raw').mean():.0%} of {len(heads)} (span, layer, KV head) lie raw" in text
     assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
     assert "not recorded" not in text
@@ -53,13 +56,18 @@ def test_a_run_shows_zooms_spans_scores_and_transfers(visit: Visit, made: tuple[
     assert "before and after their rotary embedding" not in text
 
 
-def test_a_run_with_keys_before_the_rotary_embedding_shows_both_errors(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
+def test_a_run_with_keys_before_the_rotary_embedding_shows_both_errors(
+    visit: Visit, made: tuple[Path, dict[str, str]]
+) -> None:
     folder, uids = made
     app = visit(folder, "method", run=uids["pre_rope"])
     assert len(app.get("plotly_chart")) == 10
     with TraceReader.open(folder, uids["pre_rope"]) as reader:
         table = sekv_table.per_span(sekv_table.per_head(reader))
-    assert f"keep {table['rank_k'].mean():.1f} components before and {table['rank_k_post_rope'].mean():.1f} after" in words(app)
+    assert (
+        f"keep {table['rank_k'].mean():.1f} components before and {table['rank_k_post_rope'].mean():.1f} after"
+        in words(app)
+    )
     assert (table["err_k_pre_rope"] < table["err_k_post_rope"]).all()
 
 

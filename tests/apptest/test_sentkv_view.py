@@ -64,7 +64,9 @@ def ideal_share(_total: float, wanted: np.ndarray, folder: Path, uid: str) -> fl
         return float((reader.kv_cube("ideal_bytes")[1:] / (2 * 32 * 4) / wanted[1:]).mean())
 
 
-def test_a_run_without_truncation_says_so_and_leaves_dense_layers_out(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
+def test_a_run_without_truncation_says_so_and_leaves_dense_layers_out(
+    visit: Visit, made: tuple[Path, dict[str, str]]
+) -> None:
     folder, uids = made
     assert "This run did not truncate" in words(visit(folder, "method", run=uids["untruncated"]))
     with TraceReader.open(folder, uids["untruncated"]) as reader:

@@ -1,4 +1,5 @@
-"""The Spans page: every section, the preview marked as one, what was not recorded said, selections by link, row and click."""
+"""The Spans page: every section, the preview marked as one, what was not recorded said, selections by link, row and
+click."""
 
 from __future__ import annotations
 
@@ -71,9 +72,14 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
     charts, text = figures(app), words(app)
     assert set(charts) == {BOUNDARIES, "PCA of mean span keys, L1 KV0", "Lengths of 22 spans"}
     assert names(charts[BOUNDARIES])[-7:] == [
-        "entropy (SeKV)", "entropy as printed (SeKV)", "sentence chunks (SentKVCompress)", "pages (FreeKV)", "pages (CHESS)",
-        "chunks (CHESS)", "grids (CHESS)",
-    ]  # fmt: skip
+        "entropy (SeKV)",
+        "entropy as printed (SeKV)",
+        "sentence chunks (SentKVCompress)",
+        "pages (FreeKV)",
+        "pages (CHESS)",
+        "chunks (CHESS)",
+        "grids (CHESS)",
+    ]
     assert "Spans at step 5, for L1 Q2 (KV0)" in text
     assert "Needle, tokens 5–11" in text
     assert "previews, not this run's spans" in text
@@ -208,7 +214,9 @@ def test_a_stored_umap_is_shown_and_a_missing_one_is_made_while_pca_stands_in(
     assert (app.query_params["proj"], app.query_params["neighbors"]) == ("umap", "15")
 
 
-def test_a_umap_that_failed_says_why_and_can_be_tried_again(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_umap_that_failed_says_why_and_can_be_tried_again(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 24, prompt_tokens=300)
     tries: list[Path] = []
 

@@ -16,8 +16,12 @@ WAIT_MS = 60_000
 #: Streamlit 1.67 probes two addresses relative to a deep link's path; they are absent and nothing depends on them.
 HARMLESS = ("Failed to load resource: the server responded with a status of 404",)
 ARGUMENTS = (
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run",
-)  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+)
 
 expect.set_options(timeout=WAIT_MS)
 
@@ -65,15 +69,18 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, request: pytest.FixtureRequest, start_server: object) -> Iterator[Open]:
-    """open_page(url, dark=False): a page of its own context. At the end: no console errors, no requests to other hosts."""
+    """open_page(url, dark=False): a page of its own context. At the end: no console errors, no requests to other
+    hosts."""
     pages: list[Page] = []
     errors: list[str] = []
 
     def opened(url: str, dark: bool = False) -> Page:
         context = browser.new_context(
-            viewport={"width": 1440, "height": 900}, color_scheme="dark" if dark else "light",
-            permissions=["clipboard-read", "clipboard-write"], accept_downloads=True,
-        )  # fmt: skip
+            viewport={"width": 1440, "height": 900},
+            color_scheme="dark" if dark else "light",
+            permissions=["clipboard-read", "clipboard-write"],
+            accept_downloads=True,
+        )
         page = context.new_page()
         page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))

@@ -36,7 +36,9 @@ def settled(page: Page, uid: str) -> None:
 
 
 @pytest.fixture
-def shown(tmp_path: Path, lens: LensRuns, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch) -> Server:
+def shown(
+    tmp_path: Path, lens: LensRuns, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch
+) -> Server:
     """With a sweep whose lost trial was stored as `lens.lost`."""
     sweepfile.write(tmp_path / "grid.json", ABOUT, trials(lens.lost))
     monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
@@ -58,13 +60,17 @@ def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, o
     expect(link).to_be_visible()
     expect(page).to_have_url(re.compile("/benchmarks"))
     at_rest(page)
-    assert before.items() <= address(page).items(), "the page is where it was; it also names the run that was looked at meanwhile"
+    assert before.items() <= address(page).items(), (
+        "the page is where it was; it also names the run that was looked at meanwhile"
+    )
     page.go_forward()
     settled(page, lens.lost)
     assert address(page) == there
 
 
-def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, start_server: Callable[[Path], Server], open_page: Open) -> None:
+def test_a_link_leads_where_the_run_opens_by_itself(
+    lens: LensRuns, start_server: Callable[[Path], Server], open_page: Open
+) -> None:
     page = open_page(f"{start_server(lens.folder).url}/replay?run={lens.repeated}")
     settled(page, lens.repeated)
     by_itself = address(page)

@@ -1,4 +1,5 @@
-"""Benchmarks in a real browser: a click on a cell lists its trials, the failing one leads to its Replay, the address restores the cell."""
+"""Benchmarks in a real browser: a click on a cell lists its trials, the failing one leads to its Replay, the address
+restores the cell."""
 
 from __future__ import annotations
 
@@ -24,27 +25,51 @@ ABOUT = {
 
 
 def trials(uid: str) -> list[dict[str, object]]:
-    """Full KV is right everywhere; FreeKV loses the second of three prompts of 1,024 tokens at depth 90 %, which has a stored run."""
+    """Full KV is right everywhere; FreeKV loses the second of three prompts of 1,024 tokens at depth 90 %, which has a
+    stored run."""
     done = {
-        "coverage": 0.5, "attended_tokens": 50.0, "prompt_tokens": 500, "resident_share": 0.2, "h2d_bytes_per_step": 1000.0,
-        "d2h_bytes_per_step": 0.0, "steps": 5, "output": " 1111.", "answer": " 2222.", "passed": True, "preset": None, "overrides": {},
-    }  # fmt: skip
+        "coverage": 0.5,
+        "attended_tokens": 50.0,
+        "prompt_tokens": 500,
+        "resident_share": 0.2,
+        "h2d_bytes_per_step": 1000.0,
+        "d2h_bytes_per_step": 0.0,
+        "steps": 5,
+        "output": " 1111.",
+        "answer": " 2222.",
+        "passed": True,
+        "preset": None,
+        "overrides": {},
+    }
     rows: list[dict[str, object]] = []
     for method, budget in (("full", ""), ("freekv", "20%")):
         for length in (512, 1024):
             for depth in (0.1, 0.9):
                 for seed in (1, 2, 3):
                     lost = (method, length, depth, seed) == ("freekv", 1024, 0.9, 2)
-                    rows.append(done | {
-                        "task": "needle", "length": length, "depth": depth, "seed": seed, "index": seed - 1, "method": method,
-                        "budget": budget, "rule": "resident bytes" if budget else "none", "exact": 0.0 if lost else 1.0,
-                        "score": 0.0 if lost else 1.0, "uid": uid if lost else None,
-                    })  # fmt: skip
+                    rows.append(
+                        done
+                        | {
+                            "task": "needle",
+                            "length": length,
+                            "depth": depth,
+                            "seed": seed,
+                            "index": seed - 1,
+                            "method": method,
+                            "budget": budget,
+                            "rule": "resident bytes" if budget else "none",
+                            "exact": 0.0 if lost else 1.0,
+                            "score": 0.0 if lost else 1.0,
+                            "uid": uid if lost else None,
+                        }
+                    )
     return rows
 
 
 @pytest.fixture
-def shown(tmp_path: Path, runs: Runs, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch) -> Server:
+def shown(
+    tmp_path: Path, runs: Runs, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch
+) -> Server:
     sweepfile.write(tmp_path / "grid.json", ABOUT, trials(runs.whole))
     monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
     return start_server(runs.folder)

@@ -103,8 +103,12 @@ def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_
         page.keyboard.press("Escape")
 
 
-def test_the_maps_at_the_step_are_saved_as_they_stand(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
-    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True)
+def test_the_maps_at_the_step_are_saved_as_they_stand(
+    pair: PairRuns, at: Server, open_page: Open, tmp_path: Path
+) -> None:
+    page = open_page(
+        f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True
+    )
     expect(page.locator("#player")).to_have_attribute("data-step", "2")
     page.get_by_role("button", name="Save").first.click()
     file = tmp_path / "maps.png"
@@ -130,7 +134,10 @@ def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open,
 
 def test_markup_in_a_report_never_runs(pair: PairRuns, open_page: Open, tmp_path: Path) -> None:
     with TraceReader.open(pair.folder, pair.run) as reader:
-        reader.meta |= {"answer": "<img src=x onerror=\"document.title='broken'\">", "task": "<script>document.title='broken'</script>"}
+        reader.meta |= {
+            "answer": "<img src=x onerror=\"document.title='broken'\">",
+            "task": "<script>document.title='broken'</script>",
+        }
         (tmp_path / "report.html").write_bytes(report_bytes(reader))
     page = open_page((tmp_path / "report.html").as_uri())
     expect(page.locator(".js-plotly-plot").first).to_be_visible()

@@ -41,12 +41,16 @@ def test_statistics_download_as_csv_and_parquet(server: Server, runs: Runs, open
 def test_a_file_that_is_not_utf8_is_refused_with_its_sentence(server: Server, open_page: Open) -> None:
     page = open_page(f"{server.url}/run")
     page.get_by_text("Upload", exact=True).click()
-    page.locator("input[type=file]").set_input_files({"name": "bad.txt", "mimeType": "text/plain", "buffer": b"caf\xe9 au lait"})
+    page.locator("input[type=file]").set_input_files(
+        {"name": "bad.txt", "mimeType": "text/plain", "buffer": b"caf\xe9 au lait"}
+    )
     expect(page.get_by_text("bad.txt is not UTF-8 text (byte 3 cannot be decoded)")).to_be_visible()
     expect(page.get_by_role("button", name="Run", exact=True)).to_have_count(0)
 
 
-def test_the_sample_run_reaches_its_replay(tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]) -> None:
+def test_the_sample_run_reaches_its_replay(
+    tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
+) -> None:
     page = open_page(start_server(tmp_path / "empty").url)
     page.get_by_role("button", name="Run the sample prompt").click()
     expect(page).to_have_url(re.compile(r"/run\?job="))

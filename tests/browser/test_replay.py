@@ -27,18 +27,22 @@ def test_it_plays_without_the_server(replay: Page) -> None:
     replay.on("websocket", lambda socket: sent.append(socket.url))
     replay.locator("#rate").select_option("30")
     took = replay.evaluate("""() => new Promise((resolve) => {
-        const host = [...document.querySelectorAll('*')].find((e) => e.shadowRoot && e.shadowRoot.querySelector('#player'));
+        const host = [...document.querySelectorAll('*')].find((e) => e.shadowRoot?.querySelector('#player'));
         const player = host.shadowRoot.querySelector('#player');
         const frames = () => Number(player.dataset.frames), [began, first] = [performance.now(), frames()];
         host.shadowRoot.querySelector('#play').click();
         const look = () => player.dataset.playing === 'true' ? requestAnimationFrame(look)
-            : resolve({ seconds: (performance.now() - began) / 1000, drawn: frames() - first, step: Number(player.dataset.step) });
+            : resolve({
+                seconds: (performance.now() - began) / 1000, drawn: frames() - first,
+                step: Number(player.dataset.step) });
         requestAnimationFrame(look);
     })""")
     rate = took["step"] / took["seconds"]
     print(f"played {took['step']} steps in {took['seconds']:.2f} s = {rate:.1f} steps/s, {took['drawn']} drawn")
     assert took["step"] == 59
-    assert took["drawn"] >= 2  # between the first step and the last; how many is the machine's affair, the print says it
+    assert (
+        took["drawn"] >= 2
+    )  # between the first step and the last; how many is the machine's affair, the print says it
     assert sent == []
 
 

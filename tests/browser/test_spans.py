@@ -18,7 +18,9 @@ def spans_of(runs: Runs) -> dict[int, tuple[int, int]]:
     with TraceReader.open(runs.folder, runs.whole) as reader:
         table = reader.spans()
         table = table[(table["born_step"] < 0) & (table["kind"] != "window")]
-    return {int(s): (int(a), int(b)) for s, a, b in zip(table["span"], table["tok_start"], table["tok_end"], strict=True)}
+    return {
+        int(s): (int(a), int(b)) for s, a, b in zip(table["span"], table["tok_start"], table["tok_end"], strict=True)
+    }
 
 
 def where(page: Page, title: str, trace: str, span: int) -> tuple[float, float]:
@@ -32,7 +34,8 @@ def where(page: Page, title: str, trace: str, span: int) -> tuple[float, float]:
         """(plot, [name, span]) => {
             const trace = plot._fullData.find((item) => item.name === name);
             const axis = (id) => plot._fullLayout[id.replace(/^([xy])/, "$1axis")];
-            const x = axis(trace.xaxis), y = axis(trace.yaxis), at = trace.customdata.findIndex((item) => item[0] === span);
+            const x = axis(trace.xaxis), y = axis(trace.yaxis);
+            const at = trace.customdata.findIndex((item) => item[0] === span);
             const bar = trace.type === "bar";
             const box = plot.getBoundingClientRect();
             const px = x._offset + x.d2p(bar ? trace.base[at] + trace.x[at] / 2 : trace.x[at]);
@@ -82,6 +85,8 @@ def test_umap_replaces_pca_when_its_process_is_done(server: Server, runs: Runs, 
     expect(page.get_by_text("UMAP is being computed in a process of its own")).to_be_visible()
     expect(page.get_by_text("UMAP of mean span keys, L0 KV0")).to_be_visible(timeout=200_000)
     expect(page).to_have_url(re.compile("proj=umap"))
-    stored = json.loads((runs.folder / runs.whole / "maps" / "umap-l0-kv0-n15-d0.1-s0.json").read_text(encoding="utf-8"))
+    stored = json.loads(
+        (runs.folder / runs.whole / "maps" / "umap-l0-kv0-n15-d0.1-s0.json").read_text(encoding="utf-8")
+    )
     assert set(stored["spans"]) > set(spans_of(runs))  # the window has a key too
     assert len(stored["points"]) == len(stored["spans"])

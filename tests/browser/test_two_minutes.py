@@ -20,20 +20,49 @@ RUN_MS = 240_000
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep of one prompt, on which SeKV loses the answer at 40 % that full KV finds; no run is stored."""
+    """A folder with a sweep of one prompt, on which SeKV loses the answer at 40 % that full KV finds; no run is
+    stored."""
     folder = tmp_path_factory.mktemp("measured")
     results = folder / "results"
     results.mkdir()
     subprocess.run(
         [
-            sys.executable, "-m", "kvlens", "bench", "sweep", "--methods", "full,sekv", "--tasks", "multikey", "--budgets", "40%",
-            "--lengths", "1024", "--depths", "0.4", "--prompts", "1", "--seed", "4", "--no-traces", "--runs", str(folder / "runs"), "--out",
-            str(results / "grid.json"), "--kept", str(folder / "kept.jsonl"),
+            sys.executable,
+            "-m",
+            "kvlens",
+            "bench",
+            "sweep",
+            "--methods",
+            "full,sekv",
+            "--tasks",
+            "multikey",
+            "--budgets",
+            "40%",
+            "--lengths",
+            "1024",
+            "--depths",
+            "0.4",
+            "--prompts",
+            "1",
+            "--seed",
+            "4",
+            "--no-traces",
+            "--runs",
+            str(folder / "runs"),
+            "--out",
+            str(results / "grid.json"),
+            "--kept",
+            str(folder / "kept.jsonl"),
         ],
-        cwd=ROOT, check=True, capture_output=True, timeout=250,
-    )  # fmt: skip
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=250,
+    )
     content = json.loads((results / "grid.json").read_text(encoding="utf-8"))
-    exact = {row[content["columns"].index("method")]: row[content["columns"].index("exact")] for row in content["trials"]}
+    exact = {
+        row[content["columns"].index("method")]: row[content["columns"].index("exact")] for row in content["trials"]
+    }
     assert exact == {"full": 1.0, "sekv": 0.0}
     return folder
 
@@ -56,7 +85,10 @@ def outcome(page: Page) -> list[str]:
     expect(page.get_by_text("Answer with it held: 9138.")).to_be_visible()
     box = page.locator(".st-key-verdict")
     expect(box.get_by_test_id("stMetric")).to_have_count(3)
-    return [*box.get_by_test_id("stMetric").all_inner_texts(), *re.findall(r"\d+ tokens in .* budget", box.inner_text())]
+    return [
+        *box.get_by_test_id("stMetric").all_inner_texts(),
+        *re.findall(r"\d+ tokens in .* budget", box.inner_text()),
+    ]
 
 
 def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_page: Open) -> None:
@@ -76,11 +108,15 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
     expect(page.get_by_text(re.compile(r"Lost at step \d+"))).to_be_visible()
     step = said(page, r"Lost at step (\d+): full KV says “(.+?)”, this run “(.+?)”").group(1)
-    layer, kv_head, span = said(page, r"Missed most by L(\d+) KV(\d+) .*?span (\d+), tokens .*?part of the needle").groups()
+    layer, kv_head, span = said(
+        page, r"Missed most by L(\d+) KV(\d+) .*?span (\d+), tokens .*?part of the needle"
+    ).groups()
     assert "not recorded" not in said(page, r"Why it was not there: (.+?)\.\n").group(1)
     said(page, rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\.")
     expect(player(page)).to_have_attribute("data-step", step)
-    expect(player(page)).to_have_attribute("data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]"))
+    expect(player(page)).to_have_attribute(
+        "data-cell", re.compile(rf"{layer},[{4 * int(kv_head)}-{4 * int(kv_head) + 3}]")
+    )
     expect(page).to_have_url(re.compile(rf"step={step}&layer={layer}&head=\d+&span={span}&metric=regret"))
 
     page.get_by_role("button", name="Hold it resident").click()

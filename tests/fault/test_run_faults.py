@@ -1,4 +1,5 @@
-"""A run that dies, is cancelled, or loses its disk: what was written stays readable, and the rest says what happened."""
+"""A run that dies, is cancelled, or loses its disk: what was written stays readable, and the rest says what
+happened."""
 
 from __future__ import annotations
 
@@ -15,9 +16,24 @@ ROOT = Path(__file__).parents[2]
 
 def start(runs: Path, prompt: Path, *more: str) -> subprocess.Popen[str]:
     prompt.write_text("The river was wide and the bridge was old. " * 20)
-    command = [sys.executable, "-m", "kvlens", "run", str(prompt), "--method", "streaming_llm", "--max-new", "6000", "--ignore-eos"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvlens",
+        "run",
+        str(prompt),
+        "--method",
+        "streaming_llm",
+        "--max-new",
+        "6000",
+        "--ignore-eos",
+    ]
     return subprocess.Popen(
-        [*command, "--runs", str(runs), "--no-coverage", *more], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*command, "--runs", str(runs), "--no-coverage", *more],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -29,11 +45,15 @@ def wait_for_steps(runs: Path, process: subprocess.Popen[str], at_least: int) ->
             if json.loads(file.read_text()).get("steps", 0) >= at_least:
                 return file.parent.name
         time.sleep(0.1)
-    raise AssertionError(f"no steps were written; {process.stderr.read() if process.poll() is not None and process.stderr else ''}")
+    raise AssertionError(
+        f"no steps were written; {process.stderr.read() if process.poll() is not None and process.stderr else ''}"
+    )
 
 
 def kvlens(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "kvlens", *arguments], cwd=ROOT, text=True, capture_output=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "kvlens", *arguments], cwd=ROOT, text=True, capture_output=True, check=False
+    )
 
 
 def test_kill_9_leaves_a_readable_run(tmp_path: Path) -> None:
@@ -77,8 +97,21 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
     )
     prompt = tmp_path / "p.txt"
     prompt.write_text("The river was wide and the bridge was old. " * 20)
-    arguments = ["run", str(prompt), "--method", "streaming_llm", "--max-new", "6000", "--ignore-eos", "--runs", str(runs), "--no-coverage"]
-    ended = subprocess.run([sys.executable, "-c", limited, *arguments], cwd=ROOT, text=True, capture_output=True, check=False, timeout=280)
+    arguments = [
+        "run",
+        str(prompt),
+        "--method",
+        "streaming_llm",
+        "--max-new",
+        "6000",
+        "--ignore-eos",
+        "--runs",
+        str(runs),
+        "--no-coverage",
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, *arguments], cwd=ROOT, text=True, capture_output=True, check=False, timeout=280
+    )
     assert ended.returncode == 1
     assert "could not be written" in ended.stderr
     assert "Traceback" not in ended.stderr

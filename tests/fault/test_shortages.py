@@ -1,5 +1,6 @@
-"""Too little memory, on the device or pinned, or a driver without a feature: one sentence that says what to do, the run marked failed,
-its trace readable. Through the command line, in processes of their own; what would fail on a GPU fails by a fake here.
+"""Too little memory, on the device or pinned, or a driver without a feature: one sentence that says what to do, the run
+marked failed, its trace readable. Through the command line, in processes of their own; what would fail on a GPU fails
+by a fake here.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from kvlens.store.reader import TraceReader, list_runs
 FAKES = {
     "prefill": """
 import kvlens.engine.session as seen
-def fails(*arguments): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
+SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB"
+def fails(*arguments): raise torch.OutOfMemoryError(SAYS)
 seen.prefill_attention = fails
 """,
     "decode": """
@@ -74,7 +76,10 @@ seen.decode_attention = fails
 """,
 }
 SENTENCES = {
-    "prefill": ("the device ran out of memory while reading the prompt (CUDA out of memory. Tried to allocate 2.00 GiB.", "shorter prompt"),
+    "prefill": (
+        "the device ran out of memory while reading the prompt (CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "shorter prompt",
+    ),
     "decode": ("the device ran out of memory while decoding (", "take a smaller --budget, --no-coverage"),
     "host": ("the host ran out of memory while reading the prompt; ", "shorter prompt"),
     "pinned": ("pinned host memory could not be had: ", "ulimit -l"),

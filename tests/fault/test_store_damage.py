@@ -62,7 +62,9 @@ def test_a_truncated_trace_is_refused_or_reads_right(runs: Path, share: float) -
         ("ALTER TABLE head_step DROP COLUMN entropy", UnreadableRun, "damaged"),
     ],
 )
-def test_a_foreign_or_newer_file_is_named_as_such(runs: Path, statement: str, kind: type[TraceError], words: str) -> None:
+def test_a_foreign_or_newer_file_is_named_as_such(
+    runs: Path, statement: str, kind: type[TraceError], words: str
+) -> None:
     con = duckdb.connect(str(runs / "good-run" / "trace.duckdb"))
     con.execute(statement)
     con.close()
@@ -113,7 +115,9 @@ def test_a_hostile_file_reads_nothing_beside_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "out.csv").exists()
 
 
-@pytest.mark.parametrize("uid", ["../x", "..", "", "a/b", "good-run\n", "GOOD-RUN", ".hidden-run", "a" * 65, "good-run\0", "%2e%2e%2f"])
+@pytest.mark.parametrize(
+    "uid", ["../x", "..", "", "a/b", "good-run\n", "GOOD-RUN", ".hidden-run", "a" * 65, "good-run\0", "%2e%2e%2f"]
+)
 def test_a_hostile_id_never_reaches_the_file_system(runs: Path, uid: str) -> None:
     calls: list[Callable[[], object]] = [
         lambda: TraceReader.open(runs, uid),
@@ -146,7 +150,9 @@ def test_a_damaged_run_json_is_a_row_and_leaves_the_trace_readable(runs: Path, c
 def test_a_run_json_of_wrong_types_still_lists(runs: Path) -> None:
     path = runs / "good-run" / "run.json"
     info = json.loads(path.read_text())
-    path.write_text(json.dumps(info | {"steps": "many", "budget": {"a": [1]}, "model": 5, "created": 7, "peak_bytes": [1]}))
+    path.write_text(
+        json.dumps(info | {"steps": "many", "budget": {"a": [1]}, "model": 5, "created": 7, "peak_bytes": [1]})
+    )
     row = list_runs(runs).iloc[0]
     assert row["status"] == "completed"
     assert row["steps"] != row["steps"]

@@ -42,7 +42,9 @@ write_synthetic(Path(sys.argv[1]), 2, 4, 2, steps=int(sys.argv[3]), spans=12, ui
 
 
 def start_writer(runs: Path, uid: str, steps: int = 100_000) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", WRITE, str(runs), uid, str(steps)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITE, str(runs), uid, str(steps)], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
 
 
 def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
@@ -132,7 +134,8 @@ except TraceError as error:
 
 @pytest.fixture(params=["file size limit", "small file system"])
 def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """(runs folder, largest file in bytes or 0). Where nothing may be mounted, both ways limit the file size, differently."""
+    """(runs folder, largest file in bytes or 0). Where nothing may be mounted, both ways limit the file size,
+    differently."""
     if request.param == "file size limit":
         yield tmp_path, 2_000_000
         return
@@ -153,7 +156,9 @@ def full_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
 
 def test_a_full_disk_ends_the_run_in_one_sentence_and_keeps_what_was_flushed(full_disk: tuple[Path, int]) -> None:
     runs, limit = full_disk
-    done = subprocess.run([sys.executable, "-c", FULL, str(runs), str(limit)], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(runs), str(limit)], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
     assert done.returncode == 7, done.stderr
     assert done.stdout.count("\n") == 1
     assert "could not be written" in done.stdout

@@ -1,5 +1,6 @@
-"""What the kernel tests share. The kernels run in Triton's interpreter here (tests/conftest.py switches it on): that proves indexing
-and algebra. It does not show bf16 arithmetic, tf32, races, or reads out of bounds; poison in unnamed memory shows the last."""
+"""What the kernel tests share. The kernels run in Triton's interpreter here (tests/conftest.py switches it on): that
+proves indexing and algebra. It does not show bf16 arithmetic, tf32, races, or reads out of bounds; poison in unnamed
+memory shows the last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every kernel compiles for A100 and H100 without a GPU, fits, does not spill, and is what docs/kernels.md says it is."""
+"""Every kernel compiles for A100 and H100 without a GPU, fits, does not spill, and is what docs/kernels.md says it
+is."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def jitted() -> set[str]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and any(getattr(d, "id", None) == "jit" for d in node.decorator_list):
                 found.add(f"{path.stem}.{node.name}")
-                called |= {part.func.id for part in ast.walk(node) if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)}
+                called |= {
+                    part.func.id
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Call) and isinstance(part.func, ast.Name)
+                }
     return {name for name in found if name.split(".")[1] not in called}
 
 
@@ -39,7 +44,9 @@ def test_kernels_compile_without_spilling(tmp_path: Path) -> None:
     documented = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     page.write_text(documented, encoding="utf-8")
     command = [sys.executable, "-m", "kvlens.kernels.aot", "--json", "--write", str(page)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=False
+    )
     assert done.stdout, done.stderr[-2000:]
     binaries = json.loads(done.stdout)
     assert {(b["kernel"], b["arch"]) for b in binaries} == {(kernel, arch) for kernel in jitted() for arch in SHARED}
@@ -51,6 +58,8 @@ def test_kernels_compile_without_spilling(tmp_path: Path) -> None:
 
 def test_interpreted_kernels_are_not_compiled() -> None:
     command = [sys.executable, "-m", "kvlens.kernels.aot"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 1
     assert "TRITON_INTERPRET" in done.stderr

@@ -1,4 +1,5 @@
-"""What factors bring into a recall zone: lists and cells by the kernels are bit for bit PyTorch's, in memory that begins poisoned."""
+"""What factors bring into a recall zone: lists and cells by the kernels are bit for bit PyTorch's, in memory that
+begins poisoned."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ CAME = ("some", "none", "all places", "a head without", "one span of all")
 
 
 def drawn(what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """came [H, S] and units [H, S, 4] of ragged spans and ranks; absurd numbers in the units of spans that did not come."""
+    """came [H, S] and units [H, S, 4] of ragged spans and ranks; absurd numbers in the units of spans that did not
+    come."""
     g = torch.Generator().manual_seed(len(what))
     if what == "one span of all":
         came = torch.ones(HEADS, 1, dtype=torch.bool)
@@ -68,7 +70,8 @@ def test_the_list_is_what_a_loop_makes() -> None:
 
 
 def zone(what: str, g: torch.Generator) -> tuple[torch.Tensor, Arrivals, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Units, what came of them, and span, offset, fill [H, M] of a zone in which their tokens stand among cells that stay, in any order."""
+    """Units, what came of them, and span, offset, fill [H, M] of a zone in which their tokens stand among cells that
+    stay, in any order."""
     came, meta = drawn(what)
     listed, cells = arrivals_torch(came, meta, PLACES, DIM, 2), PLACES * TOKENS + 5
     span, offset = torch.zeros(2, HEADS, cells, dtype=torch.long)
@@ -82,7 +85,9 @@ def zone(what: str, g: torch.Generator) -> tuple[torch.Tensor, Arrivals, torch.T
 
 
 @pytest.mark.parametrize("token_major", [False, True])
-@pytest.mark.parametrize(("what", "dtype"), [*((what, torch.float32) for what in CAME), ("some", torch.bfloat16), ("some", torch.float16)])
+@pytest.mark.parametrize(
+    ("what", "dtype"), [*((what, torch.float32) for what in CAME), ("some", torch.bfloat16), ("some", torch.float16)]
+)
 def test_tokens_come_into_their_cells(what: str, dtype: torch.dtype, token_major: bool) -> None:
     """Reconstructed spans lie place by place, as k3 writes them; what stands behind their ends is NaN."""
     g = torch.Generator().manual_seed(3)
@@ -136,5 +141,7 @@ def test_cpu_tensors_take_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     keys, values = torch.zeros(2, HEADS, 1, DIM)
     span = came.int().argmax(1, keepdim=True)
     new = torch.ones(HEADS, PLACES, TOKENS, DIM)
-    fill_cells((new, 2 * new), listed.turn, span, torch.zeros_like(span), torch.ones_like(span, dtype=torch.bool), keys, values)
+    fill_cells(
+        (new, 2 * new), listed.turn, span, torch.zeros_like(span), torch.ones_like(span, dtype=torch.bool), keys, values
+    )
     assert keys.sum() * 2 == values.sum() > 0

@@ -1,4 +1,5 @@
-"""k3 against float64: ragged spans and ranks, places without a span, heads that do not read, poison around the units."""
+"""k3 against float64: ragged spans and ranks, places without a span, heads that do not read, poison around the
+units."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ import pytest
 import torch
 
 from kvlens.kernels.lowrank import compress, pack, truncated_svd
-from kvlens.kernels.lowrank_spans import Spans, attend, attend_torch, attend_triton, reconstruct, reconstruct_torch, reconstruct_triton
+from kvlens.kernels.lowrank_spans import (
+    Spans,
+    attend,
+    attend_torch,
+    attend_triton,
+    reconstruct,
+    reconstruct_torch,
+    reconstruct_triton,
+)
 from kvlens.kernels.merge import merge_torch
 from kvlens.kernels.page_attend import Pages, page_attention_torch
 
@@ -16,7 +25,9 @@ SIZES = ((16, 8, 5), (40, 32, 32), (33, 17, 20), (90, 32, 16), (17, 1, 1), (1, 1
 """tokens and the two ranks"""
 
 
-def spans(batch: int = 1, kv_heads: int = 2, places: int = 4, dim: int = 64, dtype: torch.dtype = torch.float32) -> Spans:
+def spans(
+    batch: int = 1, kv_heads: int = 2, places: int = 4, dim: int = 64, dtype: torch.dtype = torch.float32
+) -> Spans:
     """Every third place is empty; NaN lies between the units, absurd numbers in the rows of empty places."""
     g = torch.Generator().manual_seed(dim)
     parts, rows, at = [], [], 0
@@ -33,7 +44,11 @@ def spans(batch: int = 1, kv_heads: int = 2, places: int = 4, dim: int = 64, dty
         rows.append((at + 3, n, factors[0].rank, factors[1].rank))
         parts.append(flat)
         at += len(flat)
-    return Spans(torch.cat([*parts, torch.full((64,), torch.nan, dtype=dtype)]), torch.tensor(rows).view(batch, kv_heads, places, 4), 32)
+    return Spans(
+        torch.cat([*parts, torch.full((64,), torch.nan, dtype=dtype)]),
+        torch.tensor(rows).view(batch, kv_heads, places, 4),
+        32,
+    )
 
 
 def wide(data: Spans) -> Spans:
@@ -46,12 +61,14 @@ def tiles_of(data: Spans, page: int) -> torch.Tensor:
         (place, first)
         for place, (_, n, _, _) in enumerate(data.meta.view(-1, 4).tolist())
         for first in range(0, n, page)
-    ]  # fmt: skip
+    ]
     return torch.tensor([(-1, 2**40, 2**40), *((place, first, 2 * slot) for slot, (place, first) in enumerate(rows))])
 
 
 @pytest.mark.parametrize("token_major", [False, True])
-@pytest.mark.parametrize(("dim", "dtype"), [(32, torch.float32), (128, torch.bfloat16), (256, torch.float16), (64, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("dim", "dtype"), [(32, torch.float32), (128, torch.bfloat16), (256, torch.float16), (64, torch.bfloat16)]
+)
 def test_reconstruction(dim: int, dtype: torch.dtype, token_major: bool) -> None:
     data = spans(dim=dim, dtype=dtype)
     tiles = tiles_of(data, 16)
@@ -66,7 +83,9 @@ def test_reconstruction(dim: int, dtype: torch.dtype, token_major: bool) -> None
     for ours, exact in zip(found, wanted, strict=True):
         assert torch.equal(ours.isnan(), exact.isnan()), "written exactly where tokens are"
         assert exact.isnan().any()
-        torch.testing.assert_close(ours.double(), exact, atol=1e-4 if dtype == torch.float32 else tolerance, rtol=tolerance, equal_nan=True)
+        torch.testing.assert_close(
+            ours.double(), exact, atol=1e-4 if dtype == torch.float32 else tolerance, rtol=tolerance, equal_nan=True
+        )
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -31,19 +31,35 @@ class Case:
         return page_attention_triton(self.q, self.keys, self.values, self.pages, self.scaling, mass, splits)
 
 
-def case(batch: int = 1, kv_heads: int = 2, group: int = 4, dim: int = 64, page: int = 16, places: int = 7,
-         dtype: torch.dtype = torch.float32, layout: str = "HND", bias: str = "none", seed: int = 0) -> Case:  # fmt: skip
+def case(
+    batch: int = 1,
+    kv_heads: int = 2,
+    group: int = 4,
+    dim: int = 64,
+    page: int = 16,
+    places: int = 7,
+    dtype: torch.dtype = torch.float32,
+    layout: str = "HND",
+    bias: str = "none",
+    seed: int = 0,
+) -> Case:
     """Ragged pages, ragged tables, NaN in every entry no table names, absurd numbers behind the ends of the tables."""
     g = torch.Generator().manual_seed(seed)
     slots = places * batch * kv_heads + 3
     q = torch.randn(batch, kv_heads * group, dim, generator=g).to(dtype)
-    table = torch.stack([torch.randperm(slots - 3, generator=g)[:places] for _ in range(batch * kv_heads)]).view(batch, kv_heads, places)
+    table = torch.stack([torch.randperm(slots - 3, generator=g)[:places] for _ in range(batch * kv_heads)]).view(
+        batch, kv_heads, places
+    )
     page_len = torch.randint(1, page + 1, table.shape, generator=g)
     page_len[torch.rand(table.shape, generator=g) < 0.5] = page
     n_page = torch.randint(1, places + 1, (batch, kv_heads), generator=g)
     n_page[0, 0] = places
     dead = torch.arange(places) >= n_page[..., None]
-    stored = {"HND": (slots, kv_heads, page, dim), "NHD": (slots, page, kv_heads, dim), "one head": (slots, 1, page, dim)}[layout]
+    stored = {
+        "HND": (slots, kv_heads, page, dim),
+        "NHD": (slots, page, kv_heads, dim),
+        "one head": (slots, 1, page, dim),
+    }[layout]
     memory = []
     for _ in range(2):
         whole = torch.full(stored, torch.nan, dtype=dtype)
@@ -150,7 +166,10 @@ def test_stores_round_as_torch_does(dtype: torch.dtype) -> None:
 def test_merging_parts_is_attending_all_at_once() -> None:
     """Forty parts of one softmax, some of them empty."""
     g = torch.Generator().manual_seed(7)
-    scores, values = torch.randn(2, 3, 40, 6, generator=g).double() * 5, torch.randn(2, 3, 40, 6, 32, generator=g).double()
+    scores, values = (
+        torch.randn(2, 3, 40, 6, generator=g).double() * 5,
+        torch.randn(2, 3, 40, 6, 32, generator=g).double(),
+    )
     scores[:, :, 5:9] = -math.inf
     scores[1, 2] = -math.inf
     lses = scores.logsumexp(-1)

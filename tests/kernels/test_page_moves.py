@@ -68,7 +68,10 @@ def test_the_reference_does_what_the_kernel_does(layout: str) -> None:
     g = torch.Generator().manual_seed(9)
     unit, slot = moves()
     results = []
-    pool, keys, values = noise((6, HEADS, 2, PAGE, 32), torch.bfloat16, g), *(slots(layout, 32, torch.bfloat16, g) for _ in range(2))
+    pool, keys, values = (
+        noise((6, HEADS, 2, PAGE, 32), torch.bfloat16, g),
+        *(slots(layout, 32, torch.bfloat16, g) for _ in range(2)),
+    )
     for kernel in (True, False):
         there, k, v = pool.clone(), keys.clone(), values.clone()
         if kernel:
@@ -84,12 +87,19 @@ def test_the_reference_does_what_the_kernel_does(layout: str) -> None:
 @pytest.mark.parametrize("ctas", [1, 5])
 def test_without_slots_a_units_place_in_its_row_is_its_slot(ctas: int) -> None:
     g = torch.Generator().manual_seed(ctas)
-    pool, keys, values = noise((6, HEADS, 2, PAGE, 32), torch.bfloat16, g), *(slots("NHD", 32, torch.bfloat16, g) for _ in range(2))
+    pool, keys, values = (
+        noise((6, HEADS, 2, PAGE, 32), torch.bfloat16, g),
+        *(slots("NHD", 32, torch.bfloat16, g) for _ in range(2)),
+    )
     unit = torch.randint(0, 6, (HEADS, 7), generator=g) * HEADS + torch.arange(HEADS)[:, None]
     unit = torch.where(torch.rand(unit.shape, generator=g) < 0.4, -1, unit).int()
     slot = torch.arange(7, dtype=torch.int32).repeat(HEADS, 1)
     results = []
-    for move, given in ((gather_torch, slot), (gather_torch, None), (partial(move_triton, to_pool=False, ctas=ctas), None)):
+    for move, given in (
+        (gather_torch, slot),
+        (gather_torch, None),
+        (partial(move_triton, to_pool=False, ctas=ctas), None),
+    ):
         k, v = keys.clone(), values.clone()
         move(pool, unit, given, k, v)
         results.append([bits(x) for x in (k, v)])
@@ -99,7 +109,10 @@ def test_without_slots_a_units_place_in_its_row_is_its_slot(ctas: int) -> None:
 
 def test_nothing_to_move() -> None:
     g = torch.Generator().manual_seed(1)
-    pool, keys, values = noise((2, HEADS, 2, PAGE, 32), torch.float32, g), *(slots("HND", 32, torch.float32, g) for _ in range(2))
+    pool, keys, values = (
+        noise((2, HEADS, 2, PAGE, 32), torch.float32, g),
+        *(slots("HND", 32, torch.float32, g) for _ in range(2)),
+    )
     before = bits(pool).clone(), bits(keys).clone()
     none = torch.full((4,), -1, dtype=torch.int32)
     for to_pool in (True, False):

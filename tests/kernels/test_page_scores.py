@@ -12,8 +12,15 @@ from kvlens.kernels.page_scores import POOLINGS, Pooling, page_scores, page_scor
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def inputs(batch: int = 1, kv_heads: int = 2, group: int = 4, dim: int = 64, places: int = 70, dtype: torch.dtype = torch.float32,
-           seed: int = 0) -> tuple[Inputs, torch.Tensor]:  # fmt: skip
+def inputs(
+    batch: int = 1,
+    kv_heads: int = 2,
+    group: int = 4,
+    dim: int = 64,
+    places: int = 70,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Inputs, torch.Tensor]:
     """(q, lo, hi, n_page), and the keys of pages of 8 tokens. NaN behind the live pages."""
     g = torch.Generator().manual_seed(seed)
     keys = torch.randn(batch, kv_heads, places, 8, dim, generator=g).to(dtype)

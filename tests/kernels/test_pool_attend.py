@@ -1,4 +1,5 @@
-"""Attention over a pool of slots: k1 in the interpreter against float64, whatever the number of slots, and the choice between the two."""
+"""Attention over a pool of slots: k1 in the interpreter against float64, whatever the number of slots, and the choice
+between the two."""
 
 from __future__ import annotations
 
@@ -28,8 +29,14 @@ class Pool:
         return (weights @ self.values.double().nan_to_num(0.0)).view_as(self.q)
 
 
-def pool(slots: int, kv_heads: int = 2, group: int = 4, dim: int = 32, dtype: torch.dtype = torch.float32,
-         token_major: bool = False) -> Pool:  # fmt: skip
+def pool(
+    slots: int,
+    kv_heads: int = 2,
+    group: int = 4,
+    dim: int = 32,
+    dtype: torch.dtype = torch.float32,
+    token_major: bool = False,
+) -> Pool:
     """The pool is a part of a larger one, as a layer's slots are, and NaN lies around it."""
     g = torch.Generator().manual_seed(slots)
     made = []
@@ -70,7 +77,9 @@ def test_what_nobody_attends_is_not_multiplied() -> None:
     case = pool(100)
     case.bias[:, :, 32:64] = -math.inf
     found = pool_attend.pool_attention(case.q, case.keys, case.values, case.bias, case.scaling)
-    torch.testing.assert_close(found, decode_attention(case.q, case.keys, case.values, case.bias, case.scaling), atol=2e-6, rtol=2e-5)
+    torch.testing.assert_close(
+        found, decode_attention(case.q, case.keys, case.values, case.bias, case.scaling), atol=2e-6, rtol=2e-5
+    )
 
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

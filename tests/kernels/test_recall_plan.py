@@ -1,4 +1,5 @@
-"""k5: the kernel equals its reference bit for bit; the reference keeps what it promises and agrees with the memory's own recall zone."""
+"""k5: the kernel equals its reference bit for bit; the reference keeps what it promises and agrees with the memory's
+own recall zone."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def copy(hot: HotPages) -> HotPages:
 
 
 def wishes(batch: int, kv_heads: int, count: int, pages: int, holes: float, g: torch.Generator) -> torch.Tensor:
-    want = torch.stack([torch.randperm(pages, generator=g)[:count] for _ in range(batch * kv_heads)]).view(batch, kv_heads, count)
+    want = torch.stack([torch.randperm(pages, generator=g)[:count] for _ in range(batch * kv_heads)]).view(
+        batch, kv_heads, count
+    )
     want[torch.rand(want.shape, generator=g) < holes] = -1
     return want.int()
 
@@ -60,7 +63,15 @@ def check_promises(want: torch.Tensor, fire: torch.Tensor, before: HotPages, aft
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 9), st.integers(0, 9), st.integers(1, 40), st.floats(0, 1), st.integers(0, 999))
+@given(
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(0, 9),
+    st.integers(1, 40),
+    st.floats(0, 1),
+    st.integers(0, 999),
+)
 def test_kernel_equals_reference_over_several_steps(
     batch: int, kv_heads: int, count: int, spare: int, pages: int, holes: float, seed: int
 ) -> None:
@@ -109,7 +120,8 @@ def test_pages_held_are_those_of_the_memory_s_recall_zone(count: int, spare: int
 
 
 def test_a_plan_s_units_are_what_the_gather_moves() -> None:
-    """After plan and gather every wanted page's keys and values lie in its slot, whichever implementation did either."""
+    """After plan and gather every wanted page's keys and values lie in its slot, whichever implementation did
+    either."""
     g = torch.Generator().manual_seed(2)
     pool = torch.randn(20, 2, 2, 16, 32, generator=g)
     slots = torch.randperm(12, generator=g).view(1, 2, 6).int()

@@ -1,4 +1,5 @@
-"""Bias and page tables of a layer's slots: the interpreted kernels against PyTorch bit for bit, PyTorch against the definition."""
+"""Bias and page tables of a layer's slots: the interpreted kernels against PyTorch bit for bit, PyTorch against the
+definition."""
 
 from __future__ import annotations
 
@@ -20,15 +21,25 @@ NOWHERE = 2**30
 
 @dataclass(frozen=True)
 class Drawn:
-    """The same layer twice: as the kernels get it, a part of a pool with absurd numbers around it and in its free slots, and clean."""
+    """The same layer twice: as the kernels get it, a part of a pool with absurd numbers around it and in its free
+    slots, and clean."""
 
     given: SlotReads
     clean: SlotReads
 
 
-def drawn(slots: int, heads: int = 2, group: int = 3, spans: int = 37, select: bool = True, parts: bool = True, seed: int = 0,
-          count: torch.dtype = torch.int64) -> Drawn:  # fmt: skip
-    """Every role and free slots, governed spans and others, hot and not, read in part by some query heads; a head without live slots."""
+def drawn(
+    slots: int,
+    heads: int = 2,
+    group: int = 3,
+    spans: int = 37,
+    select: bool = True,
+    parts: bool = True,
+    seed: int = 0,
+    count: torch.dtype = torch.int64,
+) -> Drawn:
+    """Every role and free slots, governed spans and others, hot and not, read in part by some query heads; a head
+    without live slots."""
     g = torch.Generator().manual_seed(seed)
 
     def chance(p: float, *shape: int) -> torch.Tensor:
@@ -55,9 +66,17 @@ def drawn(slots: int, heads: int = 2, group: int = 3, spans: int = 37, select: b
     fine = chance(0.6, heads, group, spans) if select else None
     tokens = torch.randint(0, 9, (heads, group, spans), generator=g).to(count) if select and parts else None
     given = SlotReads(
-        wide[:, 5 : 5 + slots], *(table[:, 5 : 5 + slots] for table in tables), logs, starts.int(), chance(0.7, spans),
-        chance(0.7, heads, spans), group, CODES, fine, tokens,
-    )  # fmt: skip
+        wide[:, 5 : 5 + slots],
+        *(table[:, 5 : 5 + slots] for table in tables),
+        logs,
+        starts.int(),
+        chance(0.7, spans),
+        chance(0.7, heads, spans),
+        group,
+        CODES,
+        fine,
+        tokens,
+    )
     return Drawn(given, replace(given, span=span.int(), position=position.int()))
 
 
@@ -121,7 +140,9 @@ def test_pytorch_is_the_definition() -> None:
         for h, g, c in torch.cartesian_prod(*(torch.arange(n) for n in bias.shape)).tolist():
             role, span = names.get(int(reads.role[h, c]), "free"), int(reads.span[h, c])
             fine = reads.fine is not None and bool(reads.fine[h, g, span] and reads.is_hot[h, span])
-            inside = reads.tokens is None or int(reads.position[h, c] - reads.starts[span]) < int(reads.tokens[h, g, span])
+            inside = reads.tokens is None or int(reads.position[h, c] - reads.starts[span]) < int(
+                reads.tokens[h, g, span]
+            )
             if role == "coarse":
                 wanted = -math.inf if fine else float(reads.log_lengths[span])
             elif role in ("resident", "reconstructed") and reads.fine is not None and reads.governed[span]:

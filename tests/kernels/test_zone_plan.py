@@ -1,5 +1,5 @@
-"""The plan of a recall zone as a kernel: over drawn sequences of steps, tables, names and moves are bit for bit those of the torch
-operations, whatever stands where nobody looks."""
+"""The plan of a recall zone as a kernel: over drawn sequences of steps, tables, names and moves are bit for bit those
+of the torch operations, whatever stands where nobody looks."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ MODES = ("all", "part", "equal", "never")
 
 
 class Layer:
-    """A zone of some KV heads, and the spans in host memory that it is wished for. Rows of the pool begin at `origin`."""
+    """A zone of some KV heads, and the spans in host memory that it is wished for. Rows of the pool begin at
+    `origin`."""
 
-    def __init__(self, g: torch.Generator, heads: int, cells: int, lengths: list[int], page: int, factors: bool) -> None:
+    def __init__(
+        self, g: torch.Generator, heads: int, cells: int, lengths: list[int], page: int, factors: bool
+    ) -> None:
         spans, slots, self.g = len(lengths) + 1, cells * page, g
         held, stamp = torch.zeros(2, heads, spans, dtype=torch.long)
         span, offset = torch.zeros(2, heads, cells, dtype=torch.long)
@@ -54,7 +57,9 @@ class Layer:
         other = object.__new__(Layer)
         other.tables = ZoneTables(*(getattr(self.tables, field.name).clone() for field in fields(ZoneTables)))
         pool, role = other.pool = tuple(x.clone() for x in self.pool)  # type: ignore[assignment]
-        other.names = Names(pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], self.names.is_hot.clone(), self.names.roles)
+        other.names = Names(
+            pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], self.names.is_hot.clone(), self.names.roles
+        )
         other.source = self.source
         return other
 
@@ -79,7 +84,9 @@ class Layer:
             wished[:, 0] = False
             read = torch.where(wished[:, None], read, ABSURD)
         fire = torch.rand(heads, generator=self.g) >= silent
-        shortest, longest = (1, int(lengths.max())) if read is not None else (int(lengths[1:].min()), int(lengths.max()))
+        shortest, longest = (
+            (1, int(lengths.max())) if read is not None else (int(lengths[1:].min()), int(lengths.max()))
+        )
         rounds = rounds_for(max(1, shortest // self.source.page), max(1, longest // self.source.page))
         return Wishes(want, read, fire, torch.tensor(step), rounds, mode != "never", mode == "equal")
 
@@ -104,7 +111,9 @@ def check(layer: Layer, other: Layer, wishes: Wishes) -> Moves:
     assert torch.equal(other.names.is_hot, layer.names.is_hot)
     for mine, theirs in zip(other.pool, layer.pool, strict=True):
         assert torch.equal(mine, theirs), "positions, spans and roles of the pool's slots, the zone's and all others"
-    assert all(torch.equal(one, two) for one, two in zip(before, (wishes.want, wishes.fire, other.source.starts), strict=True))
+    assert all(
+        torch.equal(one, two) for one, two in zip(before, (wishes.want, wishes.fire, other.source.starts), strict=True)
+    )
     return found
 
 
@@ -118,9 +127,15 @@ def go(layer: Layer, mode: str, steps: int, holes: float, silent: float) -> int:
 
 @settings(max_examples=11, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.integers(1, 2), st.integers(1, 30), st.lists(st.integers(1, 9), min_size=1, max_size=12), st.sampled_from((*MODES, "factors")),
-    st.sampled_from((8, 1024)), st.sampled_from((0.0, 0.4, 1.0)), st.sampled_from((0.0, 0.3, 1.0)), st.integers(0, 999),
-)  # fmt: skip
+    st.integers(1, 2),
+    st.integers(1, 30),
+    st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    st.sampled_from((*MODES, "factors")),
+    st.sampled_from((8, 1024)),
+    st.sampled_from((0.0, 0.4, 1.0)),
+    st.sampled_from((0.0, 0.3, 1.0)),
+    st.integers(0, 999),
+)
 def test_the_kernel_plans_what_torch_plans(
     heads: int, cells: int, lengths: list[int], mode: str, block: int, holes: float, silent: float, seed: int
 ) -> None:
@@ -130,7 +145,9 @@ def test_the_kernel_plans_what_torch_plans(
         go(layer, "all" if mode == "factors" else mode, 3, holes, silent)
 
 
-@pytest.mark.parametrize(("page", "mode"), [*((1, mode) for mode in (*MODES, "factors")), (3, "all"), (3, "factors"), (8, "never")])
+@pytest.mark.parametrize(
+    ("page", "mode"), [*((1, mode) for mode in (*MODES, "factors")), (3, "all"), (3, "factors"), (8, "never")]
+)
 def test_pages_and_spans_under_pressure(page: int, mode: str) -> None:
     """More wishes than cells, so that spans give way and wishes are refused at every step."""
     cells, lengths = 11, [page] * 20 if page > 1 else [2, 7, 4, 1, 12, 3, 5, 2, 6, 4]
@@ -165,7 +182,9 @@ def test_torch_compile_takes_it_as_one_operation() -> None:
     plain, compiled = layer.copy(), layer.copy()
     wishes = layer.wishes("all", 1, 0.0, 0.0)
     torch._dynamo.reset()
-    found = torch.compile(zone_plan_triton, backend="aot_eager", fullgraph=True)(compiled.tables, compiled.names, wishes, compiled.source)
+    found = torch.compile(zone_plan_triton, backend="aot_eager", fullgraph=True)(
+        compiled.tables, compiled.names, wishes, compiled.source
+    )
     torch._dynamo.reset()
     expected = zone_plan_triton(plain.tables, plain.names, wishes, plain.source)
     for field in fields(Moves):

@@ -1,16 +1,20 @@
-"""A decoder made by hand in which chosen KV heads, and no others, carry a fact from where it stands to where it is asked for.
+"""A decoder made by hand in which chosen KV heads, and no others, carry a fact from where it stands to where it is
+asked for.
 
-Words (one token each): f0..f19 fill; kKvV is a fact, 'the value of key K is V'; qK asks for key K; aV is the answer V; '.' ends the text.
-The residual stream (64 numbers) is divided by what may stand in it, every direction its own unit vector:
+Words (one token each): f0..f19 fill; kKvV is a fact, 'the value of key K is V'; qK asks for key K; aV is the answer V;
+'.' ends the text. The residual stream (64 numbers) is divided by what may stand in it, every direction its own unit
+vector:
 
-    filler 0..19 | key of a fact 20..23 | its value 24..31 | asked key 32..35 | answer said before 36..43 | answer to say 44..51
+    filler 0..19 | key of a fact 20..23 | its value 24..31 | asked key 32..35 | answer said before 36..43 | answer to
+    say 44..51
 
 An embedding has norm 1: f_j = filler j; kKvV = (key K + value V) / sqrt 2; qK = asked K; aV = said V.
-A carrier head turns the asked key into a query and the fact's key into a key, in the slow RoPE pairs, so that distance does not matter,
-and writes the fact's value into 'answer to say'. All other heads are random, but their values read filler only and they write filler only:
-whatever they attend, nothing of a fact passes through them. The feed-forward layers write nothing.
-The head of the model says aV by 'answer to say V', '.' after any answer, and f0 where a key was asked and nothing better is known; `doubt`
-is how loudly it says that. With one carrier of full strength a fact is louder than the doubt; with two of half strength only both are.
+A carrier head turns the asked key into a query and the fact's key into a key, in the slow RoPE pairs, so that distance
+does not matter, and writes the fact's value into 'answer to say'. All other heads are random, but their values read
+filler only and they write filler only: whatever they attend, nothing of a fact passes through them. The feed-forward
+layers write nothing. The head of the model says aV by 'answer to say V', '.' after any answer, and f0 where a key was
+asked and nothing better is known; `doubt` is how loudly it says that. With one carrier of full strength a fact is
+louder than the doubt; with two of half strength only both are.
 """
 
 from __future__ import annotations
@@ -22,9 +26,12 @@ import torch
 
 FILLERS, KEYS, VALUES = 20, 4, 8
 WORDS = [
-    ".", *(f"f{i}" for i in range(FILLERS)), *(f"k{k}v{v}" for k in range(KEYS) for v in range(VALUES)),
-    *(f"q{k}" for k in range(KEYS)), *(f"a{v}" for v in range(VALUES)),
-]  # fmt: skip
+    ".",
+    *(f"f{i}" for i in range(FILLERS)),
+    *(f"k{k}v{v}" for k in range(KEYS) for v in range(VALUES)),
+    *(f"q{k}" for k in range(KEYS)),
+    *(f"a{v}" for v in range(VALUES)),
+]
 ID = {word: i for i, word in enumerate(WORDS)}
 FILLER, KEY, VALUE, ASKED, SAID, ANSWER = 0, 20, 24, 32, 36, 44
 WIDTH, HEADS, KV_HEADS, SIZE, LAYERS = 64, 4, 2, 16, 2
@@ -41,11 +48,21 @@ def build(carriers: tuple[tuple[int, int], ...], strength: float, doubt: float) 
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(WORDS), hidden_size=WIDTH, intermediate_size=8, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-            num_key_value_heads=KV_HEADS, head_dim=SIZE, max_position_embeddings=4096, tie_word_embeddings=False,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e16}, bos_token_id=None, eos_token_id=ID["."], pad_token_id=None,
+            vocab_size=len(WORDS),
+            hidden_size=WIDTH,
+            intermediate_size=8,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            head_dim=SIZE,
+            max_position_embeddings=4096,
+            tie_word_embeddings=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e16},
+            bos_token_id=None,
+            eos_token_id=ID["."],
+            pad_token_id=None,
         )
-    )  # fmt: skip
+    )
     one = torch.eye(WIDTH)
     rows = model.model.embed_tokens.weight.zero_()
     rows[ID["."]] = one[FILLER]
@@ -71,7 +88,8 @@ def build(carriers: tuple[tuple[int, int], ...], strength: float, doubt: float) 
 
 
 def _set_head(attention: Any, kv_head: int, strength: float | None) -> None:
-    """strength: of a carrier, None for a head that carries nothing. Of a carrier's two query heads the first looks up."""
+    """strength: of a carrier, None for a head that carries nothing. Of a carrier's two query heads the first looks
+    up."""
     q, k, v, o = (attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight, attention.o_proj.weight)
     own, group = slice(kv_head * SIZE, (kv_head + 1) * SIZE), HEADS // KV_HEADS
     first = slice(group * kv_head * SIZE, (group * kv_head + 1) * SIZE)

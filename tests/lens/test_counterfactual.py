@@ -1,4 +1,5 @@
-"""The proof that the counterfactual finds a cause: models made by hand in which known heads, and no others, carry the needle."""
+"""The proof that the counterfactual finds a cause: models made by hand in which known heads, and no others, carry the
+needle."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ def quiet(phase: str, done: int, total: int) -> None:
 class Lost:
     """A run of StreamingLLM that has evicted the fact and answers wrongly."""
 
-    def __init__(self, folder: Path, carriers: tuple[tuple[int, int], ...], strength: float, doubt: float, known: bool = True) -> None:
+    def __init__(
+        self, folder: Path, carriers: tuple[tuple[int, int], ...], strength: float, doubt: float, known: bool = True
+    ) -> None:
         model = save(folder / "model", carriers, strength, doubt)
         self.runs = folder / "runs"
         source = PromptText(text(TOKENS, FACT), "a5" if known else None)
@@ -80,13 +83,17 @@ def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None
     whatif(two.runs, two.uid, Asked((two.span,), search=True), lambda *place: told.append(place))
     first = next(place for place, (phase, *_) in enumerate(told) if phase == "search")
     before = [phase for phase, *_ in told[:first]]
-    assert before[-2:] == ["prefill", "again"], "the prompt is read, and the run, which was not compared, repeated to see what it lost"
+    assert before[-2:] == ["prefill", "again"], (
+        "the prompt is read, and the run, which was not compared, repeated to see what it lost"
+    )
     assert told[first] == ("search", 0, len(HEADS))
     tried = [done for phase, done, _ in told[first:] if phase == "search"]
     assert sorted(set(tried)) == [*range(tried[-1] + 1)], "every set is told of"
     assert tried == sorted(tried)
     phases = [phase for phase, *_ in told[first:]]
-    assert phases.index("prefill") == len(tried), "the prompt is read once for all trials; the run that is stored reads it anew"
+    assert phases.index("prefill") == len(tried), (
+        "the prompt is read once for all trials; the run that is stored reads it anew"
+    )
 
 
 def test_a_search_can_be_cancelled_before_its_first_trial(two: Lost) -> None:

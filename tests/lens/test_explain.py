@@ -25,7 +25,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return kept, measure(ExplainRequest(points=POINTS, length=512, lost=3), kept, told.append), told
 
 
-def test_what_is_attributed_brings_answers_back_and_chance_does_not(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
+def test_what_is_attributed_brings_answers_back_and_chance_does_not(
+    measured: tuple[Path, dict[str, Any], list[dict[str, Any]]],
+) -> None:
     lines = measured[1]["lines"]
     assert [(line["method"], line["n"]) for line in lines] == [("streaming_llm", 3), ("chess", 3)]
     for line in lines:
@@ -53,9 +55,12 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"points": (("nothing", "multikey", "10%"),)}, "nothing"), ({"points": (("chess", "multikey", "64MB"),)}, "share of full KV"),
-     ({"lost": 0}, "--lost")],
-)  # fmt: skip
+    [
+        ({"points": (("nothing", "multikey", "10%"),)}, "nothing"),
+        ({"points": (("chess", "multikey", "64MB"),)}, "share of full KV"),
+        ({"lost": 0}, "--lost"),
+    ],
+)
 def test_bad_requests_get_one_sentence(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ExplainRequest(**changes)
@@ -65,11 +70,20 @@ def test_shares_are_of_the_lost_trials_only() -> None:
     point = ("chess", "multikey", "10%")
     row = {"method": point[0], "task": point[1], "budget": point[2], "candidates": 10}
     back = {arm: arm != "random1" for arm in ARMS}
-    rows = [row | {"lost": False}, row | {"lost": True} | back, row | {"lost": True} | back | {"everywhere": False, "step_top1": False}]
+    rows = [
+        row | {"lost": False},
+        row | {"lost": True} | back,
+        row | {"lost": True} | back | {"everywhere": False, "step_top1": False},
+    ]
     line = next(summarise(rows, [point]))
     assert (line["prompts"], line["n"]) == (3, 2)
     assert line["arms"]["step_top1"]["share"] == 0.5
-    assert line["of_everywhere"]["step_top1"] == {"share": 1.0, "low": pytest.approx(0.2065, abs=1e-3), "high": 1.0, "n": 1}
+    assert line["of_everywhere"]["step_top1"] == {
+        "share": 1.0,
+        "low": pytest.approx(0.2065, abs=1e-3),
+        "high": 1.0,
+        "n": 1,
+    }
 
 
 def test_regret_of_a_record_is_the_mean_over_the_group_by_hand() -> None:

@@ -1,4 +1,5 @@
-"""A hold keeps a token range exactly for chosen heads and changes nothing else: held against every registered method."""
+"""A hold keeps a token range exactly for chosen heads and changes nothing else: held against every registered
+method."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def prompts(demo: Any) -> Prompts:
 
 
 def missing_span(prompts: Prompts, name: str) -> Any:
-    """A span of the prompt that the method does not keep in full on the device, from the middle of the prompt; where the method keeps
-    everything, any span from the middle."""
+    """A span of the prompt that the method does not keep in full on the device, from the middle of the prompt; where
+    the method keeps everything, any span from the middle."""
     spans = [s for s in prompts.plain(name)[1].prefilled.spans if s.kind != "window" and s.tok_end - s.tok_start > 1]
     away = [s for s in spans if s.state not in ("resident", "reconstructed")] or spans
     return away[len(away) // 2]
@@ -73,10 +74,14 @@ def test_holding_everything_everywhere_is_full_kv(prompts: Prompts, name: str) -
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_holding_every_span_of_the_prompt_is_full_kv_while_nothing_leaves_the_window(prompts: Prompts, name: str) -> None:
+def test_holding_every_span_of_the_prompt_is_full_kv_while_nothing_leaves_the_window(
+    prompts: Prompts, name: str
+) -> None:
     """As the one above, but span by span, as a person would ask for it."""
     spans = prompts.plain(name)[1].prefilled.spans
-    holds = tuple(Hold(s.span, s.tok_start, s.tok_end, everywhere(prompts.demo.shape)) for s in spans if s.tok_end > s.tok_start)
+    holds = tuple(
+        Hold(s.span, s.tok_start, s.tok_end, everywhere(prompts.demo.shape)) for s in spans if s.tok_end > s.tok_start
+    )
     held = prompts.run(name, holds)
     assert held.ids == prompts.full.ids
     for mine, full in zip(held.logits, prompts.full.logits, strict=True):
@@ -125,9 +130,13 @@ def test_steps_before_the_hold_and_layers_below_it_are_the_plain_runs_bit_for_bi
         assert all(map(torch.equal, before[step], after[step]))
     assert all(map(torch.equal, before[first][:layer], after[first][:layer]))
     if span.state != "resident":
-        assert not torch.equal(before[first][layer], after[first][layer]), "the held span is attended from the step asked for"
+        assert not torch.equal(before[first][layer], after[first][layer]), (
+            "the held span is attended from the step asked for"
+        )
     for record, theirs in zip(sink.steps[:first], prompts.plain(name)[1].steps[:first], strict=True):
-        for column in record.head:  # steps are measured several at a time, which changes the last bits of what is logged of them
+        for (
+            column
+        ) in record.head:  # steps are measured several at a time, which changes the last bits of what is logged of them
             np.testing.assert_allclose(record.head[column], theirs.head[column], atol=1e-5)
 
 
@@ -161,7 +170,8 @@ def test_a_held_run_keeps_the_truths(prompts: Prompts, name: str) -> None:
 
 
 def test_the_bytes_of_a_hold(demo: Any) -> None:
-    """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they were."""
+    """The account has them under a name of their own, they raise the limit, and the method's own bytes stay what they
+    were."""
     from kvlens.engine.session import Session
     from kvlens.memory.budget import Budget
     from kvlens.methods.full import FullKV

@@ -1,4 +1,5 @@
-"""What a step lost against full KV: the arithmetic, that comparing changes nothing, and that free and forced runs agree on it."""
+"""What a step lost against full KV: the arithmetic, that comparing changes nothing, and that free and forced runs agree
+on it."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_the_arithmetic_of_a_loss() -> None:
     assert loss.logprob == pytest.approx(math.log(0.25), abs=1e-6)
     assert loss.logit_diff == pytest.approx(math.log(0.25) - math.log(0.5) - 2, abs=1e-6)
     assert loss.ref_rank == 1, "the second of two that are equally probable: the first of equals would be chosen"
-    assert compare(torch.tensor([0.0, -math.inf]), torch.tensor([0.0, 1.0]), 0, decode).kl == pytest.approx(math.log(1 + math.e))
+    assert compare(torch.tensor([0.0, -math.inf]), torch.tensor([0.0, 1.0]), 0, decode).kl == pytest.approx(
+        math.log(1 + math.e)
+    )
 
 
 def test_the_comparison_ends_with_the_first_other_token() -> None:
@@ -75,7 +78,9 @@ def test_full_kv_against_itself_lost_nothing(case: Case) -> None:
     for options in ({}, {"forced": case.reference.ids, "planned": NEW}):
         result = case.run("full", against=case.reference, **options)
         assert len(result.losses) == len(case.reference.ids)
-        assert all(loss.kl == 0 and loss.agrees and loss.ref_rank == 0 and loss.logit_diff == 0 for loss in result.losses)
+        assert all(
+            loss.kl == 0 and loss.agrees and loss.ref_rank == 0 and loss.logit_diff == 0 for loss in result.losses
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

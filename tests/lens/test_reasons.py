@@ -50,7 +50,9 @@ def lost(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("method", LOSING)
-def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(method: str, lost: dict[str, str], folder: Path) -> None:
+def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(
+    method: str, lost: dict[str, str], folder: Path
+) -> None:
     with TraceReader.open(folder, lost[method]) as reader:
         step = lost_steps(reader.loss())[0]
         named = with_reasons(reader, attribute(reader), step, 6)
@@ -58,11 +60,21 @@ def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(method: str, l
         assert set(named["reason"]) <= set(KINDS) - {"unknown", "held"}
         assert named["regret"].is_monotonic_decreasing
         for row in named.to_dict("records"):
-            check(reader, step, int(row["layer"]), int(row["kv_head"]), int(row["span"]), str(row["reason"]), str(row["why"]))
+            check(
+                reader,
+                step,
+                int(row["layer"]),
+                int(row["kv_head"]),
+                int(row["span"]),
+                str(row["reason"]),
+                str(row["why"]),
+            )
         worst = verdict(reader)
         assert worst is not None
         assert worst.missed is not None
-        assert (worst.missed.layer, worst.missed.kv_head, worst.missed.span) == tuple(named.loc[0, ["layer", "kv_head", "span"]])
+        assert (worst.missed.layer, worst.missed.kv_head, worst.missed.span) == tuple(
+            named.loc[0, ["layer", "kv_head", "span"]]
+        )
         assert worst.missed.reason.says == named.loc[0, "why"]
 
 
@@ -87,7 +99,9 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
     elif kind == "partly_evicted":
         kept = reader.journal("kept_tokens")
         row = reader.spans().set_index("span").loc[span]
-        of_layer = np.asarray(kept.loc[kept["layer"] == layer, "values"].iloc[0])[int(row["tok_start"]) : int(row["tok_end"])]
+        of_layer = np.asarray(kept.loc[kept["layer"] == layer, "values"].iloc[0])[
+            int(row["tok_start"]) : int(row["tok_end"])
+        ]
         assert f"{int((of_layer == 0).sum())} of its {len(of_layer)} tokens" in says
         assert (of_layer == 0).any()
     elif kind == "attended":
@@ -114,7 +128,10 @@ def test_lost_steps_add_up_and_keep_their_order(lost: dict[str, str], folder: Pa
         assert len(steps) > 1
         whole = attribute(reader, every_lost_step=True).set_index(["layer", "kv_head", "span"])["regret"]
         by_hand = sum(
-            reader.triples(step).set_index(["layer", "kv_head", "span"])["regret"].clip(lower=0).reindex(whole.index, fill_value=0)
+            reader.triples(step)
+            .set_index(["layer", "kv_head", "span"])["regret"]
+            .clip(lower=0)
+            .reindex(whole.index, fill_value=0)
             for step in steps
         )
         np.testing.assert_allclose(whole, by_hand, rtol=1e-6)

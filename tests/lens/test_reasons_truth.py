@@ -1,4 +1,5 @@
-"""Reasons against what the attention of real runs really went through: its slots are looked at while the run makes them."""
+"""Reasons against what the attention of real runs really went through: its slots are looked at while the run makes
+them."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ RUNS = {
 
 @dataclass
 class Seen:
-    """Of one query head and span at a step: how many of its tokens were attended exactly and as rebuilt, and whether its summary was."""
+    """Of one query head and span at a step: how many of its tokens were attended exactly and as rebuilt, and whether
+    its summary was."""
 
     exact: int
     rebuilt: int
@@ -55,11 +57,17 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     seen: Table = {}
     plain = Memory.attends
 
-    def attends(memory: Memory, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
+    def attends(
+        memory: Memory, layer: int, selection: Selection | None, by: Backend
+    ) -> tuple[torch.Tensor | None, Live | None]:
         made, pages = plain(memory, layer, selection, by)
         live, here = memory.attended(layer, made), memory.hot.slots(layer)
         role, span = here.role[:, :live].clone(), here.span[:, :live].clone()
-        open_ = torch.ones(len(role), memory.shape.group, role.shape[1], dtype=torch.bool) if made is None else made > -torch.inf
+        open_ = (
+            torch.ones(len(role), memory.shape.group, role.shape[1], dtype=torch.bool)
+            if made is None
+            else made > -torch.inf
+        )
         seen[memory.step, layer] = role, span, open_
         return made, pages
 
@@ -71,7 +79,9 @@ def looked_at(slots: Table, step: int, layer: int, kv_head: int, place: int, spa
     role, spans, open_ = (table[kv_head] for table in slots[step, layer])
     mine = (spans == span) & open_[place]
     exact = sum(int((mine & (role == ROLE[name])).sum()) for name in ("sink", "anchor", "window", "resident"))
-    return Seen(exact, int((mine & (role == ROLE["reconstructed"])).sum()), bool((mine & (role == ROLE["coarse"])).any()))
+    return Seen(
+        exact, int((mine & (role == ROLE["reconstructed"])).sum()), bool((mine & (role == ROLE["coarse"])).any())
+    )
 
 
 def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen, regret: float) -> bool:
@@ -85,7 +95,7 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
         "coarse_only": worst.summary and (alone or "which missed most" in says),
         "by_query_head": any(seen.summary for seen in group) or any(seen.rebuilt + seen.exact for seen in group),
         "unknown": regret == 0.0,
-    }.get(kind, alone)  # fmt: skip
+    }.get(kind, alone)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -115,20 +125,29 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
                 if span == 0:
                     tokens = prompt + step - int((taken["tok_end"] - taken["tok_start"]).sum())
                 kinds[said.kind].append((step, layer, kv_head, span))
-                assert bears_out(said.kind, said.says, tokens, read, read[worst % group], float(listed["regret"].max())), (
-                    f"{row} {said} {tokens} {read}"
-                )
+                assert bears_out(
+                    said.kind, said.says, tokens, read, read[worst % group], float(listed["regret"].max())
+                ), f"{row} {said} {tokens} {read}"
     expected = {
-        "streaming_llm": {"evicted"}, "sekv": {"refused", "coarse_only"}, "sekv, raw": {"coarse_only", "attended"},
-        "sekv, one step late": {"one_step_late", "refused", "coarse_only"}, "chess": {"below_the_cut"},
-        "freekv": {"not_corrected", "below_the_cut"}, "freekv, never corrected": {"not_corrected", "attended"},
-        "freekv, always corrected": {"below_the_cut"}, "sentkv": {"below_the_cut", "partly_attended"}, "compresskv": {"partly_evicted"},
-    }  # fmt: skip
+        "streaming_llm": {"evicted"},
+        "sekv": {"refused", "coarse_only"},
+        "sekv, raw": {"coarse_only", "attended"},
+        "sekv, one step late": {"one_step_late", "refused", "coarse_only"},
+        "chess": {"below_the_cut"},
+        "freekv": {"not_corrected", "below_the_cut"},
+        "freekv, never corrected": {"not_corrected", "attended"},
+        "freekv, always corrected": {"below_the_cut"},
+        "sentkv": {"below_the_cut", "partly_attended"},
+        "compresskv": {"partly_evicted"},
+    }
     assert expected[name] <= set(kinds), dict(kinds)
 
 
 def test_how_many_were_chosen_is_said_of_what_is_listed() -> None:
     """A gate, unlike a cut by rank, may open for spans below the 32 best: their number is not known then."""
-    assert Ranking(57, 32, 20, 3, 0.5, False).cut() == "rank 3 of 57 candidates (score 0.5), 20 of the 32 best chosen, this one was not"
+    assert (
+        Ranking(57, 32, 20, 3, 0.5, False).cut()
+        == "rank 3 of 57 candidates (score 0.5), 20 of the 32 best chosen, this one was not"
+    )
     assert Ranking(57, 32, 32, None, None, False).cut().endswith("at least 32 of 57 candidates chosen")
     assert Ranking(20, 20, 4, 7, 0.5, False).cut() == "rank 7 (score 0.5), 4 of 20 candidates chosen, this one was not"

@@ -86,7 +86,9 @@ def test_a_run_that_is_refused_leaves_no_reference_behind(
         carry_out(request, source, tmp_path, lambda phase, *_: phases.append(phase), lambda: False)
     assert list(tmp_path.iterdir()) == []
     assert "reference" not in phases, "and nobody waited for it"
-    assert ("check" in phases) is (method in ("sekv", "sentkv")), "the prompt is read only where arithmetic does not know the floor"
+    assert ("check" in phases) is (method in ("sekv", "sentkv")), (
+        "the prompt is read only where arithmetic does not know the floor"
+    )
 
 
 def test_a_reference_is_recorded_as_the_run_that_asks_for_it(source: Any, tmp_path: Path) -> None:
@@ -116,7 +118,11 @@ def test_the_options_of_kvlens_run(source: Any, tmp_path: Path) -> None:
             metas.append(reader.meta)
             assert reader.loss().empty is ("--no-coverage" in more)
     assert [meta["forced"] for meta in metas] == [False, True, False]
-    assert [meta["oracle"] for meta in metas] == [{"every": 2, "layers": [1, 2]}, {"every": 1, "layers": list(range(6))}, None]
+    assert [meta["oracle"] for meta in metas] == [
+        {"every": 2, "layers": [1, 2]},
+        {"every": 1, "layers": list(range(6))},
+        None,
+    ]
     assert metas[0]["reference"] == metas[1]["reference"] is not None
     assert metas[2]["reference"] is None
 
@@ -191,10 +197,17 @@ def test_what_makes_another_reference(prepared: Prepared, demo: Any, tmp_path: P
         {"dtype": "bfloat16"},
     ]
     keys = {reference_key(REQUEST.model_copy(update=change), prepared) for change in others}
-    other_prompt = Prepared(prepared.engine, task_prompt(demo, "needle", 500, seed=1, max_new=8)[0], prepared.fingerprint)
-    keys |= {reference_key(REQUEST, other_prompt), reference_key(REQUEST, Prepared(prepared.engine, prepared.prompt, "other weights"))}
+    other_prompt = Prepared(
+        prepared.engine, task_prompt(demo, "needle", 500, seed=1, max_new=8)[0], prepared.fingerprint
+    )
+    keys |= {
+        reference_key(REQUEST, other_prompt),
+        reference_key(REQUEST, Prepared(prepared.engine, prepared.prompt, "other weights")),
+    }
     assert len(keys | {key}) == len(others) + 3
-    same = REQUEST.model_copy(update={"method": "sekv", "budget": "0.5", "coverage": False, "top_k": 3, "trace_level": "heads"})
+    same = REQUEST.model_copy(
+        update={"method": "sekv", "budget": "0.5", "coverage": False, "top_k": 3, "trace_level": "heads"}
+    )
     assert reference_key(same, prepared) == key, "the method, its budget and what is logged do not change full KV"
     made = obtain(prepared, REQUEST, tmp_path, quiet)
     assert find(tmp_path, key) == made.uid

@@ -41,7 +41,9 @@ class Folder:
         self.path = path
         prompt, _ = task_prompt(demo, "needle", 600, seed=3, max_new=8)
         self.source = PromptText(prompt.source.text, prompt.source.answer, prompt.source.needle, "needle")
-        request = RunRequest(method="streaming_llm", budget="0.3", max_new=8, stop=("\n",), overrides={"sinks": "6"}, top_k=5)
+        request = RunRequest(
+            method="streaming_llm", budget="0.3", max_new=8, stop=("\n",), overrides={"sinks": "6"}, top_k=5
+        )
         self.uid = carry_out(request, self.source, path, quiet, never)[0]
         with TraceReader.open(path, self.uid) as reader:
             tokens, spans = reader.tokens(), reader.spans()
@@ -70,7 +72,17 @@ def test_a_free_pair_is_the_same_run_with_its_loss(folder: Folder) -> None:
     meta, before = folder.meta(stored.uid), folder.meta(folder.uid)
     assert (meta["parent"], meta["reference"], meta["forced"]) == (folder.uid, reference, False)
     assert (before["parent"], before["reference"]) == (None, None)
-    for key in ("config", "budget_bytes", "preset", "prompt_sha256", "needle", "answer", "task", "reference_key", "oracle"):
+    for key in (
+        "config",
+        "budget_bytes",
+        "preset",
+        "prompt_sha256",
+        "needle",
+        "answer",
+        "task",
+        "reference_key",
+        "oracle",
+    ):
         assert meta[key] == before[key], key
     assert {**meta["request"], **dict.fromkeys(("against", "overrides"))} == {
         **before["request"],
@@ -90,7 +102,9 @@ def test_a_forced_pair_compares_every_step_within_the_same_budget(folder: Folder
         assert len(reader.loss()) == reader.n_steps
     assert len(list_runs(folder.path)[lambda runs: runs["method"] == "full"]) == 1, "one reference serves both"
     listed = CliRunner().invoke(app, ["runs", "--runs", str(folder.path)]).stdout.splitlines()
-    assert [line.split()[0] for line in listed if "(fed)" in line] == [stored.uid], "what it was fed is not shown as its own output"
+    assert [line.split()[0] for line in listed if "(fed)" in line] == [stored.uid], (
+        "what it was fed is not shown as its own output"
+    )
 
 
 def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder: Folder) -> None:
@@ -124,7 +138,9 @@ def test_the_span_is_resident_in_the_stored_states_from_that_step_on(folder: Fol
     stored, _ = whatif(folder.path, folder.uid, Asked(tuple(folder.spans[:1]), "2", "1", 2), quiet)
     with TraceReader.open(folder.path, stored.uid) as reader:
         at = [(2, 0), (2, 1), (1, 1)]
-        states = [reader.span_states(step, 2, kv_head).set_index("span").loc[folder.spans[0], "state"] for step, kv_head in at]
+        states = [
+            reader.span_states(step, 2, kv_head).set_index("span").loc[folder.spans[0], "state"] for step, kv_head in at
+        ]
     assert states == ["evicted", "resident", "evicted"]
 
 
@@ -156,9 +172,19 @@ def test_numbers() -> None:
 
 def test_a_step_of_loss_beside_a_right_answer_is_not_called_no_loss() -> None:
     summary = {
-        "step": 2, "kl_before": 0.5, "kl_after": 0.1, "agrees_after": True, "answer_before": " 4229.", "answer_after": " 4229.",
-        "expected": " 4229.", "expected_from": "task", "restored": None, "held_tokens": 16, "held_bytes": 4096, "search": None,
-    }  # fmt: skip
+        "step": 2,
+        "kl_before": 0.5,
+        "kl_after": 0.1,
+        "agrees_after": True,
+        "answer_before": " 4229.",
+        "answer_after": " 4229.",
+        "expected": " 4229.",
+        "expected_from": "task",
+        "restored": None,
+        "held_tokens": 16,
+        "held_bytes": 4096,
+        "search": None,
+    }
     assert "the answer was right before" in sentences(summary)
     assert not any("nothing was lost" in line for line in sentences(summary))
     assert "nothing was lost before" in sentences({**summary, "step": None})
@@ -180,7 +206,8 @@ def test_bytes_of_overlapping_holds_count_once() -> None:
     assert held_bytes(holds, shape) == (20 + 10) * 2 * 8 * 2
 
 
-# ---------------------------------------------------------------------------------------------------------------- cannot be repeated
+# ----------------------------------------------------------------------------------------------------------------
+# cannot be repeated
 @pytest.fixture
 def copy(folder: Folder, tmp_path: Path) -> Path:
     """The unpaired run alone in a folder of its own."""
@@ -205,7 +232,9 @@ def test_a_run_that_is_not_there(copy: Path) -> None:
     assert "There is no run" in refused(copy, "20200101-000000-abcdef")
 
 
-def test_a_run_of_a_method_that_is_not_installed_any_more(folder: Folder, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_method_that_is_not_installed_any_more(
+    folder: Folder, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = {name: method for name, method in methods.registry().items() if name != "streaming_llm"}
     monkeypatch.setattr(methods, "registry", lambda: known)
     assert "unknown method" in refused(copy, folder.uid)
@@ -234,13 +263,16 @@ def test_a_trace_that_does_not_say_how_it_was_made() -> None:
 
 
 def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
-    meta = {key: value for key, value in folder.meta(folder.uid).items() if key not in ("request", "hold", "reference_key")}
+    meta = {
+        key: value for key, value in folder.meta(folder.uid).items() if key not in ("request", "hold", "reference_key")
+    }
     request = _request(folder.uid, meta)
     whole = read_run(folder.path, folder.uid).request
     assert request.model_copy(update={"stop": whole.stop, "top_k": whole.top_k}) == whole
 
 
-# -------------------------------------------------------------------------------------------------------------------- command line
+# --------------------------------------------------------------------------------------------------------------------
+# command line
 def test_the_commands_end_with_the_uid(folder: Folder) -> None:
     runner = CliRunner()
     paired = runner.invoke(app, ["pair", folder.uid, "--runs", str(folder.path)])

@@ -1,4 +1,5 @@
-"""Several sequences in one step: row by row what single decoders generate, move and tell, whatever the others in the batch do."""
+"""Several sequences in one step: row by row what single decoders generate, move and tell, whatever the others in the
+batch do."""
 
 from __future__ import annotations
 
@@ -19,14 +20,19 @@ from kvlens.methods import get
 
 STEPS = 8
 LENGTHS = (640, 640, 560)
-CHOSEN = [*(CASES[i] for i in (0, 1, 2, 3, 5, 8, 13)), Case("freekv", "0.45", overrides={"recall": "all", "dense_layers": 1})]
+CHOSEN = [
+    *(CASES[i] for i in (0, 1, 2, 3, 5, 8, 13)),
+    Case("freekv", "0.45", overrides={"recall": "all", "dense_layers": 1}),
+]
 """every method; FreeKV with corrected heads, and with dense layers"""
 
 
 @pytest.fixture(scope="module")
 def asked(demo: Any) -> list[Any]:
     """Three prompts, the last one shorter, and what was read of them."""
-    prompts = [task_prompt(demo, "multikey", length, seed=seed, max_new=STEPS)[0] for seed, length in enumerate(LENGTHS)]
+    prompts = [
+        task_prompt(demo, "multikey", length, seed=seed, max_new=STEPS)[0] for seed, length in enumerate(LENGTHS)
+    ]
     return [(prompt, Engine(demo).read(prompt)) for prompt in prompts]
 
 
@@ -99,7 +105,9 @@ def fresh() -> Iterator[None]:
 def test_through_the_kernels_rows_are_what_they_are_alone(small: Any) -> None:
     """k1, the slot tables and the plan in Triton's interpreter, on rows of a batch."""
     case = Case("freekv", "0.7", overrides=get("freekv").untrained)
-    alone, batch = ([decoder(small, random_prompt(140, seed), case, 3, kernels="triton") for seed in (0, 1)] for _ in range(2))
+    alone, batch = (
+        [decoder(small, random_prompt(140, seed), case, 3, kernels="triton") for seed in (0, 1)] for _ in range(2)
+    )
     joined = BatchDecoder(batch)
     try:
         assert joined.decode(3) == [one.decode(3) for one in alone]

@@ -1,4 +1,5 @@
-"""Streams of a batch: what is ordered before what, noted in the place of torch.cuda's functions. No device is asked for anything."""
+"""Streams of a batch: what is ordered before what, noted in the place of torch.cuda's functions. No device is asked for
+anything."""
 
 from __future__ import annotations
 
@@ -96,7 +97,9 @@ def test_every_row_forks_for_itself_and_all_join_before_the_outputs_meet(
     try:
         batch.step([one.prompt.ids[-1] for one in batch.decoders])
         assert issued == [(name, row, f"lane {row}") for name in ("write", "attend") for row in (0, 1)]
-        assert streams.waits == FORKS + JOINS + FORKS + FORKS + JOINS, "slots are named, then tokens written, then attended"
+        assert streams.waits == FORKS + JOINS + FORKS + FORKS + JOINS, (
+            "slots are named, then tokens written, then attended"
+        )
         assert met[-1] == ("main", streams.waits), "outputs meet when all have come"
     finally:
         batch.close()
@@ -113,7 +116,9 @@ def noted(session: Any, name: str, row: int, issued: list[Any], streams: Streams
     return call
 
 
-def test_what_a_row_puts_aside_forks_from_its_lane_and_is_waited_for_by_the_step_alone(model: Any, streams: Streams) -> None:
+def test_what_a_row_puts_aside_forks_from_its_lane_and_is_waited_for_by_the_step_alone(
+    model: Any, streams: Streams
+) -> None:
     """FreeKV's pages for the next step: two streams a sequence."""
     case = Case("freekv", "0.6", overrides=get("freekv").untrained)
     expected = two(model, case)

@@ -1,4 +1,5 @@
-"""The step under torch.compile: the Hugging Face modules, the method and the recall in one graph, made once; ready to be captured."""
+"""The step under torch.compile: the Hugging Face modules, the method and the recall in one graph, made once; ready to
+be captured."""
 
 from __future__ import annotations
 
@@ -54,7 +55,11 @@ def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
     assert not counters["graph_break"]
     assert backend.calls == STEPS - 1, "step 0 runs as it is"
     assert len(backend.addresses) == 1, "a captured graph reads the same memory at every step"
-    called = {str(getattr(node.target, "__name__", node.target)) for node in backend.graphs[0].graph.nodes if node.op.startswith("call")}
+    called = {
+        str(getattr(node.target, "__name__", node.target))
+        for node in backend.graphs[0].graph.nodes
+        if node.op.startswith("call")
+    }
     assert not called & set(HOST)
 
 

@@ -1,4 +1,5 @@
-"""The one piece of kvlens/gpu/static/cuda.py that Triton's interpreter can run: what its fetch moves is what the plain fetch moves."""
+"""The one piece of kvlens/gpu/static/cuda.py that Triton's interpreter can run: what its fetch moves is what the plain
+fetch moves."""
 
 from __future__ import annotations
 

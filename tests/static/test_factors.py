@@ -1,5 +1,5 @@
-"""Factors reconstructed inside a static step: what the kernel makes of them in Triton's interpreter is what PyTorch makes of them, and
-both are what the engine's codec unpacks."""
+"""Factors reconstructed inside a static step: what the kernel makes of them in Triton's interpreter is what PyTorch
+makes of them, and both are what the engine's codec unpacks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def made() -> Any:
 
 
 def listed(factors: Any) -> torch.Tensor:
-    """Spans that lie as factors, as one KV head's first places list them; nothing comes for the last place, nor for another head."""
+    """Spans that lie as factors, as one KV head's first places list them; nothing comes for the last place, nor for
+    another head."""
     heads, spans = factors.tokens_of(1).shape
     came = torch.zeros(heads, spans, dtype=torch.bool)
     came[0, factors.tokens_of(1)[0].nonzero()[: factors._most - 1, 0]] = True
@@ -63,7 +64,8 @@ def test_the_kernel_makes_the_same_of_them(made: Any) -> None:
 
 
 def test_only_what_is_fetched_is_renamed_and_counted(made: Any) -> None:
-    """Masses, tokens and bytes against the engine: test_static_step.py. Here: a slot that says it was reconstructed holds such a span."""
+    """Masses, tokens and bytes against the engine: test_static_step.py. Here: a slot that says it was reconstructed
+    holds such a span."""
     made.decode(4)
     rows, memory = made.session.rows, made.session.memory
     slots = memory.hot.slots(1)

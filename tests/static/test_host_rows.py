@@ -1,4 +1,5 @@
-"""Where the cold tier of a static step lies behind a CUDA link: in slabs of its own size, of which none is left over or left behind."""
+"""Where the cold tier of a static step lies behind a CUDA link: in slabs of its own size, of which none is left over or
+left behind."""
 
 from __future__ import annotations
 
@@ -43,9 +44,14 @@ def test_the_rows_lie_in_pinned_memory_of_their_size(small: Any, case: Any, monk
     held = [pool for pool in (*rows.pools, *(rows.factors.flat if rows.factors is not None else ())) if pool.numel()]
     assert held
     for pool in held:
-        assert any(start <= pool.data_ptr() and pool.data_ptr() + pool.nbytes <= start + size for start, size in device.pinned.items())
+        assert any(
+            start <= pool.data_ptr() and pool.data_ptr() + pool.nbytes <= start + size
+            for start, size in device.pinned.items()
+        )
     most = sum(-(-pool.nbytes // 16) * 16 for pool in held) + 2 * 4096
-    assert sum(device.pinned.values()) <= most, "the memory that the prompt was placed in is still locked, or slabs are larger than pools"
+    assert sum(device.pinned.values()) <= most, (
+        "the memory that the prompt was placed in is still locked, or slabs are larger than pools"
+    )
     assert made.decode(STEPS) == expected
     made.close()
     assert not device.pinned
@@ -53,7 +59,8 @@ def test_the_rows_lie_in_pinned_memory_of_their_size(small: Any, case: Any, monk
 
 @pytest.mark.parametrize("case", [CASES[5], CASES[8], CASES[11]], ids=lambda case: case.id)
 def test_what_leaves_the_window_is_one_copy_per_layer(small: Any, case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of pages, and of spans of any length in rows of one token, whose units are strided: the KV heads of a layer are one stretch."""
+    """Of pages, and of spans of any length in rows of one token, whose units are strided: the KV heads of a layer are
+    one stretch."""
     device, case = put_behind(monkeypatch), on_random(case)
     made = decoder(small, random_prompt(400), case, STEPS)
     memory, issued, found = made.session.memory, list[int](), list[tuple[int, ...]]()
@@ -118,7 +125,9 @@ def test_a_shortage_is_one_sentence_and_leaves_nothing_locked(small: Any, monkey
     enough = sum(device.pinned.values())
     made.close()
     device.refused_after = enough + 4096  # for where the prompt is placed, and not for the rows beside it
-    with pytest.raises(Shortage, match=r"pinned host memory could not be had: .* raise the limit on locked memory .ulimit -l."):
+    with pytest.raises(
+        Shortage, match=r"pinned host memory could not be had: .* raise the limit on locked memory .ulimit -l."
+    ):
         decoder(small, random_prompt(400), case, STEPS)
     assert not device.pinned
 

@@ -1,5 +1,5 @@
-"""k1 over the slots of a static step, in Triton's interpreter: output and masses are those of PyTorch's attention with the same bias,
-and whole decodes through it generate the same tokens and tell the same."""
+"""k1 over the slots of a static step, in Triton's interpreter: output and masses are those of PyTorch's attention with
+the same bias, and whole decodes through it generate the same tokens and tell the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def pool(slots: int, token_major: bool, seed: int = 0) -> tuple[torch.Tensor, to
 def test_pages_of_the_pool_with_a_bias(page: int, slots: int, token_major: bool) -> None:
     q, keys, values = pool(slots, token_major, slots)
     g = torch.Generator().manual_seed(page)
-    bias = torch.where(torch.rand(HEADS, GROUP, slots, generator=g) < 0.5, -torch.inf, torch.randn(HEADS, GROUP, slots, generator=g))
+    bias = torch.where(
+        torch.rand(HEADS, GROUP, slots, generator=g) < 0.5, -torch.inf, torch.randn(HEADS, GROUP, slots, generator=g)
+    )
     bias[:, :, slots // 3 : slots // 2] = -torch.inf
     bias[:, :, -1] = 0.5
     expected = decode_attention(q[None, :, None], keys, values, bias, 0.25)[0, :, 0]

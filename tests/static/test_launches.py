@@ -1,4 +1,5 @@
-"""Kernels are compiled and loaded when they are first launched, which no capture allows: after step 1 no step may launch another binary."""
+"""Kernels are compiled and loaded when they are first launched, which no capture allows: after step 1 no step may
+launch another binary."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 KERNELS = {
-    "full": {"_split", "_merge"}, "chess": {"_bias", "_table"}, "freekv": {"_plan", "_move", "_bias"}, "sentkv": {"_plan", "_move"},
+    "full": {"_split", "_merge"},
+    "chess": {"_bias", "_table"},
+    "freekv": {"_plan", "_move", "_bias"},
+    "sentkv": {"_plan", "_move"},
     "sekv": {"_plan", "_move", "_list", "_reconstruct", "_fill", "_bias"},
-}  # fmt: skip
+}
 """some of what each method's steps launch"""
 
 

@@ -1,4 +1,5 @@
-"""The plan on the device equals the host's recall zone: the same spans on the device with as many tokens, the same moves, step by step."""
+"""The plan on the device equals the host's recall zone: the same spans on the device with as many tokens, the same
+moves, step by step."""
 
 from __future__ import annotations
 
@@ -24,14 +25,25 @@ def check_cells(tables: ZoneTables) -> None:
     """Every held span has exactly its leading cells, once each."""
     for head, held in enumerate(tables.held.tolist()):
         cells = [
-            (int(s), int(o)) for s, o, live in zip(tables.span[head], tables.offset[head], tables.live[head], strict=True) if live
-        ]  # fmt: skip
+            (int(s), int(o))
+            for s, o, live in zip(tables.span[head], tables.offset[head], tables.live[head], strict=True)
+            if live
+        ]
         assert sorted(cells) == [(span, at) for span, count in enumerate(held) for at in range(count)]
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.integers(1, 40), st.integers(1, 14), st.integers(1, 12), st.integers(1, 9), st.sampled_from(MODES), st.integers(0, 999))
-def test_same_spans_same_moves_as_the_host(cells: int, spans: int, longest: int, shortest: int, mode: str, seed: int) -> None:
+@given(
+    st.integers(1, 40),
+    st.integers(1, 14),
+    st.integers(1, 12),
+    st.integers(1, 9),
+    st.sampled_from(MODES),
+    st.integers(0, 999),
+)
+def test_same_spans_same_moves_as_the_host(
+    cells: int, spans: int, longest: int, shortest: int, mode: str, seed: int
+) -> None:
     g = torch.Generator().manual_seed(seed)
     heads, shortest = 2, min(shortest, longest)
     lengths = torch.randint(shortest, longest + 1, (spans + 1,), generator=g)
@@ -44,7 +56,10 @@ def test_same_spans_same_moves_as_the_host(cells: int, spans: int, longest: int,
         count = torch.where(want > 0, lengths[want.clamp(min=0)], 0)
         if mode == "part":
             count = torch.where(want > 0, (torch.rand(want.shape, generator=g) * count).long() + 1, 0).minimum(count)
-        wishes = [[(s, c) for s, c in zip(*rows, strict=True) if s > 0] for rows in zip(want.tolist(), count.tolist(), strict=True)]
+        wishes = [
+            [(s, c) for s, c in zip(*rows, strict=True) if s > 0]
+            for rows in zip(want.tolist(), count.tolist(), strict=True)
+        ]
         due = [head for head in range(heads) if fire[head]]
         cap = min((zones[head].reusable(wishes[head]) for head in due), default=0) if mode == "cap" else None
         hosts = {head: zones[head].plan(wishes[head], cap) for head in due}
@@ -65,7 +80,11 @@ def test_same_spans_same_moves_as_the_host(cells: int, spans: int, longest: int,
             host = hosts[head]
             assert int(found.moved[head]) == host.fetched == int(found.fill[head].sum())
             assert found.gone[head].nonzero()[:, 0].tolist() == sorted(host.gone)
-            refused = [s for s, a, c in zip(want[head].tolist(), accepted[head].tolist(), count[head].tolist(), strict=True) if c and not a]
+            refused = [
+                s
+                for s, a, c in zip(want[head].tolist(), accepted[head].tolist(), count[head].tolist(), strict=True)
+                if c and not a
+            ]
             assert refused == host.refused
 
 

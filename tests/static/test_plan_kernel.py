@@ -1,5 +1,5 @@
-"""The plan as a kernel inside whole decodes, in Triton's interpreter: everything else as it is, so logits are those of the torch plan bit
-for bit, and so is what lies where."""
+"""The plan as a kernel inside whole decodes, in Triton's interpreter: everything else as it is, so logits are those of
+the torch plan bit for bit, and so is what lies where."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def state(made: Any) -> list[torch.Tensor]:
 
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 @pytest.mark.parametrize(
-    "case", [CASES[5], Case("freekv", "0.3", overrides={"recall": "all"}), CASES[8], CASES[10]], ids=lambda case: case.id
+    "case",
+    [CASES[5], Case("freekv", "0.3", overrides={"recall": "all"}), CASES[8], CASES[10]],
+    ids=lambda case: case.id,
 )
 def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(small: Any, case: Case) -> None:
     """FreeKV's two plans a step, its pages moved again and again, parts of spans, equal reuse."""
@@ -71,13 +73,15 @@ def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(small: An
 @pytest.mark.parametrize("k3", [False, True])
 @pytest.mark.parametrize("case", [CASES[14], CASES[15]], ids=lambda case: case.id)
 def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zooms for the next step; keys turned after they are reconstructed. Reconstructed by PyTorch all is bit for bit the same; by k3, whose
-    sums go in another order, it is but for rounding."""
+    """Zooms for the next step; keys turned after they are reconstructed. Reconstructed by PyTorch all is bit for bit
+    the same; by k3, whose sums go in another order, it is but for rounding."""
     prompt, case = random_prompt(400), on_random(case)
     plain, made = (decoder(small, prompt, case, STEPS) for _ in range(2))
     filled = []
 
-    def fill(new: Any, turn: Any, span: Any, offset: Any, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def fill(
+        new: Any, turn: Any, span: Any, offset: Any, fill: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         filled.append(bool(fill.any()))
         fill_cells_triton(new, turn, span, offset, fill, keys, values)
 
@@ -88,7 +92,11 @@ def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, m
         made.session.recall.plan = zone_plan_triton
         factors.use("triton")
         if not k3:
-            monkeypatch.setattr(factors, "_by_kernel", lambda at, tiles: factors._by_torch(at, tiles[:, 0].view(factors.meta.shape[1], -1)))
+            monkeypatch.setattr(
+                factors,
+                "_by_kernel",
+                lambda at, tiles: factors._by_torch(at, tiles[:, 0].view(factors.meta.shape[1], -1)),
+            )
         token = prompt.ids[-1]
         for _ in range(STEPS):
             found, expected = made.step(token), plain.step(token)

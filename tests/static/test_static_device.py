@@ -1,7 +1,8 @@
-"""Static decodes on a device that is not there: weights, slots, tables and counters claim CUDA (tests/fakecuda.py), host memory is
-registered by a fake (tests/fakestreams.py). So the branches that only CUDA takes are run, and every step is made under the rules of a
-capture: it waits for nothing, copies nothing from the host, draws nothing, its kernels read registered memory only, and it is the same
-program as the step before. What kernels compute is left to their references: other tests compare the two.
+"""Static decodes on a device that is not there: weights, slots, tables and counters claim CUDA (tests/fakecuda.py),
+host memory is registered by a fake (tests/fakestreams.py). So the branches that only CUDA takes are run, and every step
+is made under the rules of a capture: it waits for nothing, copies nothing from the host, draws nothing, its kernels
+read registered memory only, and it is the same program as the step before. What kernels compute is left to their
+references: other tests compare the two.
 """
 
 from __future__ import annotations
@@ -51,13 +52,17 @@ def attends(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     )
     heads, slots, _ = keys.shape
     if bias is None:
-        bias = torch.where(torch.arange(slots) < page_len.sum(1, keepdim=True), 0.0, -torch.inf)[:, None].expand(-1, len(q) // heads, -1)
+        bias = torch.where(torch.arange(slots) < page_len.sum(1, keepdim=True), 0.0, -torch.inf)[:, None].expand(
+            -1, len(q) // heads, -1
+        )
     weights = attention_weights(q, keys, bias, scaling)
     out, masses = (weights @ values).flatten(0, 1), torch.empty(0)
     if mass:
         assert page == 1
         real = torch.arange(slots) < n_page[:, None]
-        masses = weights.gather(2, table.long()[:, None].expand_as(weights)).masked_fill(~real[:, None], 0.0).flatten(0, 1)
+        masses = (
+            weights.gather(2, table.long()[:, None].expand_as(weights)).masked_fill(~real[:, None], 0.0).flatten(0, 1)
+        )
     return on_cuda(out), on_cuda(masses)
 
 
@@ -86,10 +91,19 @@ def test_the_rules_of_a_capture_are_kept(device: FakeDevice) -> None:
     with FakeCuda(), capturing():
         x, here = torch.zeros(3, device=CUDA), torch.ones(3)
         for refused in (
-            lambda: x.sum().item(), lambda: bool(x[0] > 0), lambda: x.tolist(), lambda: x.cpu(), lambda: x.nonzero(), lambda: x[x > 0],
-            lambda: x.copy_(here), lambda: here.to(CUDA), lambda: torch.tensor([1, 2], device=CUDA), lambda: x[[0, 1]], lambda: x.normal_(),
+            lambda: x.sum().item(),
+            lambda: bool(x[0] > 0),
+            lambda: x.tolist(),
+            lambda: x.cpu(),
+            lambda: x.nonzero(),
+            lambda: x[x > 0],
+            lambda: x.copy_(here),
+            lambda: here.to(CUDA),
+            lambda: torch.tensor([1, 2], device=CUDA),
+            lambda: x[[0, 1]],
+            lambda: x.normal_(),
             lambda: here.copy_(x),
-        ):  # fmt: skip
+        ):
             with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
                 refused()
         assert (x + 1 + here[0]).is_cuda
@@ -109,8 +123,12 @@ RUNS = [(0, 0), (1, 3), (2, 0), (3, 3), (5, 0), (7, 3), (8, 0), (9, 3), (12, 3),
 """a case, and the steps that its ring holds"""
 
 
-@pytest.mark.parametrize(("case", "ring"), [pytest.param(CASES[i], ring, id=f"{CASES[i].id}-ring={ring}") for i, ring in RUNS])
-def test_a_step_on_the_device_can_be_captured(small: Any, there: Any, case: Case, ring: int, device: FakeDevice) -> None:
+@pytest.mark.parametrize(
+    ("case", "ring"), [pytest.param(CASES[i], ring, id=f"{CASES[i].id}-ring={ring}") for i, ring in RUNS]
+)
+def test_a_step_on_the_device_can_be_captured(
+    small: Any, there: Any, case: Case, ring: int, device: FakeDevice
+) -> None:
     prompt, case = random_prompt(400), on_random(case)
     calls: list[list[tuple[Any, ...]]] = []
     with on_device(device):
@@ -130,7 +148,9 @@ def test_a_step_on_the_device_can_be_captured(small: Any, there: Any, case: Case
         made.close()
     assert not device.pinned
     assert len(calls[1]) > 100
-    assert all(issued == calls[1] for issued in calls[2:]), "what is captured at one step is another program than the next step's"
+    assert all(issued == calls[1] for issued in calls[2:]), (
+        "what is captured at one step is another program than the next step's"
+    )
     assert (calls[0] == calls[1]) == (case.method != "freekv"), "step 0 of FreeKV has nothing to speculate on"
     plain = decoder(small, prompt, case, STEPS, ring=ring)
     assert found == plain.decode(STEPS)

@@ -1,4 +1,5 @@
-"""The static step generates what the engine generates and moves what the engine moves: token for token, byte for byte, step by step."""
+"""The static step generates what the engine generates and moves what the engine moves: token for token, byte for byte,
+step by step."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def engine_run(demo: Any, asked: tuple[Any, ReadPrompt], known: dict[str, Any], 
     if case.id not in known:
         sink = ListSink()
         options = Options(max_new=STEPS, ignore_eos=True)
-        known[case.id] = Engine(demo).run(asked[0], *case.arguments(), options, sink, read=asked[1], keep_logits=True), sink
+        known[case.id] = (
+            Engine(demo).run(asked[0], *case.arguments(), options, sink, read=asked[1], keep_logits=True),
+            sink,
+        )
     return known[case.id]
 
 

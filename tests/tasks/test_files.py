@@ -28,16 +28,37 @@ def ask(spec: str, index: int = 0, length: int | None = None) -> tasks.Asked:
 
 
 LONGBENCH = {
-    "input": "Who wrote it?", "context": "Passage 1:\nAnna Berg wrote the {report} in May.", "answers": ["Anna Berg", "A. Berg"],
-    "length": 12, "dataset": "hotpotqa", "language": "en", "all_classes": None, "_id": "a1",
-}  # fmt: skip
+    "input": "Who wrote it?",
+    "context": "Passage 1:\nAnna Berg wrote the {report} in May.",
+    "answers": ["Anna Berg", "A. Berg"],
+    "length": 12,
+    "dataset": "hotpotqa",
+    "language": "en",
+    "all_classes": None,
+    "_id": "a1",
+}
 CHOICES = {
-    "_id": "b1", "domain": "Single-Document QA", "sub_domain": "Legal", "difficulty": "easy", "length": "short",
-    "question": "Which door?", "choice_A": "red", "choice_B": "blue", "choice_C": "green", "choice_D": "none", "answer": "C",
+    "_id": "b1",
+    "domain": "Single-Document QA",
+    "sub_domain": "Legal",
+    "difficulty": "easy",
+    "length": "short",
+    "question": "Which door?",
+    "choice_A": "red",
+    "choice_B": "blue",
+    "choice_C": "green",
+    "choice_D": "none",
+    "answer": "C",
     "context": "They went through the green door.",
-}  # fmt: skip
+}
 RULER = {"index": 0, "input": "Numbers are hidden here. 7 and 9.", "outputs": ["7", "9"], "length": 9}
-INFINITE = {"id": 0, "context": "A long text. The pass key is 4071.", "input": "What is the pass key?", "answer": ["4071"], "options": []}
+INFINITE = {
+    "id": 0,
+    "context": "A long text. The pass key is 4071.",
+    "input": "What is the pass key?",
+    "answer": ["4071"],
+    "options": [],
+}
 
 
 def test_longbench(tmp_path: Path) -> None:
@@ -48,7 +69,9 @@ def test_longbench(tmp_path: Path) -> None:
     assert LONGBENCH["context"] in asked.text
     assert "Who wrote it?" in asked.text
     assert (asked.length, asked.depth, asked.answers) == (None, None, ("Anna Berg", "A. Berg"))
-    assert task.grade(asked, "It was Berg, A.") == pytest.approx(2 * (1 / 3) * 1 / (1 / 3 + 1)), "the best answer counts: 'berg' of 3 words"
+    assert task.grade(asked, "It was Berg, A.") == pytest.approx(2 * (1 / 3) * 1 / (1 / 3 + 1)), (
+        "the best answer counts: 'berg' of 3 words"
+    )
     assert task.grade(ask(spec, 1), "Oslo") == 1.0
     assert tasks.remake({"task": spec, "length": None, "depth": None, "seed": 0, "index": 1}, by_word) == ask(spec, 1)
 
@@ -70,7 +93,9 @@ def test_longbench_classes_first_lines_and_code(tmp_path: Path) -> None:
     assert tasks.get(spec).grade(ask(spec), "x = 1\ny = 2") == 1.0
 
 
-def test_longbench_in_chinese_says_what_is_missing_before_anything_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longbench_in_chinese_says_what_is_missing_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
     with pytest.raises(ValueError, match="package jieba cuts them, which is not installed"):
         tasks.get(f"longbench:{write(tmp_path / 'vcsum.jsonl', LONGBENCH | {'dataset': 'vcsum'})}")
@@ -121,7 +146,9 @@ def test_haystack_of_own_texts(tmp_path: Path) -> None:
     assert "Dolores Park" in asked.text[start:end]
     assert tasks.get(spec).make(300, 0.5, 4, by_word, 1) == asked
     assert tasks.get(spec).grade(asked, "eat a sandwich in Dolores Park") == pytest.approx(2 / 3)
-    (essays / "needle.json").write_text(json.dumps({"needle": "The cat is blue.", "question": "What is blue?", "answers": ["cat"]}))
+    (essays / "needle.json").write_text(
+        json.dumps({"needle": "The cat is blue.", "question": "What is blue?", "answers": ["cat"]})
+    )
     own = tasks._load(tasks.FILES["niah"])(essays)
     assert own.make(200, 0.0, 1, by_word, 1).answer == " cat"
     (essays / "needle.json").write_text(json.dumps({"needle": "The cat is blue."}))
@@ -142,7 +169,12 @@ def test_long_prompts_are_cut_in_their_middle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "good", "bad", "sentence"),
     [
-        ("longbench:hotpotqa.jsonl", LONGBENCH, {"context": None}, r"line 2 of 'hotpotqa.jsonl': the field 'context' is not a text"),
+        (
+            "longbench:hotpotqa.jsonl",
+            LONGBENCH,
+            {"context": None},
+            r"line 2 of 'hotpotqa.jsonl': the field 'context' is not a text",
+        ),
         ("longbench:hotpotqa.jsonl", LONGBENCH, {"answers": []}, "line 2 .* empty list 'answers'"),
         ("longbench:hotpotqa.jsonl", LONGBENCH, {"dataset": "qasper"}, "mixes the datasets hotpotqa, qasper"),
         ("longbench:trec.jsonl", LONGBENCH, {"dataset": "trec"}, "line 2 .* lacks the field 'all_classes'"),
@@ -159,7 +191,9 @@ def test_long_prompts_are_cut_in_their_middle(tmp_path: Path) -> None:
         ("infinitebench:code_run.jsonl", INFINITE | {"input": "func_1(2)"}, {"input": "?"}, "names no call"),
     ],
 )
-def test_a_damaged_line_is_one_sentence(tmp_path: Path, name: str, good: dict[str, Any], bad: dict[str, Any], sentence: str) -> None:
+def test_a_damaged_line_is_one_sentence(
+    tmp_path: Path, name: str, good: dict[str, Any], bad: dict[str, Any], sentence: str
+) -> None:
     kind, _, file = name.partition(":")
     path = write(tmp_path / file, good, good | bad)
     before = path.read_bytes()
@@ -170,13 +204,16 @@ def test_a_damaged_line_is_one_sentence(tmp_path: Path, name: str, good: dict[st
 
 @pytest.mark.parametrize("field", ["input", "context", "answers", "dataset"])
 def test_a_missing_field_is_named_with_its_line(tmp_path: Path, field: str) -> None:
-    path = write(tmp_path / "hotpotqa.jsonl", LONGBENCH, {key: value for key, value in LONGBENCH.items() if key != field})
+    path = write(
+        tmp_path / "hotpotqa.jsonl", LONGBENCH, {key: value for key, value in LONGBENCH.items() if key != field}
+    )
     with pytest.raises(ValueError, match=f"line 2 of 'hotpotqa.jsonl' lacks the field '{field}'"):
         tasks.get(f"longbench:{path}")
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(b"{", "line 1 .* not JSON"), (b"[1]", "not a JSON object"), (b"\n", "no prompts"), (b"\xff", "not UTF-8")]
+    ("content", "sentence"),
+    [(b"{", "line 1 .* not JSON"), (b"[1]", "not a JSON object"), (b"\n", "no prompts"), (b"\xff", "not UTF-8")],
 )
 def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "vt.jsonl").write_bytes(content)

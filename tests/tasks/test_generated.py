@@ -1,4 +1,5 @@
-"""Generated tasks for any tokenizer: exact length, needles that hold what is asked, determinism, answers that can be read off the text."""
+"""Generated tasks for any tokenizer: exact length, needles that hold what is asked, determinism, answers that can be
+read off the text."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ NAMES = [name for name, task in tasks.registry().items() if not task.demo_langua
 PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]
 SETTINGS = settings(max_examples=25, deadline=None)
 ASKED = {
-    "name": st.sampled_from(NAMES), "length": st.integers(900, 2400), "depth": st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0]),
+    "name": st.sampled_from(NAMES),
+    "length": st.integers(900, 2400),
+    "depth": st.sampled_from([0.0, 0.1, 0.35, 0.5, 0.9, 1.0]),
     "seed": st.integers(0, 2**31),
-}  # fmt: skip
+}
 
 
 def by_word(text: str) -> list[int]:
@@ -56,12 +59,14 @@ def derived(asked: Asked) -> list[str]:
         return [word for word, _ in Counter(re.findall(r"\d+\. (\w+)", text)).most_common(10)]
     if asked.task == "list_items":
         entries = dict(re.findall(r"The (\w+) entry of the list is ([a-z ]+)\.", text))
-        return [entries[ordinal] for ordinal in "first second third fourth fifth sixth seventh eighth".split()]  # noqa: SIM905
+        return [entries[ordinal] for ordinal in ("first second third fourth fifth sixth seventh eighth").split()]  # noqa: SIM905
     if asked.task == "copy_text":
         passages = dict(re.findall(r"Passage (\d+) reads: ([a-z ]+)\.", text))
         return [passages[number] for number in re.findall(r"passage (\d+)", question)]
     facts = re.findall(r"The secret number of the ([a-z ]+) is (\d+)\.", text)
-    return [value for key in re.findall(r"of the (\w+ \w+)(?: and|\?)", question) for name, value in facts if name == key]
+    return [
+        value for key in re.findall(r"of the (\w+ \w+)(?: and|\?)", question) for name, value in facts if name == key
+    ]
 
 
 @SETTINGS
@@ -75,7 +80,9 @@ def test_the_length_is_met_exactly(name: str, length: int, depth: float, seed: i
 
 @SETTINGS
 @given(**ASKED)
-def test_the_same_seed_gives_the_same_prompt_and_another_another(name: str, length: int, depth: float, seed: int) -> None:
+def test_the_same_seed_gives_the_same_prompt_and_another_another(
+    name: str, length: int, depth: float, seed: int
+) -> None:
     assert make(name, length, depth, seed) == make(name, length, depth, seed)
     assert make(name, length, depth, seed).answer != make(name, length, depth, seed + 1).answer
 
@@ -100,7 +107,10 @@ def test_needles_cut_out_the_asked_facts(name: str, length: int, depth: float, s
     if name == "variable_tracking":
         starts = [start for start, _ in asked.needle]
         assert starts == sorted(starts), "assignments stand in the order of the chain"
-        assert all(f"VAR {new} = VAR {old}." == fact for (old, new), fact in zip(pairwise(asked.answers), facts[1:], strict=True))
+        assert all(
+            f"VAR {new} = VAR {old}." == fact
+            for (old, new), fact in zip(pairwise(asked.answers), facts[1:], strict=True)
+        )
     elif name != "common_words":
         assert len(facts) == len(asked.answers)
         assert all(part in fact for part, fact in zip(asked.answers, facts, strict=True))

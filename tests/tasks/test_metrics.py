@@ -29,7 +29,9 @@ def test_rouge_l() -> None:
     # wanted: 'the cat sat' / 'dogs run fast'; given: 'the cat ran' / 'dogs fast'.
     # union of subsequences: {the, cat} + {dogs, fast} = 4 of 6 distinct words wanted, of 5 distinct words given
     p, r = 4 / 5, 4 / 6
-    assert metrics.rouge_l("the cat ran. dogs fast", "the cat sat. dogs run fast") == pytest.approx(2 * p * r / (p + r), abs=1e-7)
+    assert metrics.rouge_l("the cat ran. dogs fast", "the cat sat. dogs run fast") == pytest.approx(
+        2 * p * r / (p + r), abs=1e-7
+    )
     # order counts: of 'a b c d' against 'd c b a' one word is common in order; 1 of 4 on both sides
     assert metrics.rouge_l("d c b a", "a b c d") == pytest.approx(0.25, abs=1e-7)
     # a word that is repeated counts once on either side
@@ -38,7 +40,8 @@ def test_rouge_l() -> None:
 
 
 def test_rouge_l_of_one_sentence_is_the_longest_common_subsequence() -> None:
-    # police killed the gunman / police kill the gunman (Lin 2004): 3 of 4 on both sides; 'the gunman kill police' shares 2
+    # police killed the gunman / police kill the gunman (Lin 2004): 3 of 4 on both sides; 'the gunman kill police'
+    # shares 2
     assert metrics.rouge_l("police kill the gunman", "police killed the gunman") == pytest.approx(0.75, abs=1e-7)
     assert metrics.rouge_l("the gunman kill police", "police killed the gunman") == pytest.approx(0.5, abs=1e-7)
 
@@ -47,7 +50,9 @@ def test_classification() -> None:
     classes = ["Food", "Food and drink", "Sport", "Color"]
     assert metrics.classification("Sport", "Sport", classes) == 1.0
     assert metrics.classification("Sport or Color", "Sport", classes) == 0.5
-    assert metrics.classification("Food and drink", "Food and drink", classes) == 1.0, "a part of the right name does not count"
+    assert metrics.classification("Food and drink", "Food and drink", classes) == 1.0, (
+        "a part of the right name does not count"
+    )
     assert metrics.classification("Color", "Sport", classes) == 0.0
     # 'A' is dropped, and by the official loop 'AB', the class behind it, is not looked at: 'AB' and 'ABC' are left
     assert metrics.classification("ABC", "ABC", ["A", "AB", "ABC"]) == 0.5
@@ -110,8 +115,16 @@ def test_infinite_choices() -> None:
     assert infinite.choice("B", answers) == infinite.choice("", answers) == 0.0
     assert infinite.choice("so the answer is: C", answers) == 1.0
     assert infinite.choice("it must be C then", answers) == 1.0
-    assert infinite.code_debug("B. is_even", ["is_even", "B"]) == infinite.code_debug("The answer is: is_even", ["is_even", "B"]) == 1.0
-    assert infinite.code_debug("The answer is: A", ["is_even", "B"]) == infinite.code_debug("no idea", ["is_even", "B"]) == 0.0
+    assert (
+        infinite.code_debug("B. is_even", ["is_even", "B"])
+        == infinite.code_debug("The answer is: is_even", ["is_even", "B"])
+        == 1.0
+    )
+    assert (
+        infinite.code_debug("The answer is: A", ["is_even", "B"])
+        == infinite.code_debug("no idea", ["is_even", "B"])
+        == 0.0
+    )
     assert infinite.dialogue("It was Anna.", ["ANNA"]) == 1.0
     assert infinite.dialogue("Annabel", ["ANNA"]) == 0.0
 

@@ -47,10 +47,17 @@ def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.Monk
         tasks.get("mine")
 
 
-@pytest.mark.parametrize(("output", "right"), [
-    (" 4821.", True), ("The code is 4821, I think.\nOr 17.", True), ("14821", False), ("48211", False),
-    ("I think:\n4821", False), ("", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("output", "right"),
+    [
+        (" 4821.", True),
+        ("The code is 4821, I think.\nOr 17.", True),
+        ("14821", False),
+        ("48211", False),
+        ("I think:\n4821", False),
+        ("", False),
+    ],
+)
 def test_without_a_task_the_first_line_contains_the_answer(output: str, right: bool) -> None:
     assert tasks.is_right(None, "4821", output) is right
     assert tasks.is_right("ruler:gone.jsonl", "4821", output) is right, "the file is not here any more"

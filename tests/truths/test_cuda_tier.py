@@ -1,7 +1,8 @@
-"""The whole engine over the CUDA link, on the CPU: its streams are drawn schedules (tests/fakestreams.py), its pinned memory is counted.
+"""The whole engine over the CUDA link, on the CPU: its streams are drawn schedules (tests/fakestreams.py), its pinned
+memory is counted.
 
-What the model computes is computed at once, as the host asks for it; copies are done as late as whoever waits for them allows, or at a
-drawn moment before. Every method comes to the same bits as over the threads of the CPU's own link.
+What the model computes is computed at once, as the host asks for it; copies are done as late as whoever waits for them
+allows, or at a drawn moment before. Every method comes to the same bits as over the threads of the CPU's own link.
 """
 
 from __future__ import annotations
@@ -27,10 +28,19 @@ def moved(sink: ListSink) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("lazy", [True, False])
-def test_a_run_over_streams_is_the_run_over_threads(demo: Any, name: str, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_over_streams_is_the_run_over_threads(
+    demo: Any, name: str, lazy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prompt, _ = task_prompt(demo, "multikey", 512, max_new=NEW)
     preset = "demo" if "demo" in methods.get(name).presets else None
-    settings = {"budget": "0.3", "preset": preset, "max_new": NEW, "keep_logits": True, "ignore_eos": True, "coverage": True}
+    settings = {
+        "budget": "0.3",
+        "preset": preset,
+        "max_new": NEW,
+        "keep_logits": True,
+        "ignore_eos": True,
+        "coverage": True,
+    }
     host, streams = ListSink(), ListSink()
     plain = run(demo, prompt, name, sink=host, **settings)
     device = FakeDevice(seed=1, eager=True, lazy=lazy)

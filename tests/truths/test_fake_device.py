@@ -1,5 +1,6 @@
-"""The whole KV side of a run on a device that is not there (tests/fakecuda.py): slots, tables, summaries, selections, records claim CUDA,
-the cold tier is host memory behind the CUDA link. Whatever mixes the two without a copy is refused as a GPU would refuse it.
+"""The whole KV side of a run on a device that is not there (tests/fakecuda.py): slots, tables, summaries, selections,
+records claim CUDA, the cold tier is host memory behind the CUDA link. Whatever mixes the two without a copy is refused
+as a GPU would refuse it.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ def test_the_device_refuses_what_a_gpu_refuses() -> None:
         assert there[torch.tensor([0, 2])].is_cuda
         assert not there.cpu().is_cuda
         for mixed in (
-            lambda: there + here, lambda: torch.cat((there, here)), lambda: here[torch.zeros(1, dtype=torch.long, device=CUDA)],
-            lambda: there.index_select(0, torch.tensor([1])), lambda: there.__setitem__(torch.tensor([1, 0]), torch.ones(2)),
+            lambda: there + here,
+            lambda: torch.cat((there, here)),
+            lambda: here[torch.zeros(1, dtype=torch.long, device=CUDA)],
+            lambda: there.index_select(0, torch.tensor([1])),
+            lambda: there.__setitem__(torch.tensor([1, 0]), torch.ones(2)),
             lambda: torch.where(there > 0, here, 0.0),
-        ):  # fmt: skip
+        ):
             with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
                 mixed()
         with pytest.raises(TypeError, match="can't convert cuda"):
@@ -68,17 +72,30 @@ def module_to(self: torch.nn.Module, device: torch.device) -> torch.nn.Module:
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in methods.registry()]
-CASES += [("sekv", {"router": "pca", "form": "raw"}), ("sekv", {"router": "pca", "pre_rope": True}), ("freekv", {"tau": 1.0})]
+CASES += [
+    ("sekv", {"router": "pca", "form": "raw"}),
+    ("sekv", {"router": "pca", "pre_rope": True}),
+    ("freekv", {"tau": 1.0}),
+]
 
 
-@pytest.mark.parametrize(("name", "overrides"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value))
-def test_no_method_mixes_devices(demo: Any, name: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "overrides"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+)
+def test_no_method_mixes_devices(
+    demo: Any, name: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chosen = methods.get(name)
     prompt, _ = task_prompt(demo, "multikey", 512, max_new=NEW)
     settings = {
-        "budget": None if chosen.keeps_all else "0.3", "preset": "demo" if "demo" in chosen.presets else None, "max_new": NEW,
-        "keep_logits": True, "ignore_eos": True, "coverage": True, "overrides": overrides,
-    }  # fmt: skip
+        "budget": None if chosen.keeps_all else "0.3",
+        "preset": "demo" if "demo" in chosen.presets else None,
+        "max_new": NEW,
+        "keep_logits": True,
+        "ignore_eos": True,
+        "coverage": True,
+        "overrides": overrides,
+    }
     host, there = ListSink(), ListSink()
     plain = run(demo, prompt, name, sink=host, **settings)
 
@@ -89,7 +106,13 @@ def test_no_method_mixes_devices(demo: Any, name: str, overrides: dict[str, Any]
         links.append(FakeDevice(seed=3, eager=True).link(ledger))
         return links[-1]
 
-    context, write, attended, finish, work = Engine.context, Session.write, Session.attend, Session.finish_prefill, Recorder._work
+    context, write, attended, finish, work = (
+        Engine.context,
+        Session.write,
+        Session.attend,
+        Session.finish_prefill,
+        Recorder._work,
+    )
 
     def on_device(self: Engine, *arguments: Any) -> Any:
         made = context(self, *arguments)
@@ -103,7 +126,9 @@ def test_no_method_mixes_devices(demo: Any, name: str, overrides: dict[str, Any]
     monkeypatch.setattr(attend, "backend", lambda tensor: "torch")
     monkeypatch.setattr(Engine, "context", on_device)
     monkeypatch.setattr(Session, "write", lambda self, layer, *kv: write(self, layer, *(on_cuda(x) for x in kv)))
-    monkeypatch.setattr(Session, "attend", lambda self, layer, q, scaling: on_host(attended(self, layer, on_cuda(q), scaling)))
+    monkeypatch.setattr(
+        Session, "attend", lambda self, layer, q, scaling: on_host(attended(self, layer, on_cuda(q), scaling))
+    )
     monkeypatch.setattr(Session, "finish_prefill", lambda self, surprisal: finish(self, on_cuda(surprisal)))
     monkeypatch.setattr(Recorder, "_work", measuring)
     monkeypatch.setattr(torch.nn.Module, "to", module_to)

@@ -1,4 +1,5 @@
-"""Sessions that attend through k1: the kernel runs in Triton's interpreter, everything else as always, for every method.
+"""Sessions that attend through k1: the kernel runs in Triton's interpreter, everything else as always, for every
+method.
 
 The interpreter shows indexing and algebra; it shows neither the arithmetic of a device nor its races (docs/kernels.md).
 """
@@ -23,7 +24,9 @@ RECALLING = ("sekv", "freekv", "sentkv")
 PLAIN = ("full", "streaming_llm", "compresskv")
 """methods that attend every slot as it is: without a bias the call is the stock model's, on every device"""
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="gives kernels CPU tensors: the interpreter's")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="gives kernels CPU tensors: the interpreter's"
+)
 
 
 def moved(sink: ListSink) -> list[tuple[Any, ...]]:
@@ -36,9 +39,12 @@ def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monke
     chosen = methods.get(name)
     prompt, _ = task_prompt(demo, "needle", 140, max_new=NEW)
     settings = {
-        "budget": None if chosen.keeps_all else "0.8", "preset": "demo" if "demo" in chosen.presets else None, "max_new": NEW,
-        "keep_logits": True, "ignore_eos": True,
-    }  # fmt: skip
+        "budget": None if chosen.keeps_all else "0.8",
+        "preset": "demo" if "demo" in chosen.presets else None,
+        "max_new": NEW,
+        "keep_logits": True,
+        "ignore_eos": True,
+    }
     plain, interpreted = ListSink(), ListSink()
     first = run(demo, prompt, name, sink=plain, **settings)
     calls = []
@@ -67,7 +73,8 @@ def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monke
 
 @pytest.mark.slow
 def test_what_is_held_is_attended_through_k1(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range, which changes the bias after it has been made."""
+    """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range, which changes the bias after it has
+    been made."""
     prompt, _ = task_prompt(demo, "needle", 320, max_new=3)
     settings = {"budget": "0.5", "preset": "demo", "max_new": 3, "keep_logits": True, "ignore_eos": True}
     plain = run(demo, prompt, "freekv", **settings)

@@ -1,4 +1,5 @@
-"""Every registered method against the truths of docs/design.md. A method is in the matrix because it is registered, nothing else."""
+"""Every registered method against the truths of docs/design.md. A method is in the matrix because it is registered,
+nothing else."""
 
 from __future__ import annotations
 
@@ -67,8 +68,12 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
     prompt = random_prompt(900, seed=3)
     untrained = methods.get(name).untrained  # what the demo preset names was trained for the demo model only
     settings = {
-        "budget": share_of(name, "0.5"), "preset": preset_of(name), "max_new": 12, "keep_logits": True, "overrides": untrained,
-    }  # fmt: skip
+        "budget": share_of(name, "0.5"),
+        "preset": preset_of(name),
+        "max_new": 12,
+        "keep_logits": True,
+        "overrides": untrained,
+    }
     recorded = run(model, prompt, name, sink=ListSink(), coverage=True, **settings)
     plain = run(model, prompt, name, **settings)
     assert recorded.ids == plain.ids
@@ -198,7 +203,9 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
     if methods.get(name).prefill_layer is not methods.Method.prefill_layer:
-        pytest.fail(f"{name} watches the prompt go by, so benchmarks cannot share a prefill with it: give it a test of its own")
+        pytest.fail(
+            f"{name} watches the prompt go by, so benchmarks cannot share a prefill with it: give it a test of its own"
+        )
     prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
     settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
     read = Engine(demo).read(prompt)

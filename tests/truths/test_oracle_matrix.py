@@ -23,7 +23,18 @@ def record(demo: Any, name: str, **options: Any) -> tuple[Any, ListSink]:
     prompt, _ = task_prompt(demo, "multikey", 700, max_new=NEW)
     preset = "demo" if "demo" in chosen.presets else None
     budget = None if chosen.keeps_all else "0.25"
-    return run(demo, prompt, name, budget=budget, preset=preset, max_new=NEW, sink=sink, ignore_eos=True, coverage=True, **options), sink
+    return run(
+        demo,
+        prompt,
+        name,
+        budget=budget,
+        preset=preset,
+        max_new=NEW,
+        sink=sink,
+        ignore_eos=True,
+        coverage=True,
+        **options,
+    ), sink
 
 
 class Recorded:

@@ -1,4 +1,5 @@
-"""FullKV against the stock model, family by family; our loop against model.generate(); surprisal against full logits."""
+"""FullKV against the stock model, family by family; our loop against model.generate(); surprisal against full
+logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""CHESS written from the paper and docs/fidelity.md in float64 NumPy, slowly, one unit at a time; imports nothing of kvlens.
+"""CHESS written from the paper and docs/fidelity.md in float64 NumPy, slowly, one unit at a time; imports nothing of
+kvlens.
 
 K, V [L, H_kv, n, D] of all tokens so far.
 """
@@ -98,7 +99,9 @@ class Chess:
             count = max(1, int(s.keep * tokens + 1e-9 - (s.sinks + s.window + 1) * s.page) // s.page)
             ratios = (min(1.0, count / max(1, len(members))) ** (1 / 3),) * 3
         kept_grids = self.best(scores["grid"], set(scores["grid"]), ratios[0])
-        kept_chunks = self.best(scores["chunk"], {c for c in scores["chunk"] if c // s.grid_chunks in kept_grids}, ratios[1])
+        kept_chunks = self.best(
+            scores["chunk"], {c for c in scores["chunk"] if c // s.grid_chunks in kept_grids}, ratios[1]
+        )
         under = {j for j in scores["page"] if j // s.chunk_pages in kept_chunks}
         kept_pages = self.best(scores["page"], under, ratios[2], count)
         self.outcome = Outcome(kept_grids, kept_chunks, kept_pages, scores)
@@ -127,14 +130,21 @@ class Chess:
             self.judged = float(last[:, 0].mean()), float(last[:, 1].mean() if s.token_varentropy else last[:, 0].var())
         high = [value > threshold for value, threshold in zip(self.judged, s.thresholds, strict=True)]
         if s.trigger == "dynamic":
-            self.why = 1 if (all(high) if s.both else any(high)) else 2 if s.max_interval and self.since >= s.max_interval else 0
+            self.why = (
+                1
+                if (all(high) if s.both else any(high))
+                else 2
+                if s.max_interval and self.since >= s.max_interval
+                else 0
+            )
         elif s.trigger == "every" or (s.trigger == "fixed" and self.since >= s.interval):
             self.why = 2
         if self.why:
             self.reconstruct(keys)
 
     def attended(self, complete: int, tokens: int) -> list[int]:
-        """Positions attended when `complete` pages were complete at the beginning of the step and `tokens` tokens are in memory."""
+        """Positions attended when `complete` pages were complete at the beginning of the step and `tokens` tokens are
+        in memory."""
         s = self.s
         left = max(0, complete - s.window)
         pages = {j for j in range(left) if j < s.sinks or j in self.selected}

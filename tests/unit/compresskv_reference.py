@@ -18,7 +18,8 @@ def softmax(x: Array) -> Array:
     return p / p.sum()
 
 
-# ------------------------------------------------------------------------------------------------------------------- calibration
+# -------------------------------------------------------------------------------------------------------------------
+# calibration
 def head_scores(steps: list[tuple[int, Array]], prompt: list[int], span: list[int], top: int) -> dict[str, Array]:
     """steps: (generated token, attention weights [L, H, C] of the step that made it)."""
     _, first = steps[0]
@@ -42,12 +43,14 @@ def head_scores(steps: list[tuple[int, Array]], prompt: list[int], span: list[in
 
 
 def layer_error(W: Array, q: Array, K: Array, V: Array, kept: list[int], epsilon: float) -> float:
-    """Eq. 2-4 at one step of one layer. W [hidden, H * D], q [H, D], K and V [H_kv, C, D]; kept: positions in the compressed cache."""
+    """Eq. 2-4 at one step of one layer. W [hidden, H * D], q [H, D], K and V [H_kv, C, D]; kept: positions in the
+    compressed cache."""
     full, compressed = (W @ np.concatenate(attend(q, K, V, use)) for use in (list(range(K.shape[1])), kept))
     return float(np.sqrt(((compressed - full) ** 2).sum()) / (np.sqrt((full**2).sum()) + epsilon))
 
 
-# --------------------------------------------------------------------------------------------------------------------- selection
+# ---------------------------------------------------------------------------------------------------------------------
+# selection
 def layer_tokens(errors: list[float], average: int, floor: int, ceiling: float, n: int) -> list[int]:
     """Prompt tokens per layer when they keep `average` on average."""
     layers = len(errors)
@@ -81,10 +84,14 @@ def keep(K: Array, Q: Array, heads: list[int], tokens: int, window: int, kernel:
         received = np.zeros(before)
         for i in range(window):
             last = before + i
-            logits = np.array([K[h // group, j] @ Q[h, Q.shape[1] - window + i] / math.sqrt(d) for j in range(last + 1)])
+            logits = np.array(
+                [K[h // group, j] @ Q[h, Q.shape[1] - window + i] / math.sqrt(d) for j in range(last + 1)]
+            )
             received += softmax(logits)[:before]
         half = kernel // 2
-        pooled = [sum(received[j] for j in range(c - half, c + half + 1) if 0 <= j < before) / kernel for c in range(before)]
+        pooled = [
+            sum(received[j] for j in range(c - half, c + half + 1) if 0 <= j < before) / kernel for c in range(before)
+        ]
         mean += np.array(pooled) / len(heads)
     ranked = sorted(range(before), key=lambda j: (-mean[j], j))
     return sorted(ranked[: tokens - window]) + list(range(before, n))

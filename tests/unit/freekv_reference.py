@@ -1,7 +1,8 @@
-"""FreeKV's decode steps written from the paper (sec. 3.2, 3.3, app. A, B) in float64 NumPy, slowly; imports nothing of kvlens.
+"""FreeKV's decode steps written from the paper (sec. 3.2, 3.3, app. A, B) in float64 NumPy, slowly; imports nothing of
+kvlens.
 
-One layer. Keys and values are kept whole; nothing is moved, it is only worked out which pages would be. K, V [H_kv, n, D] of the prompt;
-a step brings k, v [H_kv, D] and q [Hq, D].
+One layer. Keys and values are kept whole; nothing is moved, it is only worked out which pages would be. K, V [H_kv, n,
+D] of the prompt; a step brings k, v [H_kv, D] and q [Hq, D].
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ class Layer:
             if self.q is not None:
                 last = self.q.reshape(grouped.shape)[head]
                 cosines = [
-                    float(a @ b) / math.sqrt(float(a @ a) * float(b @ b)) for a, b in zip(grouped[head], last, strict=True)
-                ]  # fmt: skip
+                    float(a @ b) / math.sqrt(float(a @ a) * float(b @ b))
+                    for a, b in zip(grouped[head], last, strict=True)
+                ]
                 similarity = {"mean": np.mean, "max": np.max, "min": np.min}[s.correction_pooling](cosines)
                 corrected = s.tau == 1 or (s.tau > 0 and similarity < s.tau)
             block = corrected or self.q is None

@@ -22,11 +22,27 @@ class Trial:
     """A session driven by hand with its own record of all keys and values; watches what every layer did."""
 
     def __init__(
-        self, params: FreeKVParameters, n: int, shape: KVShape = SHAPE, budget: int | None = None, max_new: int = 30, seed: int = 0
+        self,
+        params: FreeKVParameters,
+        n: int,
+        shape: KVShape = SHAPE,
+        budget: int | None = None,
+        max_new: int = 30,
+        seed: int = 0,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.rng, self.shape, self.n, self.params = rng, shape, n, params
-        context = RunContext(shape, n, max_new, budget, shape.full_kv_bytes(n + max_new), seed, "tiny", torch.float32, torch.device("cpu"))
+        context = RunContext(
+            shape,
+            n,
+            max_new,
+            budget,
+            shape.full_kv_bytes(n + max_new),
+            seed,
+            "tiny",
+            torch.float32,
+            torch.device("cpu"),
+        )
         self.session = Session(FreeKV, params, context)
         self.keys, self.values = rng.standard_normal((2, shape.layers, shape.kv_heads, n, shape.head_dim))
         self.q = rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim))
@@ -39,13 +55,17 @@ class Trial:
         seen = torch.ones_like(slots.role[:, :live], dtype=torch.bool) if bias is None else (bias > -math.inf).all(1)
         if bias is not None:
             assert torch.equal(seen, (bias > -math.inf).any(1)), "all query heads of a group read the same"
-        positions = [sorted(slots.position[head, : seen.shape[1]][seen[head]].tolist()) for head in range(self.shape.kv_heads)]
+        positions = [
+            sorted(slots.position[head, : seen.shape[1]][seen[head]].tolist()) for head in range(self.shape.kv_heads)
+        ]
         self.seen[layer] = selection, positions
 
     def prefill(self) -> Trial:
         for layer in range(self.shape.layers):
             self.session.write(layer, tensor(self.keys[layer]), tensor(self.values[layer]))
-            self.session.attend(layer, torch.zeros(1, self.shape.q_heads, self.n, self.shape.head_dim), self.shape.head_dim**-0.5)
+            self.session.attend(
+                layer, torch.zeros(1, self.shape.q_heads, self.n, self.shape.head_dim), self.shape.head_dim**-0.5
+            )
         self.session.finish_prefill(torch.full((self.n,), 1.0))
         self.session.observer = self
         return self

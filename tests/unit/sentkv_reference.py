@@ -1,4 +1,5 @@
-"""SentKVCompress written from the paper and docs/fidelity.md in float64 NumPy, slowly, token by token; imports nothing of kvlens.
+"""SentKVCompress written from the paper and docs/fidelity.md in float64 NumPy, slowly, token by token; imports nothing
+of kvlens.
 
 One layer. K, V: lists of positions, each [H_kv, D]. Chunks are (first, end) ranges of positions.
 """
@@ -43,7 +44,9 @@ def split(pieces: list[str], start: int, s: Settings) -> list[tuple[int, int]]:
     while at < n:
         ideal = min(at + s.length, n)
         best, score = ideal, -math.inf
-        for b in sorted(range(max(ideal - s.deviation, at + 1), min(ideal + s.deviation, n) + 1), key=lambda b: (abs(b - ideal), b)):
+        for b in sorted(
+            range(max(ideal - s.deviation, at + 1), min(ideal + s.deviation, n) + 1), key=lambda b: (abs(b - ideal), b)
+        ):
             mark = b if s.literal else b - 1
             strength = weight(pieces[mark], s.marks) if mark < n else None
             if strength is not None:
@@ -104,8 +107,8 @@ class Reference:
         return max(0, math.ceil(round(self.s.usage * share, 9)) - self.sinks - (len(self.K) - self.open))
 
     def step(self, k: Array, v: Array, q: Array) -> tuple[list[list[set[int]]], Array, list[int], list[int]]:
-        """k, v [H_kv, D], q [H, D] -> tokens selected [KV head][query head of its group], outputs [H, D], per KV head tokens wanted and
-        tokens of them that the last step had selected too."""
+        """k, v [H_kv, D], q [H, D] -> tokens selected [KV head][query head of its group], outputs [H, D], per KV head
+        tokens wanted and tokens of them that the last step had selected too."""
         self.K.append(k)
         self.V.append(v)
         heads, kv_heads, d = len(q), k.shape[0], k.shape[1]

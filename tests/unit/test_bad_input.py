@@ -51,9 +51,15 @@ CASES = {
     "json without text": (["run", "{}/bad.json"], 'a string "text"'),
     "broken json": (["run", "{}/broken.json"], "not valid JSON"),
     "needle outside": (["run", "{}/needle.json"], "lies outside the text"),
-    "needle not there": (["run", "{}/ok.txt", "--needle", "The code of Bob"], "the passage 'The code of Bob' is not in the prompt"),
+    "needle not there": (
+        ["run", "{}/ok.txt", "--needle", "The code of Bob"],
+        "the passage 'The code of Bob' is not in the prompt",
+    ),
     "unknown method": (["run", "{}/ok.txt", "--method", "magic"], "unknown method 'magic'; known: full"),
-    "unknown parameter": (["run", "{}/ok.txt", "--method", "full", "--set", "pages=3"], "has no parameter 'pages'; it has: page"),
+    "unknown parameter": (
+        ["run", "{}/ok.txt", "--method", "full", "--set", "pages=3"],
+        "has no parameter 'pages'; it has: page",
+    ),
     "wrong type": (["run", "{}/ok.txt", "--method", "full", "--set", "page=big"], "takes int, not 'big'"),
     "out of range": (["run", "{}/ok.txt", "--method", "full", "--set", "page=0"], "page must be at least 1"),
     "not name=value": (["run", "{}/ok.txt", "--set", "page"], "--set takes name=value"),
@@ -73,7 +79,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_one_sentence(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_sentence(
+    case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments, expected = CASES[case]
     if torch.cuda.is_available() and case == "no cuda":
         arguments = [*arguments[:-1], "cuda:99"]
@@ -86,7 +94,9 @@ def test_one_sentence(case: str, folder: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not (folder / "runs").exists() or not list((folder / "runs").iterdir())
 
 
-def test_models_that_cannot_run(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_that_cannot_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def said(model: str) -> str:
         assert kvlens(monkeypatch, "run", str(folder / "ok.txt"), "--method", "full", "--model", model) == 1
         return capsys.readouterr().err
@@ -97,7 +107,12 @@ def test_models_that_cannot_run(folder: Path, monkeypatch: pytest.MonkeyPatch, c
     (folder / "pickled" / "config.json").write_text('{"model_type": "llama"}')
     (folder / "pickled" / "pytorch_model.bin").write_bytes(b"x")
     assert "loads no pickled weights" in said(str(folder / "pickled"))
-    for kind, reason in (("gemma2", "softcap"), ("bloom", "bypasses"), ("t5", "encoder-decoder"), ("mamba", "no KV cache")):
+    for kind, reason in (
+        ("gemma2", "softcap"),
+        ("bloom", "bypasses"),
+        ("t5", "encoder-decoder"),
+        ("mamba", "no KV cache"),
+    ):
         path = config(folder, kind, model_type=kind)
         save_file({"w": torch.zeros(1)}, f"{path}/model.safetensors")
         text = said(path)

@@ -35,7 +35,17 @@ def test_a_sweep_of_a_file_writes_its_rows_and_goes_on(tmp_path: Path, capsys: p
     lines = [{"input": f"The code of gate one is {n}{n}{n}{n}. Answer:", "outputs": [str(n) * 4]} for n in (3, 5, 7)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
     out = tmp_path / "grid.json"
-    argv = ["bench", "sweep", "--no-traces", "--methods", "full", "--tasks", f"ruler:{data}", "--kept", str(tmp_path / "k.jsonl")]
+    argv = [
+        "bench",
+        "sweep",
+        "--no-traces",
+        "--methods",
+        "full",
+        "--tasks",
+        f"ruler:{data}",
+        "--kept",
+        str(tmp_path / "k.jsonl"),
+    ]
     kvlens(*argv, "--prompts", "2", "--out", str(out))
     assert "2 of 2 trials" in capsys.readouterr().out
     kvlens(*argv, "--prompts", "5", "--out", str(out))
@@ -52,11 +62,23 @@ def test_a_sweep_of_a_file_writes_its_rows_and_goes_on(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("option", "sentence"), [(("--lengths", "12,x"), "not a list of numbers"), (("--ray", "auto"), "ray is not installed")]
+    ("option", "sentence"),
+    [(("--lengths", "12,x"), "not a list of numbers"), (("--ray", "auto"), "ray is not installed")],
 )
-def test_bad_options_are_one_sentence(tmp_path: Path, option: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_one_sentence(
+    tmp_path: Path, option: tuple[str, str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        kvlens("bench", "sweep", "--no-traces", "--kept", str(tmp_path / "k.jsonl"), "--out", str(tmp_path / "g.json"), *option)
+        kvlens(
+            "bench",
+            "sweep",
+            "--no-traces",
+            "--kept",
+            str(tmp_path / "k.jsonl"),
+            "--out",
+            str(tmp_path / "g.json"),
+            *option,
+        )
     assert sentence in capsys.readouterr().err
 
 
@@ -69,7 +91,10 @@ def test_a_place_where_no_file_can_be_is_one_sentence_before_anything_runs(
     (tmp_path / "file").write_text("not a folder")
     paths = {"--kept": tmp_path / "k.jsonl", "--out": tmp_path / "o.json"}
     more = ("--no-traces",) if command == "sweep" else ()
-    for place, why in (("folder", "is a folder: name a file in it."), ("file/below.json", "'file' is a file, not a folder.")):
+    for place, why in (
+        ("folder", "is a folder: name a file in it."),
+        ("file/below.json", "'file' is a file, not a folder."),
+    ):
         chosen = paths | {option: tmp_path / place}
         with pytest.raises(SystemExit) as ended:
             kvlens("bench", command, *more, *(str(part) for pair in chosen.items() for part in pair))

@@ -1,4 +1,5 @@
-"""`kvlens bench gpu` without a GPU: floors by hand, a dry run end to end, resuming, failures, the schema of the file."""
+"""`kvlens bench gpu` without a GPU: floors by hand, a dry run end to end, resuming, failures, the schema of the
+file."""
 
 from __future__ import annotations
 
@@ -132,12 +133,18 @@ def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
 
 def test_headlines_say_ours_and_what_bytes_allow() -> None:
     by_name = {headline.name: headline for headline in HEADLINES}
-    steps = [step_row("full", 32768, 1, 9.0, 1, "path"), step_row("full", 32768, 1, 0.012, 1), step_row("chess", 32768, 1, 0.006, 1)]
+    steps = [
+        step_row("full", 32768, 1, 9.0, 1, "path"),
+        step_row("full", 32768, 1, 0.012, 1),
+        step_row("chess", 32768, 1, 0.006, 1),
+    ]
     found = at_rates(by_name["CHESS against FullKV at 32K"], steps)
     assert found.ours == pytest.approx(2.0)
     assert found.floor == pytest.approx(1.28, abs=0.005)
     assert not found.reachable
-    compiled = at_rates(by_name["CHESS against FullKV at 32K"], [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")])
+    compiled = at_rates(
+        by_name["CHESS against FullKV at 32K"], [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")]
+    )
     assert compiled.ours == pytest.approx(3.0), "the fastest way to make a whole step"
     memory = by_name["SeKV memory at 128K"]
     steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
@@ -150,8 +157,8 @@ def test_headlines_say_ours_and_what_bytes_allow() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Measured by a process that finds torch and transformers, but nothing of pages, stores, and the command line's schemas: what a bare
-    CUDA machine has."""
+    """Measured by a process that finds torch and transformers, but nothing of pages, stores, and the command line's
+    schemas: what a bare CUDA machine has."""
     folder = tmp_path_factory.mktemp("gpu")
     code = f"""
 import sys
@@ -165,9 +172,12 @@ class Hide:
             return self.finder.find_spec(name, path, target)
 sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
 from kvlens.gpu.bench import __main__
-sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256", "--batches", "1"]
+sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256"]
+sys.argv += ["--batches", "1"]
 sys.exit(__main__.main())"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder / "gpu-dry-run.json"
 
@@ -229,7 +239,9 @@ def test_one_parts_failure_is_a_sentence_and_the_others_go_on(tmp_path: Path, mo
     assert read(path).entries["ceilings"].status == "done"
 
 
-def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def breaks(bench: Bench) -> list[Any]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -250,11 +262,14 @@ def test_the_time_limit_stops_between_parts(tmp_path: Path) -> None:
     assert said == ["1e-09 minutes are over; run again for: ceilings, ledger, headlines."]
 
 
-@pytest.mark.parametrize(("problem", "begins"), [
-    (MemoryError(), "The host ran out of memory."),
-    (RuntimeError("Cannot pin memory"), "Pinned host memory could not be had"),
-    (KeyError("x"), "KeyError"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("problem", "begins"),
+    [
+        (MemoryError(), "The host ran out of memory."),
+        (RuntimeError("Cannot pin memory"), "Pinned host memory could not be had"),
+        (KeyError("x"), "KeyError"),
+    ],
+)
 def test_failures_in_words(problem: Exception, begins: str) -> None:
     assert sentence(problem, "less")[0].startswith(begins)
 
@@ -284,7 +299,12 @@ def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
         pytest.skip("there is a GPU")
     for command in (["-m", "kvlens", "bench", "gpu"], ["-m", "kvlens.gpu.bench"]):
         done = subprocess.run(
-            [sys.executable, *command, "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, *command, "--out", str(tmp_path)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 1
         assert " ".join(done.stderr.split()).endswith("--dry-run tries the same code on the CPU.")
@@ -294,8 +314,11 @@ def test_without_cuda_it_is_one_sentence_and_status_1(tmp_path: Path) -> None:
 def test_it_loads_no_store_and_no_pages() -> None:
     code = """
 import sys, kvlens.gpu.bench.run
-print([name for name in ("duckdb", "streamlit", "plotly", "umap", "pydantic", "transformers") if name in sys.modules])"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+heavy = ("duckdb", "streamlit", "plotly", "umap", "pydantic", "transformers")
+print([name for name in heavy if name in sys.modules])"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.strip() == "[]", done.stderr[-2000:]
 
 
@@ -305,7 +328,9 @@ print([name for name in ("duckdb", "streamlit", "plotly", "umap", "pydantic", "t
 def test_the_docs_are_what_the_results_say() -> None:
     results = [read(path) for path in measured(ROOT / "benchmarks" / "results")]
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert with_tables(text, page(results, read_rates())) == text, "run python -m kvlens.gpu.bench.report --write docs/performance.md"
+    assert with_tables(text, page(results, read_rates())) == text, (
+        "run python -m kvlens.gpu.bench.report --write docs/performance.md"
+    )
     assert text.count(MARKS[0]) == 1
 
 

@@ -40,7 +40,9 @@ def test_every_method_makes_steps_of_two_sequences(rows: dict[str, StepRow]) -> 
         assert row.median is not None
         assert (row.loop is None) == (row.method == "hf_offloaded")
         assert (row.stall is not None) == (row.method in decode.RECALLING)
-        assert (decode.ONE_BY_ONE in row.note) == (row.method != "hf_offloaded"), "which is a batch of transformers' own"
+        assert (decode.ONE_BY_ONE in row.note) == (row.method != "hf_offloaded"), (
+            "which is a batch of transformers' own"
+        )
 
 
 def test_both_sequences_bytes_are_counted(bench: Bench, rows: dict[str, StepRow]) -> None:
@@ -130,12 +132,15 @@ def test_what_does_not_fit_is_counted_for_all_sequences(bench: Bench, monkeypatc
     assert reason.startswith("does not fit: needs 162.7 GB beside the weights"), "one prompt and eight caches"
 
 
-@pytest.mark.parametrize(("free", "link", "said"), [
-    (40e9, 52e9, "does not fit: needs 42.9 GB of host memory, 40.0 GB free"),
-    (400e9, 1e9, "left out: 5 steps would hold the bus for 344 s"),
-    (400e9, 52e9, None),
-    (None, None, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("free", "link", "said"),
+    [
+        (40e9, 52e9, "does not fit: needs 42.9 GB of host memory, 40.0 GB free"),
+        (400e9, 1e9, "left out: 5 steps would hold the bus for 344 s"),
+        (400e9, 52e9, None),
+        (None, None, None),
+    ],
+)
 def test_the_offloaded_cache_is_refused_before_the_host_dies(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, free: float | None, link: float | None, said: str | None
 ) -> None:
@@ -168,12 +173,25 @@ def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() 
     names = [part.name for part in all_parts(CONTEXTS, BATCHES)]
     at = names.index
     assert all(at(f"decode {context} x 1") < at("recording") < at("decode 32768 x 8") for context in CONTEXTS)
-    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, recalled") < at("steps 32768 x 8") < at("steps 32768 x 1")
-    assert at("steps 32768 x 1") < at("decode 8192 x 8") < at("decode 131072 x 8") < at("steps 8192 x 8") < at("sweep 32768 x 8")
+    assert (
+        at("ledger")
+        < at("decode 32768 x 8")
+        < at("decode 32768 x 8, recalled")
+        < at("steps 32768 x 8")
+        < at("steps 32768 x 1")
+    )
+    assert (
+        at("steps 32768 x 1")
+        < at("decode 8192 x 8")
+        < at("decode 131072 x 8")
+        < at("steps 8192 x 8")
+        < at("sweep 32768 x 8")
+    )
     assert names[-1] == "headlines"
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
-        "decode 256 x 4", "decode 256 x 4, recalled",
-    ]  # fmt: skip
+        "decode 256 x 4",
+        "decode 256 x 4, recalled",
+    ]
 
 
 @pytest.mark.parametrize("name", [h.name for h in HEADLINES if h.scope == "decode" and h.over[2] == 8])

@@ -1,4 +1,5 @@
-"""Attention paths of `kvlens bench gpu` that plan a zone: what the plan brings is what is wished for, and exactly so much."""
+"""Attention paths of `kvlens bench gpu` that plan a zone: what the plan brings is what is wished for, and exactly so
+much."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import zone_plan_torch
 
 CONTEXT, BATCH = 1024, 2
-PLANNERS = [zone_plan_torch, pytest.param(zone_plan_triton, marks=pytest.mark.skipif(not INTERPRET, reason="the interpreter is off"))]
+PLANNERS = [
+    zone_plan_torch,
+    pytest.param(zone_plan_triton, marks=pytest.mark.skipif(not INTERPRET, reason="the interpreter is off")),
+]
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
-@pytest.mark.parametrize(("method", "make", "rates"), [
-    ("sentkv", Chunks, Rates(reuse=0.5)), ("sekv", SeKV, Rates(zoom=0.4, miss=0.8)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("method", "make", "rates"), [("sentkv", Chunks, Rates(reuse=0.5)), ("sekv", SeKV, Rates(zoom=0.4, miss=0.8))]
+)
 def test_what_is_wished_for_lies_in_its_slots(
     method: str, make: type[Zoned], rates: Rates, planner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +60,9 @@ def test_what_is_wished_for_lies_in_its_slots(
             sequence, head = divmod(row, kv.kv_heads)
             own = slice(sequence * slots, (sequence + 1) * slots)
             for cells, which in ((keys, 0), (values, 1)):
-                expected = {path.pools[layer][chunk * BATCH + sequence, head, which].float().sum().item() for chunk in chunks}
+                expected = {
+                    path.pools[layer][chunk * BATCH + sequence, head, which].float().sum().item() for chunk in chunks
+                }
                 assert {cell.float().sum().item() for cell in cells[own, head]} == expected
     assert len(moved) == steps
     assert (moved[0] == shape.wanted * shape.page * kv.head_token_bytes).all()

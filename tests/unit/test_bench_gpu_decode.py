@@ -1,4 +1,5 @@
-"""Part 4's whole decode steps, on the CPU with tiny shapes: the same decoder, method code, recall and replay as on a GPU, no graph."""
+"""Part 4's whole decode steps, on the CPU with tiny shapes: the same decoder, method code, recall and replay as on a
+GPU, no graph."""
 
 from __future__ import annotations
 
@@ -104,7 +105,9 @@ def test_recording_goes_through_the_rings(bench: Bench, monkeypatch: pytest.Monk
     monkeypatch.setattr(decode, "begin", begin)
     found = recording.measure(bench)
     assert seen == [None, False, True]
-    assert [(row.recording, row.graph) for row in found] == [(kind, graph) for kind in recording.KINDS for graph in (False, True)]
+    assert [(row.recording, row.graph) for row in found] == [
+        (kind, graph) for kind in recording.KINDS for graph in (False, True)
+    ]
     assert all(row.added == 0 for row in found if row.recording == "off")
 
 
@@ -119,7 +122,9 @@ def test_one_methods_failure_is_its_rows_reason(bench: Bench, monkeypatch: pytes
     monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 1 << 30)
     reason = decode.cell(bench, "full", 256, Rates()).reason
     assert reason is not None
-    assert reason.startswith("does not fit: needs 4.3 GB beside the weights, 1.1 GB free; leave the longest context out")
+    assert reason.startswith(
+        "does not fit: needs 4.3 GB beside the weights, 1.1 GB free; leave the longest context out"
+    )
 
 
 def test_host_memory_that_does_not_suffice_is_said(bench: Bench) -> None:
@@ -146,7 +151,9 @@ def test_floors_of_whole_steps_differ_where_the_step_does() -> None:
     for method in ("full", "streaming_llm", "chess", "freekv", "compresskv", "blocking"):
         assert decode_shape(method, 32768, Rates()) == step_shape(method, 32768, Rates())
     assert decode_shape("full_sdpa", 32768, Rates()) == step_shape("full", 32768, Rates())
-    assert (step_shape("sentkv", 32768, Rates()).wanted, decode_shape("sentkv", 32768, Rates()).wanted) == (205, 204), "10 % with sinks"
+    assert (step_shape("sentkv", 32768, Rates()).wanted, decode_shape("sentkv", 32768, Rates()).wanted) == (205, 204), (
+        "10 % with sinks"
+    )
     found = traffic(decode_shape("sekv", 32768, Rates()), LLAMA_8B, 1)
     assert found.host_bytes == 32 * 8 * 8 * (2 * 16 * (64 + 128 + 1)) * 2, "8 of 26 spans as factors of rank 16"
     assert found.arrivals == 32 * 8 * 8 * 64 * 512, "and as tokens when they have come"

@@ -30,7 +30,9 @@ def test_a_part_that_a_library_loads_late_is_told_by_what_it_lacks() -> None:
 
 def test_what_nobody_has_foreseen_says_where_it_came_from() -> None:
     reason, suggestion = sentence(raised(lambda: power_of_two(page=12)), "")
-    assert reason.startswith("ValueError: page must be a power of two for the Triton kernels, not 12 (kernels/compat.py, line ")
+    assert reason.startswith(
+        "ValueError: page must be a power of two for the Triton kernels, not 12 (kernels/compat.py, line "
+    )
     assert suggestion is None
     assert sentence(ValueError("elsewhere"), "")[0] == "ValueError: elsewhere"
 
@@ -41,6 +43,7 @@ def test_a_shortage_is_said_once() -> None:
 
     reason, _ = sentence(raised(lambda: PinnedSlabs(refuse, lambda address: None).take((8,), torch.float32)), "")
     assert reason.startswith(
-        "Pinned host memory could not be had: 1048576 bytes were asked for, 0 are held (cudaHostRegister: out of memory)"
+        "Pinned host memory could not be had: 1048576 bytes were asked for, 0 are held (cudaHostRegister: out "
+        "of memory)"
     )
     assert reason.lower().count("could not be had") == 1

@@ -1,4 +1,5 @@
-"""What is left of parts that were not measured whole: rows before a failure, a process that ended in the midst, missing figures."""
+"""What is left of parts that were not measured whole: rows before a failure, a process that ended in the midst, missing
+figures."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ COPY = CeilingRow("device copy", "1 MiB", 1.0, 2.0, "B/s", 2.0)
 
 
 @pytest.fixture
-def sitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Bench], Any]], tuple[list[str], Any]]:
+def sitting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[Bench], Any]], tuple[list[str], Any]]:
     """A dry run of one part that does what it is told: what was said, and the part's entry."""
 
     def run(work: Callable[[Bench], Any]) -> tuple[list[str], Any]:
@@ -74,6 +77,8 @@ def test_a_kernel_that_cannot_be_run_is_a_failed_check_and_the_others_go_on(monk
     monkeypatch.setattr(kernel_checks.merge, "merge", broken)
     rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))
     failed = [row for row in rows if not row.passed]
-    assert [row.name for row in failed if not row.name.startswith("merge: RuntimeError: out of resource: shared memory")] == []
+    assert [
+        row.name for row in failed if not row.name.startswith("merge: RuntimeError: out of resource: shared memory")
+    ] == []
     assert len(failed) == 1
     assert len(rows) > 30

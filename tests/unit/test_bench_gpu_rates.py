@@ -1,4 +1,5 @@
-"""Which rates `kvlens bench gpu` replays: recorded ones where there are any, the papers' else, and which it says they are."""
+"""Which rates `kvlens bench gpu` replays: recorded ones where there are any, the papers' else, and which it says they
+are."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import read as read_result
 
 FOUND = {
-    "sekv": Rates(miss=0.5, zoom=0.2), "freekv": Rates(miss=0.75, correction=0.8), "sentkv": Rates(reuse=0.4), "blocking": Rates(miss=0.6),
-}  # fmt: skip
+    "sekv": Rates(miss=0.5, zoom=0.2),
+    "freekv": Rates(miss=0.75, correction=0.8),
+    "sentkv": Rates(reuse=0.4),
+    "blocking": Rates(miss=0.6),
+}
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
 
 
@@ -57,13 +61,28 @@ def test_recorded_rates_are_read_by_method(tmp_path: Path) -> None:
     assert "tasks note of 512 tokens, right answers, budget 20%, 3 prompts, 99 steps" in table.told()
 
 
-@pytest.mark.parametrize(("changes", "why"), [
-    ({"freekv": {"prompts": 3, "steps": 9, "rates": {"miss": {"mean": 0.3, "p10": 0, "p90": 1}}}}, "'correction' is missing"),
-    ({"sentkv": {"prompts": 3, "steps": 9, "rates": {"reuse": {"mean": 1.5, "p10": 0, "p90": 1}}}}, "reuse of sentkv is 1.5, not a share"),
-    ({"sentkv": {"prompts": 3, "steps": 9, "rates": {"reuse": {"mean": math.nan, "p10": 0, "p90": 1}}}}, "reuse of sentkv is nan, not a"),
-    ({"blocking": {"prompts": 3, "steps": 9, "rates": {"miss": {"mean": True, "p10": 0, "p90": 1}}}}, "miss of blocking is True, not a"),
-    ({"sekv": []}, "list indices must be"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"freekv": {"prompts": 3, "steps": 9, "rates": {"miss": {"mean": 0.3, "p10": 0, "p90": 1}}}},
+            "'correction' is missing",
+        ),
+        (
+            {"sentkv": {"prompts": 3, "steps": 9, "rates": {"reuse": {"mean": 1.5, "p10": 0, "p90": 1}}}},
+            "reuse of sentkv is 1.5, not a share",
+        ),
+        (
+            {"sentkv": {"prompts": 3, "steps": 9, "rates": {"reuse": {"mean": math.nan, "p10": 0, "p90": 1}}}},
+            "reuse of sentkv is nan, not a",
+        ),
+        (
+            {"blocking": {"prompts": 3, "steps": 9, "rates": {"miss": {"mean": True, "p10": 0, "p90": 1}}}},
+            "miss of blocking is True, not a",
+        ),
+        ({"sekv": []}, "list indices must be"),
+    ],
+)
 def test_a_bad_file_is_one_sentence(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=r"make it anew with kvlens bench rates\.$") as said:
         read(file(tmp_path, **changes))
@@ -74,7 +93,9 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, changes: dict[str, Any], why
 @pytest.mark.parametrize("text", ["not json", "[1]", "{}", '{"about": {}, "methods": 3}'])
 def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "rates.json").write_text(text)
-    with pytest.raises(ValueError, match=r"^'rates.json' does not hold recorded rates \(.*\): make it anew with kvlens bench rates\.$"):
+    with pytest.raises(
+        ValueError, match=r"^'rates.json' does not hold recorded rates \(.*\): make it anew with kvlens bench rates\.$"
+    ):
         read(tmp_path / "rates.json")
 
 
@@ -87,13 +108,19 @@ def test_without_a_file_the_papers_rates_are_replayed_and_said(tmp_path: Path, m
     assert {row.rates_from for row in read_result(path).entries["headlines"].rows} == {"none", "papers"}  # type: ignore[union-attr]
     file(tmp_path)
     said.clear()
-    assert "recorded (model demo" in read_result(measure(Request(tmp_path, 10, ("headlines",), True, (256,), (1,)), said.append)).note
+    assert (
+        "recorded (model demo"
+        in read_result(measure(Request(tmp_path, 10, ("headlines",), True, (256,), (1,)), said.append)).note
+    )
     assert rates.MISSING not in said
 
 
 def test_other_rates_make_what_replays_them_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "FILE", tmp_path / "rates.json")
-    parts = {part.name: part for part in (attention_step.steps(256, 1), *decode.decodes(256, 1), attention_step.sweep(256, 1))}
+    parts = {
+        part.name: part
+        for part in (attention_step.steps(256, 1), *decode.decodes(256, 1), attention_step.sweep(256, 1))
+    }
     fixed = replace(parts["steps 256 x 1"], replays=False)
     before = {name: part.sources for name, part in parts.items()} | {"fixed": fixed.sources}
     file(tmp_path)
@@ -120,13 +147,19 @@ def test_whole_steps_move_what_recorded_rates_ask_for() -> None:
     for method in decode.RECALLING:
         row = decode.cell(bench, method, 512, bench.rates.of(method))
         assert (row.reason, row.rates_from) == (None, "recorded")
-        assert row.counted_bytes == row.host_bytes == traffic(decode_shape(method, 512, FOUND[method]), bench.model, 1).host_bytes
+        assert (
+            row.counted_bytes
+            == row.host_bytes
+            == traffic(decode_shape(method, 512, FOUND[method]), bench.model, 1).host_bytes
+        )
 
 
 @pytest.mark.parametrize("part", ["decode", "compiled"])
 def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
-    monkeypatch.setattr(decode, "cell", lambda bench, method, context, given, *more, **named: asked.setdefault(method, given))
+    monkeypatch.setattr(
+        decode, "cell", lambda bench, method, context, given, *more, **named: asked.setdefault(method, given)
+    )
     bench = Bench(DryDevice(), (256,), (2,), {"entries": {}}, TABLE)
     for each in decode.decodes(256, 2) if part == "decode" else [decode.compiled(256)]:
         list(each.run(bench))
@@ -137,7 +170,9 @@ def test_whole_steps_are_asked_for_at_recorded_rates(part: str, monkeypatch: pyt
 def test_sweeps_keep_their_grid_and_gain_the_papers_rates() -> None:
     grid = swept(RateTable(), tuple(METHODS))
     assert [(method, *found.of(method).values()) for method, found in grid] == [
-        row for miss in (0.1, 0.3, 1.0) for row in (("blocking", miss), *(("freekv", miss, rate) for rate in (0.0, 0.14, 0.5)))
+        row
+        for miss in (0.1, 0.3, 1.0)
+        for row in (("blocking", miss), *(("freekv", miss, rate) for rate in (0.0, 0.14, 0.5)))
     ]
     found = swept(TABLE, tuple(METHODS))
     assert found[: len(grid)] == grid
@@ -177,15 +212,29 @@ def test_zooms_beyond_128_spans_are_not_cut() -> None:
 def test_a_headline_stands_at_both_rates_with_its_floor_at_the_same() -> None:
     headline = next(h for h in HEADLINES if h.name == "FreeKV against blocking recall, whole steps")
     steps = [
-        {"method": method, "context": 32768, "batch": 1, "median": time, "peak_bytes": 1, "scope": "decode", "rates": given.of(method)}
-        for method, time, given in (("blocking", 0.03, FOUND["blocking"]), ("freekv", 0.02, FOUND["freekv"]), ("blocking", 0.01, PAPERS))
+        {
+            "method": method,
+            "context": 32768,
+            "batch": 1,
+            "median": time,
+            "peak_bytes": 1,
+            "scope": "decode",
+            "rates": given.of(method),
+        }
+        for method, time, given in (
+            ("blocking", 0.03, FOUND["blocking"]),
+            ("freekv", 0.02, FOUND["freekv"]),
+            ("blocking", 0.01, PAPERS),
+        )
     ]
     found = {row.rates_from: row for row in compared(LLAMA_8B, steps, 3e12, 52e9, TABLE) if row.name == headline.name}
     assert list(found) == ["papers", "recorded"]
     assert found["recorded"].ours == pytest.approx(1.5)
     assert found["papers"].ours is None, "FreeKV was not measured at the papers'"
     for source, given in (("papers", {"blocking": PAPERS, "freekv": PAPERS}), ("recorded", FOUND)):
-        over, under = (traffic(decode_shape(m, 32768, given[m]), LLAMA_8B, 1).floor(3e12, 52e9) for m in ("blocking", "freekv"))
+        over, under = (
+            traffic(decode_shape(m, 32768, given[m]), LLAMA_8B, 1).floor(3e12, 52e9) for m in ("blocking", "freekv")
+        )
         assert found[source].floor == pytest.approx(over / under)  # type: ignore[index]
     assert found["papers"].floor != found["recorded"].floor
 
@@ -194,7 +243,9 @@ def test_headlines_without_rates_stand_once() -> None:
     names = [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, TABLE)]
     assert names.count("CHESS against FullKV at 32K") == 1
     assert names.count("SeKV memory at 128K") == 2
-    assert [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, RateTable())] == [headline.name for headline in HEADLINES]
+    assert [row.name for row in compared(LLAMA_8B, [], 3e12, 52e9, RateTable())] == [
+        headline.name for headline in HEADLINES
+    ]
 
 
 def test_tables_show_both_where_they_differ() -> None:

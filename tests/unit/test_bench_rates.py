@@ -1,4 +1,5 @@
-"""`kvlens bench rates`: what is counted as missed, corrected, expanded and reused, by hand and against other columns of the same steps."""
+"""`kvlens bench rates`: what is counted as missed, corrected, expanded and reused, by hand and against other columns of
+the same steps."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ def watched(names: tuple[str, ...], steps: list[Any], prefill: Any = None) -> di
 def test_misses_are_of_units_and_not_of_heads() -> None:
     """One KV head lacks 1 of 8 pages, the other both of its 2: 3 of 10, where a mean over heads would say 0.56."""
     found = watched(
-        ("miss",), [step(0, {"n_recalled": [[9, 9]], "n_reused": [[0, 0]]}), step(1, {"n_recalled": [[1, 2]], "n_reused": [[7, 0]]})]
+        ("miss",),
+        [
+            step(0, {"n_recalled": [[9, 9]], "n_reused": [[0, 0]]}),
+            step(1, {"n_recalled": [[1, 2]], "n_reused": [[7, 0]]}),
+        ],
     )
     assert found == {"miss": [(3, 10)]}, "and step 0, which cannot have anything, is left out"
     assert figures(found["miss"])["mean"] == 0.3
@@ -100,7 +105,15 @@ def recorded(demo: Any) -> Callable[[str], tuple[Both, Any]]:
         answer = tuple(demo.tokenizer.encode(asked.answer, add_special_tokens=False))[:12]
         method, both = methods.get(ARMS[arm][0]), Both(USED[arm])
         params = methods.make_parameters(method, "demo", ARMS[arm][1])
-        engine.run(prompt, method, params, Budget.parse("30%"), Options(forced=answer, coverage=False, oracle="off"), both, read=ahead)
+        engine.run(
+            prompt,
+            method,
+            params,
+            Budget.parse("30%"),
+            Options(forced=answer, coverage=False, oracle="off"),
+            both,
+            read=ahead,
+        )
         assert len(both.steps) == 11
         return both, params
 
@@ -156,7 +169,9 @@ def test_sentkv_against_its_bytes_and_its_token_budget(recorded: Any, demo: Any)
 
 def test_the_command_writes_what_the_gpu_benchmark_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "rates.json"
-    kvlens("bench", "rates", "--tasks", "note", "--length", "512", "--prompts", "1", "--budget", "30%", "--out", str(out))
+    kvlens(
+        "bench", "rates", "--tasks", "note", "--length", "512", "--prompts", "1", "--budget", "30%", "--out", str(out)
+    )
     assert "freekv: miss 0." in capsys.readouterr().out
     held, table = json.loads(out.read_text()), read(out)
     assert set(held["methods"]) == set(RECORDED)
@@ -168,9 +183,14 @@ def test_the_command_writes_what_the_gpu_benchmark_reads(tmp_path: Path, capsys:
     assert "tasks note of 512 tokens" in table.about
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"budget": "4MB"}, "at a share of full KV"), ({"tasks": ("nonsense",)}, "unknown task 'nonsense'"), ({"prompts": 0}, "greater than"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"budget": "4MB"}, "at a share of full KV"),
+        ({"tasks": ("nonsense",)}, "unknown task 'nonsense'"),
+        ({"prompts": 0}, "greater than"),
+    ],
+)
 def test_bad_requests_are_refused_before_a_model_is_loaded(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         RatesRequest(**wrong)

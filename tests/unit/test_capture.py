@@ -1,4 +1,5 @@
-"""Capturing a CUDA graph, where CUDA is stood in for: what is raised when the captured work fails, and what is put back."""
+"""Capturing a CUDA graph, where CUDA is stood in for: what is raised when the captured work fails, and what is put
+back."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What torch.cuda was asked for. As the real one, its capture stream stays current where the end of a capture raises."""
+    """What torch.cuda was asked for. As the real one, its capture stream stays current where the end of a capture
+    raises."""
     said: list[str] = []
     now = ["main"]
 
@@ -48,9 +50,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             now[0] = self.before
 
     stands = SimpleNamespace(
-        CUDAGraph=Graph, graph=Capture, device=lambda device: stream("main"), stream=stream, current_stream=lambda device: now[0],
-        synchronize=lambda device: said.append("waited"), now=now,
-    )  # fmt: skip
+        CUDAGraph=Graph,
+        graph=Capture,
+        device=lambda device: stream("main"),
+        stream=stream,
+        current_stream=lambda device: now[0],
+        synchronize=lambda device: said.append("waited"),
+        now=now,
+    )
     monkeypatch.setattr("kvlens.gpu.capture.torch.cuda", stands)
     return said
 

@@ -1,4 +1,5 @@
-"""CHESS against the paper: a case worked out by hand, an independent float64 reference over many steps, and what must always hold."""
+"""CHESS against the paper: a case worked out by hand, an independent float64 reference over many steps, and what must
+always hold."""
 
 from __future__ import annotations
 
@@ -25,21 +26,39 @@ from kvlens.methods.chess.tree import Tree, page_vectors
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)
-PARAMS = ChessParameters(page=4, chunk_pages=2, grid_chunks=3, window_pages=2, grid_ratio=0.6, chunk_ratio=0.6, page_ratio=0.6,
-                         candidates="older", trigger="never")  # fmt: skip
+PARAMS = ChessParameters(
+    page=4,
+    chunk_pages=2,
+    grid_chunks=3,
+    window_pages=2,
+    grid_ratio=0.6,
+    chunk_ratio=0.6,
+    page_ratio=0.6,
+    candidates="older",
+    trigger="never",
+)
 
 
 class Trial:
     """A session driven by hand, one random token at a time, with its own record of all keys and values."""
 
     def __init__(
-        self, params: ChessParameters, n: int, shape: KVShape = SHAPE, max_new: int = 40, seed: int = 0, budget: int | None = None
+        self,
+        params: ChessParameters,
+        n: int,
+        shape: KVShape = SHAPE,
+        max_new: int = 40,
+        seed: int = 0,
+        budget: int | None = None,
     ):
         self.rng, self.shape, self.n = np.random.default_rng(seed), shape, n
         full = shape.full_kv_bytes(n + max_new)
         context = RunContext(shape, n, max_new, budget, full, seed, "tiny", torch.float32, torch.device("cpu"))
         self.session = Session(Chess, params, context)
-        self.keys, self.values = self._tokens(n), self.rng.standard_normal((shape.layers, shape.kv_heads, n, shape.head_dim))
+        self.keys, self.values = (
+            self._tokens(n),
+            self.rng.standard_normal((shape.layers, shape.kv_heads, n, shape.head_dim)),
+        )
         self.steps = 0
 
     def _tokens(self, n: int) -> np.ndarray:
@@ -56,7 +75,9 @@ class Trial:
         self.session.finish_prefill(torch.zeros(self.n))
         return self
 
-    def step(self, previous: StepEnd | None = None, k: np.ndarray | None = None, q: np.ndarray | None = None) -> torch.Tensor:
+    def step(
+        self, previous: StepEnd | None = None, k: np.ndarray | None = None, q: np.ndarray | None = None
+    ) -> torch.Tensor:
         """One decode step -> outputs [L, H, D]."""
         shape, rng = self.shape, self.rng
         self.session.begin_step(self.steps, previous)
@@ -98,14 +119,23 @@ def pages(*numbers: int) -> list[int]:
 
 
 HAND = ChessParameters(
-    page=2, chunk_pages=2, grid_chunks=2, window_pages=1, grid_ratio=0.5, chunk_ratio=0.5, page_ratio=0.5, candidates="older",
-    threshold_entropy=1.5, threshold_varentropy=0.5,
-)  # fmt: skip
+    page=2,
+    chunk_pages=2,
+    grid_chunks=2,
+    window_pages=1,
+    grid_ratio=0.5,
+    chunk_ratio=0.5,
+    page_ratio=0.5,
+    candidates="older",
+    threshold_entropy=1.5,
+    threshold_varentropy=0.5,
+)
 
 
 def by_hand(**changes: Any) -> Trial:
-    """One layer, one head, D = 2, eight pages of two tokens in four chunks in two grids. Page 0 is the sink, page 7 the window, so the
-    anchor is (1, 0) and a score is the first coordinate. Keys of pages 1..6: (1,0) (0,1) (0,3) (2,0) (4,0) (1,1).
+    """One layer, one head, D = 2, eight pages of two tokens in four chunks in two grids. Page 0 is the sink, page 7 the
+    window, so the anchor is (1, 0) and a score is the first coordinate. Keys of pages 1..6: (1,0) (0,1) (0,3) (2,0)
+    (4,0) (1,1).
 
     Chunks of the pages before the window: {1}, {2,3}, {4,5}, {6}, centroids (1,0) (0,2) (3,0) (1,1), scores 1 0 3 1.
     Grids: {(1,0), (0,2)} = (.5, 1), {(3,0), (1,1)} = (2, .5), scores .5 and 2.
@@ -117,7 +147,8 @@ def by_hand(**changes: Any) -> Trial:
 
 
 def test_first_selection_by_hand() -> None:
-    """Half of two grids: the second. Half of its two chunks: {4, 5}. Half of its two pages: page 5. Attended: 0, 5, 7, the new token."""
+    """Half of two grids: the second. Half of its two chunks: {4, 5}. Half of its two pages: page 5. Attended: 0, 5, 7,
+    the new token."""
     trial = by_hand()
     noted = trial.journal()
     assert noted["grid_score"] == [0.5, 2.0]
@@ -136,21 +167,29 @@ def test_first_selection_by_hand() -> None:
 
 
 def test_algorithm_1_as_printed_keeps_more() -> None:
-    """Zeroed scores count: chunk scores 0 0 3 1 have the median 0.5, so both active chunks stay; page scores 0 0 0 2 4 1 have the
-    median 0.5, so all three pages of these chunks stay."""
+    """Zeroed scores count: chunk scores 0 0 3 1 have the median 0.5, so both active chunks stay; page scores 0 0 0 2 4
+    1 have the median 0.5, so all three pages of these chunks stay."""
     trial = by_hand(quantile="paper_literal")
     noted = trial.journal()
     assert noted["chunk_kept"] == [0, 0, 1, 1]
     assert noted["page_kept"] == [0, 0, 0, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("thresholds", "condition", "why"), [
-    ((1.5, 0.5), "and", 1), ((2.5, 0.5), "and", 0), ((1.5, 1.0), "and", 0), ((2.5, 0.5), "or", 1), ((2.5, 1.0), "or", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("thresholds", "condition", "why"),
+    [
+        ((1.5, 0.5), "and", 1),
+        ((2.5, 0.5), "and", 0),
+        ((1.5, 1.0), "and", 0),
+        ((2.5, 0.5), "or", 1),
+        ((2.5, 1.0), "or", 0),
+    ],
+)
 def test_backtracking_by_hand(thresholds: tuple[float, float], condition: str, why: int) -> None:
-    """Page 8 has entropies 1 and 3 nats: mean 2, variance 1. Its keys (0, 1) make it the anchor of a reconstruction: page 7 has left
-    the window, scores of 1..7 are 0 1 3 0 0 1 0; chunks {1} 0, {2,3} 2, {4,5} 0, {6,7} (1, .5) 0.5; grids (.5, 1) 1, (2, .25) 0.25;
-    so the first grid, chunk {2, 3}, page 3. Without a reconstruction page 5 stays selected and page 7 is no longer attended."""
+    """Page 8 has entropies 1 and 3 nats: mean 2, variance 1. Its keys (0, 1) make it the anchor of a reconstruction:
+    page 7 has left the window, scores of 1..7 are 0 1 3 0 0 1 0; chunks {1} 0, {2,3} 2, {4,5} 0, {6,7} (1, .5) 0.5;
+    grids (.5, 1) 1, (2, .25) 0.25; so the first grid, chunk {2, 3}, page 3. Without a reconstruction page 5 stays
+    selected and page 7 is no longer attended."""
     trial = by_hand(threshold_entropy=thresholds[0], threshold_varentropy=thresholds[1], condition=condition)
     up = np.array([[[0.0, 1.0]]])
     trial.step(k=up)
@@ -171,7 +210,9 @@ def test_backtracking_by_hand(thresholds: tuple[float, float], condition: str, w
 
 
 def test_a_page_that_prefill_began_is_not_judged() -> None:
-    trial = Trial(dataclasses.replace(PARAMS, trigger="dynamic", threshold_entropy=0.0, threshold_varentropy=0.0), 30).prefill()
+    trial = Trial(
+        dataclasses.replace(PARAMS, trigger="dynamic", threshold_entropy=0.0, threshold_varentropy=0.0), 30
+    ).prefill()
     trial.step()
     trial.journal()
     trial.step(trial.ended(5.0))
@@ -183,11 +224,23 @@ def test_a_page_that_prefill_began_is_not_judged() -> None:
 
 
 CHOICES: dict[str, list[Any]] = {
-    "candidates": ["all", "older"], "quantile": ["active", "paper_literal"], "scale": ["plain", "layer"], "anchor_tail": [True, False],
-    "trigger": ["dynamic", "fixed", "every", "never"], "interval": [1, 2, 3], "condition": ["and", "or"], "varentropy": ["page", "token"],
-    "max_interval": [0, 3], "window_pages": [1, 2, 4], "sink_pages": [0, 1, 3], "chunk_pages": [1, 2, 3], "grid_chunks": [1, 2, 4],
-    "grid_ratio": [0.31, 0.57, 1.0], "chunk_ratio": [0.23, 0.71, 1.0], "page_ratio": [0.19, 0.53, 1.0],
-}  # fmt: skip
+    "candidates": ["all", "older"],
+    "quantile": ["active", "paper_literal"],
+    "scale": ["plain", "layer"],
+    "anchor_tail": [True, False],
+    "trigger": ["dynamic", "fixed", "every", "never"],
+    "interval": [1, 2, 3],
+    "condition": ["and", "or"],
+    "varentropy": ["page", "token"],
+    "max_interval": [0, 3],
+    "window_pages": [1, 2, 4],
+    "sink_pages": [0, 1, 3],
+    "chunk_pages": [1, 2, 3],
+    "grid_chunks": [1, 2, 4],
+    "grid_ratio": [0.31, 0.57, 1.0],
+    "chunk_ratio": [0.23, 0.71, 1.0],
+    "page_ratio": [0.19, 0.53, 1.0],
+}
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -200,10 +253,24 @@ def test_selections_and_outputs_equal_the_reference(seed: int) -> None:
     p = ChessParameters(page=4, threshold_entropy=1.0, threshold_varentropy=0.5, **chosen)
     trial = Trial(p, n, seed=seed).prefill()
     s = reference.Settings(
-        p.page, p.chunk_pages, p.grid_chunks, p.window_pages, p.sink_pages, (p.grid_ratio, p.chunk_ratio, p.page_ratio),
-        p.candidates == "older", p.quantile == "paper_literal", p.scale == "layer", p.trigger, p.interval, p.condition == "and",
-        p.varentropy == "token", p.max_interval, (1.0, 0.5), p.anchor_tail, p.keep,
-    )  # fmt: skip
+        p.page,
+        p.chunk_pages,
+        p.grid_chunks,
+        p.window_pages,
+        p.sink_pages,
+        (p.grid_ratio, p.chunk_ratio, p.page_ratio),
+        p.candidates == "older",
+        p.quantile == "paper_literal",
+        p.scale == "layer",
+        p.trigger,
+        p.interval,
+        p.condition == "and",
+        p.varentropy == "token",
+        p.max_interval,
+        (1.0, 0.5),
+        p.anchor_tail,
+        p.keep,
+    )
     expected = reference.Chess(s, n)
     expected.begin(trial.keys)
     check_outcome(trial, expected)
@@ -213,7 +280,9 @@ def test_selections_and_outputs_equal_the_reference(seed: int) -> None:
         noted: dict[str, list[float]] = trial.journal() if previous else {}
         assert noted.get("reconstructed", [0.0])[0] == expected.why
         if "page_completed" in noted:
-            np.testing.assert_allclose([noted["page_entropy_nats"][0], noted["page_varentropy_nats2"][0]], expected.judged, rtol=1e-5)
+            np.testing.assert_allclose(
+                [noted["page_entropy_nats"][0], noted["page_varentropy_nats2"][0]], expected.judged, rtol=1e-5
+            )
         complete = (trial.keys.shape[2] - 1) // p.page
         positions = expected.attended(complete, trial.keys.shape[2])
         for layer in range(SHAPE.layers):
@@ -282,7 +351,10 @@ def test_with_all_ratios_one_it_is_full_attention_bit_for_bit(demo: Any) -> None
 def test_unrotated_keys_are_the_ones_before_the_turn() -> None:
     """A stand-in for RoPE that doubles the keys at odd positions."""
     torch.manual_seed(0)
-    rotate = lambda keys, positions, layer=None, back=False: keys * (positions % 2 + 1.0)[:, None] ** (-1.0 if back else 1.0)  # noqa: E731
+
+    def rotate(keys, positions, layer=None, back=False):
+        return keys * (positions % 2 + 1.0)[:, None] ** (-1.0 if back else 1.0)
+
     context = RunContext(SHAPE, 40, 8, None, 1, 0, "tiny", torch.float32, torch.device("cpu"), rotate=rotate)
     method = Chess(dataclasses.replace(PARAMS, keys="unrotated"), context)
     plain = torch.randn(2, 2, 8, 8)
@@ -296,14 +368,24 @@ ratio = st.floats(0.01, 1.0)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 60), st.integers(0, 3), st.integers(1, 5), st.integers(1, 5), st.tuples(ratio, ratio, ratio), st.integers(0, 2**16))
+@given(
+    st.integers(1, 60),
+    st.integers(0, 3),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.tuples(ratio, ratio, ratio),
+    st.integers(0, 2**16),
+)
 def test_a_kept_unit_lies_under_kept_units_and_counts_are_the_ratios(
     count: int, first: int, chunk_pages: int, grid_chunks: int, ratios: tuple[float, float, float], seed: int
 ) -> None:
     torch.manual_seed(seed)
     tree = tree_of(torch.randn(count, 6), first, chunk_pages, grid_chunks, count)
     found = tree.select(torch.randn(6), ratios, "active")
-    kept = [{base + i for i, k in enumerate(level.tolist()) if k} for base, level in zip(found.first, found.kept, strict=True)]
+    kept = [
+        {base + i for i, k in enumerate(level.tolist()) if k}
+        for base, level in zip(found.first, found.kept, strict=True)
+    ]
     (g0, g1), (c0, c1), (p0, p1) = tree.ranges()
     under_grids = [c for c in range(c0, c1) if c // grid_chunks in kept[0]]
     under_chunks = [j for j in range(p0, p1) if j // chunk_pages in kept[1]]
@@ -314,7 +396,9 @@ def test_a_kept_unit_lies_under_kept_units_and_counts_are_the_ratios(
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 3), st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
-def test_pages_joining_one_by_one_make_the_same_centroids(count: int, first: int, chunk_pages: int, grid_chunks: int, seed: int) -> None:
+def test_pages_joining_one_by_one_make_the_same_centroids(
+    count: int, first: int, chunk_pages: int, grid_chunks: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     rows = torch.randn(count, 6)
     at_once = tree_of(rows, first, chunk_pages, grid_chunks, count)
@@ -327,7 +411,17 @@ def test_pages_joining_one_by_one_make_the_same_centroids(count: int, first: int
 
 def tree_of(rows: torch.Tensor, first: int, chunk_pages: int, grid_chunks: int, joined: int) -> Tree:
     chunks = -(-len(rows) // chunk_pages)
-    tree = Tree(-(-chunks // grid_chunks), chunks, len(rows), rows.shape[1], chunk_pages, grid_chunks, first, rows.dtype, rows.device)
+    tree = Tree(
+        -(-chunks // grid_chunks),
+        chunks,
+        len(rows),
+        rows.shape[1],
+        chunk_pages,
+        grid_chunks,
+        first,
+        rows.dtype,
+        rows.device,
+    )
     tree.put(0, rows)
     tree.join(joined)
     return tree
@@ -353,8 +447,15 @@ def test_keep_sets_the_share_really_attended(demo: Any) -> None:
 
 
 def test_bad_parameters_give_one_sentence() -> None:
-    for bad in ({"page": 0}, {"window_pages": 0}, {"sink_pages": -1}, {"page_ratio": 0.0}, {"grid_ratio": 1.1}, {"keep": 1.5},
-                {"threshold_entropy": math.nan}):  # fmt: skip
+    for bad in (
+        {"page": 0},
+        {"window_pages": 0},
+        {"sink_pages": -1},
+        {"page_ratio": 0.0},
+        {"grid_ratio": 1.1},
+        {"keep": 1.5},
+        {"threshold_entropy": math.nan},
+    ):
         with pytest.raises(ValueError, match=next(iter(bad))):
             ChessParameters(**bad)
     with pytest.raises(ValueError, match="set the ratios instead"):

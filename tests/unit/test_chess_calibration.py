@@ -1,4 +1,5 @@
-"""CHESS's thresholds: how pages are cut and percentiles taken, the file, and what is said when there is none; the claims' verdicts."""
+"""CHESS's thresholds: how pages are cut and percentiles taken, the file, and what is said when there is none; the
+claims' verdicts."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from kvlens.shape import KVShape
 def test_pages_are_cut_where_the_method_cuts_them() -> None:
     """Positions 10..24 in pages of 4: [12, 16), [16, 20), [20, 24) lie in the answer whole."""
     values = [(float(position), 0.0) for position in range(10, 25)]
-    assert [[int(e) for e, _ in page] for page in pages_of((10, values), 4)] == [list(range(a, a + 4)) for a in (12, 16, 20)]
+    assert [[int(e) for e, _ in page] for page in pages_of((10, values), 4)] == [
+        list(range(a, a + 4)) for a in (12, 16, 20)
+    ]
     assert pages_of((8, values[:4]), 4) == [values[:4]]
     assert pages_of((9, values[:4]), 4) == []
 
@@ -51,7 +54,10 @@ def test_a_calibration_is_written_and_used(demo: Any, tmp_path: Path) -> None:
     assert found["provenance"]["prompts"] == 2
     assert found["pages"]["8"]["pages"] >= 10
     params = ChessParameters(page=8, calibration=str(written))
-    assert thresholds_of(params, demo.shape) == (found["pages"]["8"]["entropy_nats"], found["pages"]["8"]["varentropy_page_nats2"])
+    assert thresholds_of(params, demo.shape) == (
+        found["pages"]["8"]["entropy_nats"],
+        found["pages"]["8"]["varentropy_page_nats2"],
+    )
     own = ChessParameters(page=8, calibration=str(written), varentropy="token", threshold_entropy=2.0)
     assert thresholds_of(own, demo.shape) == (2.0, found["pages"]["8"]["varentropy_token_nats2"])
 

@@ -1,4 +1,5 @@
-"""The timeline export is a valid trace: every slice has a time, every lane a name, and slices of a lane lie inside each other or apart."""
+"""The timeline export is a valid trace: every slice has a time, every lane a name, and slices of a lane lie inside each
+other or apart."""
 
 from __future__ import annotations
 
@@ -26,8 +27,10 @@ class Crowded(TraceWriter):
 
     def step(self, record: StepRecord) -> None:
         at = record.t_us
-        record.transfers += [TransferRow(record.step, 0, 0, None, "h2d", "prefetch", 1, at + 10 * i, at + 25 + 10 * i, 0, False)
-                             for i in range(4)]  # fmt: skip
+        record.transfers += [
+            TransferRow(record.step, 0, 0, None, "h2d", "prefetch", 1, at + 10 * i, at + 25 + 10 * i, 0, False)
+            for i in range(4)
+        ]
         super().step(record)
 
 

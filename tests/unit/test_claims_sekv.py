@@ -13,7 +13,9 @@ from kvlens.methods.sekv import claims as sekv
 from kvlens.methods.sekv.claims_runs import Pair, Seen, sign_test
 
 
-@pytest.mark.parametrize(("better", "worse", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (6, 0, 2 / 64), (3, 3, 1.0), (1, 8, 20 / 512)])
+@pytest.mark.parametrize(
+    ("better", "worse", "p"), [(0, 0, 1.0), (5, 0, 2 / 32), (6, 0, 2 / 64), (3, 3, 1.0), (1, 8, 20 / 512)]
+)
 def test_the_sign_test(better: int, worse: int, p: float) -> None:
     assert sign_test(better, worse) == pytest.approx(p)
 

@@ -15,7 +15,15 @@ from kvlens.methods.sentkv.claims import ARMS, Seen
 
 def seen(right: list[float]) -> list[Seen]:
     return [
-        Seen(right=x, reused=[0.65, 0.75], reusable=[0.7, 0.9], similarity=[0.5, 0.9], moved=120, ideal=100, extremes=(7, 100))
+        Seen(
+            right=x,
+            reused=[0.65, 0.75],
+            reusable=[0.7, 0.9],
+            similarity=[0.5, 0.9],
+            moved=120,
+            ideal=100,
+            extremes=(7, 100),
+        )
         for x in right
     ]
 
@@ -23,7 +31,10 @@ def seen(right: list[float]) -> list[Seen]:
 def test_verdicts_follow_the_figures() -> None:
     ours = seen([1.0] * 10)
     assert sentkv._reuse(ours).holds is True
-    assert sentkv._reuse([Seen(reused=[0.3, 0.5], reusable=[0.4, 0.6], similarity=[0.5, 0.4], moved=2, ideal=1)]).holds is False
+    assert (
+        sentkv._reuse([Seen(reused=[0.3, 0.5], reusable=[0.4, 0.6], similarity=[0.5, 0.4], moved=2, ideal=1)]).holds
+        is False
+    )
     assert sentkv._weight(ours).holds is True
     assert sentkv._against_full(ours, seen([1.0] * 10)).holds is True
     assert sentkv._against_full(seen([1.0] * 9 + [0.5]), ours).holds is None

@@ -54,7 +54,13 @@ def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.Captu
     assert shown["config"]["sinks"] == 2
     assert shown["prompt_tokens"] == 300 or abs(shown["prompt_tokens"] - 300) < 30
     assert shown["steps"] <= 6
-    assert [shown[name] for name in ("temperature", "top_p", "forced", "reference", "parent")] == [0, 1, False, None, None]
+    assert [shown[name] for name in ("temperature", "top_p", "forced", "reference", "parent")] == [
+        0,
+        1,
+        False,
+        None,
+        None,
+    ]
     assert shown["self_check"]
     assert all(check["passed"] for check in shown["self_check"])
 
@@ -80,11 +86,20 @@ def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[-1]["phase"] == "done"
     assert (runs / lines[-1]["uid"]).is_dir()
     phases = [line["phase"] for line in lines]
-    assert [p for i, p in enumerate(phases) if i == 0 or phases[i - 1] != p] == ["load", "prefill", "place", "decode", "store", "done"]
+    assert [p for i, p in enumerate(phases) if i == 0 or phases[i - 1] != p] == [
+        "load",
+        "prefill",
+        "place",
+        "decode",
+        "store",
+        "done",
+    ]
     assert all({"done", "total", "tokens_per_s"} <= set(line) for line in lines[:-1])
 
 
-def test_prompt_from_standard_input(runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompt_from_standard_input(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Stdin:
         buffer = io.BytesIO(("An ordinary sentence about bridges. " * 8).encode())
 
@@ -96,5 +111,8 @@ def test_prompt_from_standard_input(runs: Path, monkeypatch: pytest.MonkeyPatch,
 def test_methods_are_listed_without_torch() -> None:
     import subprocess
 
-    code = "import sys; from kvlens import methods; methods.catalogue(); from kvlens import preflight; assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from kvlens import methods; methods.catalogue(); from kvlens import preflight; assert "
+        "'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

@@ -45,12 +45,24 @@ def test_an_unrecorded_cell_is_grey_in_its_run_and_in_the_difference() -> None:
 
 def test_the_maps_table_has_units_and_both_runs() -> None:
     frame = map_table(A, B, 1, metric_of("entropy"), "step 3")
-    assert list(frame.columns) == ["layer", "q_head", "kv_head", "metric", "steps", "A_nats", "B_nats", "B_minus_A_nats"]
+    assert list(frame.columns) == [
+        "layer",
+        "q_head",
+        "kv_head",
+        "metric",
+        "steps",
+        "A_nats",
+        "B_nats",
+        "B_minus_A_nats",
+    ]
     assert frame["A_nats"].isna().tolist() == [False, False, True, False]
 
 
 def test_curves_of_both_runs_stand_over_each_other_and_the_rest_is_shaded() -> None:
-    tracks = [Track("KL", "nats", np.array([0.1, np.nan]), np.full(3, np.nan)), Track("Moved", "bytes", np.arange(2.0), np.arange(3.0))]
+    tracks = [
+        Track("KL", "nats", np.array([0.1, np.nan]), np.full(3, np.nan)),
+        Track("Moved", "bytes", np.arange(2.0), np.arange(3.0)),
+    ]
     figure = overlaid(tracks, 1, 0)
     assert [trace.name for trace in figure.data] == ["A", "B", "A", "B"]
     assert {trace.line.dash for trace in figure.data if trace.name == "B"} == {"dash"}
@@ -84,9 +96,16 @@ def test_one_prompt_is_a_hollow_marker_and_intervals_are_bars(axis: str) -> None
 
 def test_the_loss_track_marks_lost_steps_and_escapes_tokens() -> None:
     loss = pd.DataFrame(
-        {"step": [0, 1, 3], "kl": [0.0, 0.1, 4.0], "agrees": [True, True, False], "ref_text": ["a", "b", "<b>x</b>"],
-         "top_text": ["a", "b", "c"], "logprob": [-0.1, -0.2, -5.0], "ref_logprob": [-0.1, -0.1, -0.1]}
-    )  # fmt: skip
+        {
+            "step": [0, 1, 3],
+            "kl": [0.0, 0.1, 4.0],
+            "agrees": [True, True, False],
+            "ref_text": ["a", "b", "<b>x</b>"],
+            "top_text": ["a", "b", "c"],
+            "logprob": [-0.1, -0.2, -5.0],
+            "ref_logprob": [-0.1, -0.1, -0.1],
+        }
+    )
     figure = loss_track(loss, 5, 3)
     kl, lost, mine, _ = figure.data
     assert list(lost.x) == [3]

@@ -83,14 +83,21 @@ def test_totals_are_the_recorded_sums_and_nothing_is_invented(runs: PairRuns) ->
 @pytest.mark.parametrize(
     ("unit", "a", "b", "said"),
     [
-        ("bytes", 1e6, 3e6, "2 MB more, 3 times A"), ("bytes", 3e6, 1e6, "2 MB less, 0.333 times A"), ("bytes", 5.0, 0.0, "5 B less"),
-        ("bytes", 0.0, 5.0, "5 B more"), ("tokens", 7.0, 7.0, "the same"), ("step", 3.0, 9.0, "6 steps later"),
-        ("step", 9.0, 3.0, "6 steps earlier"), ("step", 3.0, 4.0, "1 step later"), ("copies", 1.0, 2.0, "1 copy more, 2 times A"),
-        ("tokens", 32_768.0, 65_536.4, "32,768.4 tokens more, 2 times A"), ("nats", -2.0, -0.5, "1.5 nats more"),
+        ("bytes", 1e6, 3e6, "2 MB more, 3 times A"),
+        ("bytes", 3e6, 1e6, "2 MB less, 0.333 times A"),
+        ("bytes", 5.0, 0.0, "5 B less"),
+        ("bytes", 0.0, 5.0, "5 B more"),
+        ("tokens", 7.0, 7.0, "the same"),
+        ("step", 3.0, 9.0, "6 steps later"),
+        ("step", 9.0, 3.0, "6 steps earlier"),
+        ("step", 3.0, 4.0, "1 step later"),
+        ("copies", 1.0, 2.0, "1 copy more, 2 times A"),
+        ("tokens", 32_768.0, 65_536.4, "32,768.4 tokens more, 2 times A"),
+        ("nats", -2.0, -0.5, "1.5 nats more"),
         ("share", 0.5, np.nan, "not recorded in B"),
         ("share", np.nan, np.nan, "not recorded in both"),
     ],
-)  # fmt: skip
+)
 def test_differences_are_words(unit: str, a: float, b: float, said: str) -> None:
     assert beside(Total("x", unit, a), Total("x", unit, b)) == said
 
@@ -128,9 +135,10 @@ TRIAL = Trial("r1", "demo", "needle", "sekv", "demo", "20%", "p1", True, 2e6, 1e
 
 def test_points_count_prompts_and_the_newest_run_of_each() -> None:
     others = [
-        replace(TRIAL, uid="r2", prompt="p2", exact=False, peak_bytes=4e6), replace(TRIAL, uid="r3", prompt="p2", exact=True),
+        replace(TRIAL, uid="r2", prompt="p2", exact=False, peak_bytes=4e6),
+        replace(TRIAL, uid="r3", prompt="p2", exact=True),
         replace(TRIAL, uid="r4", budget="10%", exact=False, attended_tokens=float("nan")),
-    ]  # fmt: skip
+    ]
     frame = points([TRIAL, *others]).set_index("budget")
     assert frame.loc["20%", ["n", "exact", "peak_bytes", "full_kv_share"]].tolist() == [2, 1.0, 2e6, 0.2]
     assert frame.loc["20%", "low"] == pytest.approx(0.3424, abs=1e-4)

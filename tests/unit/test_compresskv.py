@@ -38,8 +38,9 @@ def write_calibration(path: Path, shape: KVShape, seed: int = 0, **changes: Any)
     kinds = ("srh", "srh_code", "trh", "trh_topk")
     figures = {
         "scores": {kind: rng.random((shape.layers, shape.q_heads)).tolist() for kind in kinds},
-        "layer_error": (errors / errors.sum()).tolist(), **changes,
-    }  # fmt: skip
+        "layer_error": (errors / errors.sum()).tolist(),
+        **changes,
+    }
     origin = {"layers": shape.layers, "q_heads": shape.q_heads}
     path.write_text(json.dumps({"method": "compresskv", "provenance": origin, **figures}))
     return str(path), figures
@@ -49,7 +50,13 @@ class Trial:
     """A session driven by hand with a random prompt of n tokens and a last one; keeps all keys and values beside it."""
 
     def __init__(
-        self, params: CompressKVParameters, n: int, limit: int | None = None, shape: KVShape = SHAPE, max_new: int = 4, seed: int = 0
+        self,
+        params: CompressKVParameters,
+        n: int,
+        limit: int | None = None,
+        shape: KVShape = SHAPE,
+        max_new: int = 4,
+        seed: int = 0,
     ):
         rng = np.random.default_rng(seed)
         self.rng, self.shape, self.n = rng, shape, n
@@ -75,19 +82,26 @@ class Trial:
             self.session.attend(layer, tensor(self.queries[layer][:, at])[None], self.shape.head_dim**-0.5)
 
     def step(self, step: int) -> np.ndarray:
-        """A decode step -> outputs [L, H, D]. Step 0 feeds the last prompt token, the others a random one, which is appended to keys and
-        values. The query of step 0 is another than the one that was peeked, as it is when a method has changed the layers below."""
+        """A decode step -> outputs [L, H, D]. Step 0 feeds the last prompt token, the others a random one, which is
+        appended to keys and values. The query of step 0 is another than the one that was peeked, as it is when a method
+        has changed the layers below."""
         shape, rng = self.shape, self.rng
         self.session.begin_step(step, None)
         if step:
             new = rng.standard_normal((2, shape.layers, shape.kv_heads, 1, shape.head_dim))
-            self.keys, self.values = (np.concatenate([old, x], 2) for old, x in zip((self.keys, self.values), new, strict=True))
+            self.keys, self.values = (
+                np.concatenate([old, x], 2) for old, x in zip((self.keys, self.values), new, strict=True)
+            )
         new_k, new_v = self.keys[:, :, self.n + step, None], self.values[:, :, self.n + step, None]
-        self.q = rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim)) * 1.5 if self.ask is None else self.ask
+        self.q = (
+            rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim)) * 1.5 if self.ask is None else self.ask
+        )
         out = []
         for layer in range(shape.layers):
             self.session.write(layer, tensor(new_k[layer]), tensor(new_v[layer]))
-            out.append(self.session.attend(layer, tensor(self.q[layer])[None, :, None], shape.head_dim**-0.5)[0, :, 0].numpy())
+            out.append(
+                self.session.attend(layer, tensor(self.q[layer])[None, :, None], shape.head_dim**-0.5)[0, :, 0].numpy()
+            )
         return np.stack(out)
 
     def kept(self, layer: int) -> list[list[int]]:
@@ -104,13 +118,15 @@ def tensor(x: np.ndarray) -> torch.Tensor:
 
 
 def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
-    """One layer, two query heads on one KV head, D = 2, seven prompt tokens, the last of them peeked, window 2, kernel 3, five tokens kept.
+    """One layer, two query heads on one KV head, D = 2, seven prompt tokens, the last of them peeked, window 2, kernel
+    3, five tokens kept.
 
-    Head 1 has the higher score and chooses. Its queries are (sqrt 2 ln 8, 0), the key of token 2 is (1, 0), that of token 4 (0, 1), all
-    others (0, 0): after scaling, token 2 weighs 8 and every other 1. Position 5 sees six tokens (sum 13), position 6 seven (sum 14). With
-    a = 1/13 + 1/14 the tokens before the window receive a, a, 8a, a, a; averaged over three neighbours (zeros outside):
-    2a/3, 10a/3, 10a/3, 10a/3, 2a/3. So 1, 2, 3 and the window 5, 6 stay, 6 when step 0 feeds it. Head 0 would have chosen token 4, and
-    does not get it. Of page 0..3 three tokens of four are left (partial), of page 4 none (evicted).
+    Head 1 has the higher score and chooses. Its queries are (sqrt 2 ln 8, 0), the key of token 2 is (1, 0), that of
+    token 4 (0, 1), all others (0, 0): after scaling, token 2 weighs 8 and every other 1. Position 5 sees six tokens
+    (sum 13), position 6 seven (sum 14). With a = 1/13 + 1/14 the tokens before the window receive a, a, 8a, a, a;
+    averaged over three neighbours (zeros outside): 2a/3, 10a/3, 10a/3, 10a/3, 2a/3. So 1, 2, 3 and the window 5, 6
+    stay, 6 when step 0 feeds it. Head 0 would have chosen token 4, and does not get it. Of page 0..3 three tokens of
+    four are left (partial), of page 4 none (evicted).
     """
     shape = KVShape(1, 2, 1, 2, 4)
     scores = {kind: [[0.1, 0.9]] for kind in ("srh", "srh_code", "trh", "trh_topk")}
@@ -124,7 +140,9 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     trial.prefill()
     assert trial.kept(0) == [[1, 2, 3, 5]]
     a = 1 / 13 + 1 / 14
-    np.testing.assert_allclose(trial.noted("token_score")[0], [2 * a / 3, *[10 * a / 3] * 3, 2 * a / 3, np.nan, np.nan], rtol=1e-5)
+    np.testing.assert_allclose(
+        trial.noted("token_score")[0], [2 * a / 3, *[10 * a / 3] * 3, 2 * a / 3, np.nan, np.nan], rtol=1e-5
+    )
     assert trial.noted("selector")[0].tolist() == [0, 1]
     assert trial.noted("kept_tokens")[0].tolist() == [0, 1, 1, 1, 0, 1, 1]
     rows = trial.session.memory.spans.rows[1:]
@@ -133,24 +151,31 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     out = trial.step(0)
     assert trial.kept(0) == [[1, 2, 3, 5, 6]]
     v = trial.values[0, 0]
-    np.testing.assert_allclose(out[0, 0], v[[1, 2, 3, 5, 6]].mean(0), atol=1e-6)  # token 4 is gone: nothing else stands out
+    np.testing.assert_allclose(
+        out[0, 0], v[[1, 2, 3, 5, 6]].mean(0), atol=1e-6
+    )  # token 4 is gone: nothing else stands out
     np.testing.assert_allclose(out[0, 1], (8 * v[2] + v[[1, 3, 5, 6]].sum(0)) / 12, atol=1e-6)
 
 
 def test_the_last_prompt_token_decides_when_only_it_looks() -> None:
-    """One layer, one head, D = 1, eight tokens, window 3, kernel 1, four kept: one besides the window. Only the last prompt token has a
-    query that is not 0; it attends token 2 (ln 64 against 0: weight 64 / 71), the others attend all alike. With it in the window token 2
-    stays; without it the window is 4, 5, 6, all scores before it are equal, and the first token stays."""
+    """One layer, one head, D = 1, eight tokens, window 3, kernel 1, four kept: one besides the window. Only the last
+    prompt token has a query that is not 0; it attends token 2 (ln 64 against 0: weight 64 / 71), the others attend all
+    alike. With it in the window token 2 stays; without it the window is 4, 5, 6, all scores before it are equal, and
+    the first token stays."""
     shape = KVShape(1, 1, 1, 1, 4)
     for peek, kept in ((True, [2, 5, 6, 7]), (False, [0, 4, 5, 6, 7])):
-        params = CompressKVParameters(window=3, kernel=1, floor=3, tokens=4, heads="all", layers="equal", page=4, peek=peek)
+        params = CompressKVParameters(
+            window=3, kernel=1, floor=3, tokens=4, heads="all", layers="equal", page=4, peek=peek
+        )
         trial = Trial(params, 7, shape=shape)
         trial.keys[:], trial.queries[:] = 0, 0
         trial.keys[0, 0, 2], trial.queries[0, 0, 7] = 1, math.log(64)
         trial.prefill()
         if peek:
             at = 1 / 6 + 1 / 7
-            np.testing.assert_allclose(trial.noted("token_score")[0][:3], [at + 1 / 71, at + 1 / 71, at + 64 / 71], rtol=1e-5)
+            np.testing.assert_allclose(
+                trial.noted("token_score")[0][:3], [at + 1 / 71, at + 1 / 71, at + 64 / 71], rtol=1e-5
+            )
         trial.step(0)
         assert trial.kept(0) == [kept]
 
@@ -158,7 +183,9 @@ def test_the_last_prompt_token_decides_when_only_it_looks() -> None:
 @pytest.mark.parametrize("peek", [True, False])
 @pytest.mark.parametrize("heads", ["srh", "trh", "all"])
 @pytest.mark.parametrize(("n", "tokens", "kernel"), [(60, 16, 5), (41, 12, 3), (33, 30, 7), (25, 40, 5)])
-def test_equals_the_reference_over_steps(tmp_path: Path, heads: str, n: int, tokens: int, kernel: int, peek: bool) -> None:
+def test_equals_the_reference_over_steps(
+    tmp_path: Path, heads: str, n: int, tokens: int, kernel: int, peek: bool
+) -> None:
     """The prompt has n + 1 tokens; without peeking the reference is given the first n of them as the prompt."""
     path, figures = write_calibration(tmp_path / "c.json", SHAPE, seed=n)
     params = dataclasses.replace(PARAMS, tokens=tokens, kernel=kernel, heads=heads, calibration=path, peek=peek)
@@ -171,7 +198,9 @@ def test_equals_the_reference_over_steps(tmp_path: Path, heads: str, n: int, tok
         scores = figures["scores"].get(heads, [[]] * SHAPE.layers)[layer]
         of = sorted(range(SHAPE.q_heads), key=lambda h: -scores[h])[:3] if scores else list(range(SHAPE.q_heads))
         here = slice(0, prompt)
-        kept.append(reference.keep(trial.keys[layer][:, here], trial.queries[layer][:, here], of, budgets[layer], 4, kernel))
+        kept.append(
+            reference.keep(trial.keys[layer][:, here], trial.queries[layer][:, here], of, budgets[layer], 4, kernel)
+        )
         assert len(kept[layer]) == budgets[layer]
         assert np.flatnonzero(trial.noted("kept_tokens")[layer]).tolist() == kept[layer]
         assert trial.kept(layer) == [[p for p in kept[layer] if p < n]] * SHAPE.kv_heads
@@ -209,10 +238,16 @@ def test_allocation_adds_up_and_favours_errors(data: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    n=st.integers(1, 300), floor=st.integers(1, 40), extra=st.integers(0, 200_000), max_new=st.integers(1, 30), page=st.integers(1, 32),
+    n=st.integers(1, 300),
+    floor=st.integers(1, 40),
+    extra=st.integers(0, 200_000),
+    max_new=st.integers(1, 30),
+    page=st.integers(1, 32),
     last=st.integers(0, 1),
-)  # fmt: skip
-def test_the_byte_budget_is_used_to_the_last_token(n: int, floor: int, extra: int, max_new: int, page: int, last: int) -> None:
+)
+def test_the_byte_budget_is_used_to_the_last_token(
+    n: int, floor: int, extra: int, max_new: int, page: int, last: int
+) -> None:
     floor = min(floor, n + last)
     least = budget.layout([floor] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
     total = budget.affordable(least + extra, SHAPE, floor, n, max_new, page, last)
@@ -224,9 +259,16 @@ def test_the_byte_budget_is_used_to_the_last_token(n: int, floor: int, extra: in
 
 
 @settings(max_examples=200, deadline=None)
-@given(n=st.integers(1, 60), tokens=st.integers(1, 70), window=st.integers(1, 30), max_new=st.integers(1, 9), last=st.integers(0, 1))
+@given(
+    n=st.integers(1, 60),
+    tokens=st.integers(1, 70),
+    window=st.integers(1, 30),
+    max_new=st.integers(1, 9),
+    last=st.integers(0, 1),
+)
 def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_new: int, last: int) -> None:
-    """Kept, window and the slot of step 0 make up the tokens kept of the prompt, the last one not twice; decoded tokens come on top."""
+    """Kept, window and the slot of step 0 make up the tokens kept of the prompt, the last one not twice; decoded tokens
+    come on top."""
     tokens = min(max(tokens, min(window, n + last)), n + last)
     layout = budget.layout([tokens] * 2, window, n, max_new, 16, last)
     zones, inside = layout.of(0), n - layout.window_from
@@ -283,11 +325,16 @@ def test_short_prompts_keep_what_fits(n: int, params: CompressKVParameters) -> N
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"window": 0}, "window"), ({"window": 65, "floor": 99}, "window must be at most 64"), ({"kernel": 4}, "kernel must be odd"),
-        ({"floor": 3}, "floor must be at least the window"), ({"ceiling": 0.5}, "ceiling"), ({"tokens": 5}, "tokens must be 0 or"),
-        ({"top_heads": 0}, "top_heads"), ({"page": 0}, "page"),
+        ({"window": 0}, "window"),
+        ({"window": 65, "floor": 99}, "window must be at most 64"),
+        ({"kernel": 4}, "kernel must be odd"),
+        ({"floor": 3}, "floor must be at least the window"),
+        ({"ceiling": 0.5}, "ceiling"),
+        ({"tokens": 5}, "tokens must be 0 or"),
+        ({"top_heads": 0}, "top_heads"),
+        ({"page": 0}, "page"),
     ],
-)  # fmt: skip
+)
 def test_parameters_refuse_nonsense(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(PARAMS, **changes)

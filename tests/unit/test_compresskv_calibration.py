@@ -1,4 +1,5 @@
-"""CompressKV's calibration: scores against the NumPy reference and against transformers' own attention, layer errors, masking."""
+"""CompressKV's calibration: scores against the NumPy reference and against transformers' own attention, layer errors,
+masking."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ from kvlens.prompts import PromptText
 
 
 def test_head_scores_worked_out_by_hand() -> None:
-    """One layer, two heads, prompt 7 5 7 9 with answer span 0..2 (tokens 7 5 7); step weights over four positions, the step's own key
-    excluded for brevity. Step 1 makes 7: both heads get their mass on the span, twice in the authors' count since 7 stands there twice;
-    head 0 attends position 2 most (a 7: copied), head 1 position 3 (not in the span), but 0, a 7, is its second. Step 2 makes 4, which
-    is not in the span: nothing counts.
+    """One layer, two heads, prompt 7 5 7 9 with answer span 0..2 (tokens 7 5 7); step weights over four positions, the
+    step's own key excluded for brevity. Step 1 makes 7: both heads get their mass on the span, twice in the authors'
+    count since 7 stands there twice; head 0 attends position 2 most (a 7: copied), head 1 position 3 (not in the span),
+    but 0, a 7, is its second. Step 2 makes 4, which is not in the span: nothing counts.
     """
     scores = HeadScores(1, 2, (7, 5, 7, 9), [0, 1, 2], 2)
     scores._mass[0] = torch.tensor([0.9, 0.4])
@@ -54,7 +55,12 @@ def test_head_scores_equal_the_reference(seed: int) -> None:
     for step in range(6):
         keys = rng.standard_normal((layers, kv_heads, n + step + 1, size))
         q = rng.standard_normal((layers, heads, size)) * 3
-        weights = np.array([[reference.softmax(keys[i, h // 2] @ q[i, h] / np.sqrt(size)) for h in range(heads)] for i in range(layers)])
+        weights = np.array(
+            [
+                [reference.softmax(keys[i, h // 2] @ q[i, h] / np.sqrt(size)) for h in range(heads)]
+                for i in range(layers)
+            ]
+        )
         token = int(rng.integers(0, 12))
         for layer in range(layers):
             k = torch.tensor(keys[layer], dtype=torch.float32)
@@ -83,7 +89,8 @@ def test_layer_errors_equal_the_reference_and_leave_a_bias_out() -> None:
 
 @pytest.mark.parametrize(("n", "minimal"), [(80, 32), (40, 12), (6, 32), (9, 8)])
 def test_the_minimal_cache_is_what_the_reference_keeps_with_the_last_token_in_the_window(n: int, minimal: int) -> None:
-    """Position n - 1 is the last prompt token's: it is fed at step 0, so it is not among the positions that are named."""
+    """Position n - 1 is the last prompt token's: it is fed at step 0, so it is not among the positions that are
+    named."""
     model, heads = random_llama(seed=3), [[0, 3, 5], [1, 2], [7]]
     read = Engine(model).read(random_prompt(n, seed=n), queries=8)
     options = calibration.Settings(minimal=minimal)
@@ -95,7 +102,8 @@ def test_the_minimal_cache_is_what_the_reference_keeps_with_the_last_token_in_th
 
 
 def test_scores_equal_those_from_the_stock_models_own_attention(demo: Any) -> None:
-    """Same prompt, same answer: attention weights of transformers' eager attention over prompt and answer in one pass."""
+    """Same prompt, same answer: attention weights of transformers' eager attention over prompt and answer in one
+    pass."""
     from transformers import AutoModelForCausalLM
 
     options = calibration.Settings(kinds=("pass",))
@@ -105,7 +113,9 @@ def test_scores_equal_those_from_the_stock_models_own_attention(demo: Any) -> No
     scores = HeadScores(demo.shape.layers, demo.shape.q_heads, trial.prompt.ids, trial.span, 3)
     made = watch(engine, trial.prompt, read, 12, scores, lambda ids: False)
     assert made == engine.run(trial.prompt, FullKV, FullKV.Parameters(), None, Options(max_new=12)).ids
-    stock = AutoModelForCausalLM.from_pretrained(models.resolve("demo"), dtype=torch.float32, attn_implementation="eager").eval()
+    stock = AutoModelForCausalLM.from_pretrained(
+        models.resolve("demo"), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.inference_mode():
         out = stock(torch.tensor([[*trial.prompt.ids, *made]]), output_attentions=True)
     n = len(trial.prompt.ids)
@@ -142,7 +152,9 @@ def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -
 
 def test_ones_own_prompts_and_haystacks(demo: Any, tmp_path: Path) -> None:
     own = PromptText(
-        "The access code of Elena Marsh is 4821.\nQuestion: What is the access code of Elena Marsh? Answer:", " 4821.", ((0, 39),)
+        "The access code of Elena Marsh is 4821.\nQuestion: What is the access code of Elena Marsh? Answer:",
+        " 4821.",
+        ((0, 39),),
     )
     assert [t.prompt.source for t in calibration.make_trials(demo, [own], 5, 256, calibration.Settings())] == [own]
     hay = PromptText("A quiet sentence about the road. " * 60)

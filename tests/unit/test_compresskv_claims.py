@@ -10,7 +10,8 @@ from kvlens.methods.compresskv.heads import Calibration
 
 
 def test_a_difference_counts_when_its_interval_leaves_out_zero() -> None:
-    """Ten differences of mean 0.1: spread 0.1 (five 0, five 0.2) gives 1.96 * 0.1054 / sqrt 10 = 0.065; spread 0.5 gives 0.327."""
+    """Ten differences of mean 0.1: spread 0.1 (five 0, five 0.2) gives 1.96 * 0.1054 / sqrt 10 = 0.065; spread 0.5
+    gives 0.327."""
     holds, words = claims.decide(np.array([0.0, 0.2] * 5))
     assert holds is True
     assert words == "+0.100 (95 % interval +0.035 to +0.165)"

@@ -1,4 +1,5 @@
-"""The CUDA link over streams that a drawn schedule runs: every read sees the bytes of its copy, and nothing else (tests/fakestreams.py)."""
+"""The CUDA link over streams that a drawn schedule runs: every read sees the bytes of its copy, and nothing else
+(tests/fakestreams.py)."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ class Pool:
         self.compute(lambda: seen.append(self.slots[slots].clone()))
 
     def offload(self) -> None:
-        """As a block leaves the window: read into a tensor of its own, copied (one KV head, or two in one copy), waited for, given up."""
+        """As a block leaves the window: read into a tensor of its own, copied (one KV head, or two in one copy), waited
+        for, given up."""
         slots = self.some()
         if not slots:
             return
@@ -81,8 +83,12 @@ class Pool:
         unit = self.link.host.take((len(slots), DIM), leaving.dtype)
         self.cold.append((unit, self.expected[slots].clone()))
         rows = unit.unflatten(1, (heads, -1))
-        entries = [self.ledger.open(0, head, 1, "d2h", "leave", leaving[head].nbytes, blocking=True) for head in range(heads)]
-        (ticket,) = self.link.submit_together([(entry, Move(rows[:, i], leaving[i])) for i, entry in enumerate(entries)])
+        entries = [
+            self.ledger.open(0, head, 1, "d2h", "leave", leaving[head].nbytes, blocking=True) for head in range(heads)
+        ]
+        (ticket,) = self.link.submit_together(
+            [(entry, Move(rows[:, i], leaving[i])) for i, entry in enumerate(entries)]
+        )
         ticket.wait()
         self.number += 1
         self.compute(lambda value=float(self.number): leaving.fill_(-value))  # its memory is another's now
@@ -105,7 +111,9 @@ class Pool:
             buffer = self.buffers[self.turn % 2]
             self.turn += 1
             staged = buffer.tensor[: source.numel()].view(source.shape)
-            ticket = self.link.submit(entry, [Move(staged, source)], lambda: self.slots.index_copy_(0, index, staged), buffer)
+            ticket = self.link.submit(
+                entry, [Move(staged, source)], lambda: self.slots.index_copy_(0, index, staged), buffer
+            )
         self.under_way.append((slots, ticket))
         self.expected[slots] = holds[:count]
 
@@ -161,7 +169,8 @@ def entry(ledger: Ledger, source: torch.Tensor, direction: str = "h2d", step: in
 
 
 def test_two_buffers_overlap_and_one_does_not() -> None:
-    """Order of work on a device whose streams run as soon as they can: with two buffers a copy is done before the last was spread."""
+    """Order of work on a device whose streams run as soon as they can: with two buffers a copy is done before the last
+    was spread."""
 
     def order(buffers: int) -> list[str]:
         found: set[tuple[str, ...]] = set()
@@ -240,7 +249,8 @@ def test_times_keep_their_resolution_far_from_the_beginning() -> None:
 
 
 class Forgetful:
-    """A device that does work at once and holds nothing, as CUDA holds no Python object; its marks are reached when told."""
+    """A device that does work at once and holds nothing, as CUDA holds no Python object; its marks are reached when
+    told."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -306,7 +316,9 @@ def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
     assert held() is None
 
 
-@pytest.mark.parametrize("make", [HostLink, FakeDevice(5).link, FakeDevice(lazy=True).link], ids=["host", "drawn", "lazy"])
+@pytest.mark.parametrize(
+    "make", [HostLink, FakeDevice(5).link, FakeDevice(lazy=True).link], ids=["host", "drawn", "lazy"]
+)
 def test_links_refuse_raise_and_close_alike(make: Callable[[Ledger], Link]) -> None:
     link = make(ledger := Ledger())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(2, 8, 4)
@@ -317,7 +329,10 @@ def test_links_refuse_raise_and_close_alike(make: Callable[[Ledger], Link]) -> N
     link.submit(ledger.open(0, 0, 1, "h2d", "zoom", 96, blocking=True), moves).wait()
     link.quiet()
     assert torch.equal(target[:, index], source.expand(2, 3, 4))
-    for wrong in (Move(torch.zeros(3), torch.zeros(4)), Move(target[0], torch.zeros(4, 1), torch.tensor([0, 1, 2, 3]), [0, 1, 2, 3])):
+    for wrong in (
+        Move(torch.zeros(3), torch.zeros(4)),
+        Move(target[0], torch.zeros(4, 1), torch.tensor([0, 1, 2, 3]), [0, 1, 2, 3]),
+    ):
         ticket = link.submit(ledger.open(0, 0, 1, "d2h", "offload", 16, blocking=True), [wrong])
         with pytest.raises(RuntimeError):
             ticket.wait()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -61,6 +61,7 @@ def test_shape():
 @given(text=st.text(max_size=80))
 def test_any_text_round_trips(text):
     tokenizer = _tokenizer()
+    assume(not any(special in text for special in tokenizer.all_special_tokens))
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
     assert Encoder(tokenizer)(text) == ids

@@ -11,7 +11,12 @@ SHARE = {"share": 0.96, "low": 0.86, "high": 0.99, "n": 50}
 def test_every_arm_has_a_column_and_its_share_in_words() -> None:
     assert set(LABELS) == set(ARMS)
     lines = [
-        {"method": "chess", "task": "multikey", "budget": "10%", "arms": dict.fromkeys(ARMS, SHARE) | {"random1": SHARE | {"share": 0.0}}},
+        {
+            "method": "chess",
+            "task": "multikey",
+            "budget": "10%",
+            "arms": dict.fromkeys(ARMS, SHARE) | {"random1": SHARE | {"share": 0.0}},
+        },
         {"method": "new", "task": "list", "budget": "5%", "arms": {"everywhere": SHARE}},
         {"method": "none", "task": "list", "budget": "5%", "arms": {}},
     ]

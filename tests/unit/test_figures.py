@@ -52,7 +52,11 @@ def test_the_overlay_carries_layer_and_query_head_and_names_the_kv_head(values: 
 
 
 def test_the_selection_is_outlined_on_its_cell(values: np.ndarray) -> None:
-    boxes = [shape for shape in head_map(values, 2, metric_of("coverage"), (3, 6), "mean").layout.shapes if shape.type == "rect"]
+    boxes = [
+        shape
+        for shape in head_map(values, 2, metric_of("coverage"), (3, 6), "mean").layout.shapes
+        if shape.type == "rect"
+    ]
     assert [(box.x0, box.x1, box.y0, box.y1) for box in boxes] == [(5.5, 6.5, 2.5, 3.5)]
 
 
@@ -98,13 +102,16 @@ def test_a_timeline_has_gaps_a_cursor_and_units() -> None:
     assert [shape.x0 for shape in figure.layout.shapes if shape.type == "line"] == [2]
 
 
-@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5e6, "5 MB"), (7.25e9, "7.25 GB")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5e6, "5 MB"), (7.25e9, "7.25 GB")]
+)
 def test_bytes_are_decimal(value: float, text: str) -> None:
     assert si_bytes(value) == text
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(999.4, "999 B"), (999.7, "1 kB"), (999_499, "999 kB"), (999_700, "1 MB"), (999.9e6, "1 GB"), (3.2e12, "3.2 TB")]
+    ("value", "text"),
+    [(999.4, "999 B"), (999.7, "1 kB"), (999_499, "999 kB"), (999_700, "1 MB"), (999.9e6, "1 GB"), (3.2e12, "3.2 TB")],
 )
 def test_bytes_that_round_up_take_the_next_unit(value: float, text: str) -> None:
     assert si_bytes(value) == text
@@ -124,7 +131,8 @@ def test_what_is_counted_has_its_plural() -> None:
 
 
 @pytest.mark.parametrize(
-    ("us", "text"), [(999.4, "999 µs"), (999.8, "1 ms"), (612_000, "612 ms"), (999_900, "1 s"), (1.29e6, "1.29 s"), (1.5e9, "1,500 s")]
+    ("us", "text"),
+    [(999.4, "999 µs"), (999.8, "1 ms"), (612_000, "612 ms"), (999_900, "1 s"), (1.29e6, "1.29 s"), (1.5e9, "1,500 s")],
 )
 def test_durations_have_no_exponent(us: float, text: str) -> None:
     assert duration(us) == text
@@ -141,10 +149,16 @@ def test_a_query_head_is_named_with_its_kv_head() -> None:
 def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None:
     frame = pd.DataFrame(
         {
-            "span": [7, 2], "full": [0.8, 0.1], "mass": [0.05, 0.6], "regret": [0.75, 0.0], "kind": ["page", "sink"],
-            "tokens": ["tokens 3–9", "token 0"], "text": ["<b>x</b> " * 30, ""], "needle": [True, False],
+            "span": [7, 2],
+            "full": [0.8, 0.1],
+            "mass": [0.05, 0.6],
+            "regret": [0.75, 0.0],
+            "kind": ["page", "sink"],
+            "tokens": ["tokens 3–9", "token 0"],
+            "text": ["<b>x</b> " * 30, ""],
+            "needle": [True, False],
         }
-    )  # fmt: skip
+    )
     figure = span_bars(frame, "L0 Q1 (KV0)", 4, 2)
     full, mass = figure.data
     assert (list(full.y), list(mass.y)) == ([0.8, 0.1], [0.05, 0.6])

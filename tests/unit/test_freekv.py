@@ -20,16 +20,23 @@ HAND_KEYS = {0: [(1, 0), (0, 1)], 1: [(2, 0), (2, 0)], 2: [(0, 3), (0, 3)], 3: [
 A, B, C, D = range(4)
 
 
-@pytest.mark.parametrize(("pooling", "ranking"), [
-    ("MeanQK", [D, A, C, B]), ("MaxQK", [D, B, A, C]), ("MeanQ", [C, A, B, D]), ("MaxQ", [B, A, C, D]), ("MeanS", [D, B, A, C]),
-    ("MaxS", [D, B, A, C]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pooling", "ranking"),
+    [
+        ("MeanQK", [D, A, C, B]),
+        ("MaxQK", [D, B, A, C]),
+        ("MeanQ", [C, A, B, D]),
+        ("MaxQ", [B, A, C, D]),
+        ("MeanS", [D, B, A, C]),
+        ("MaxS", [D, B, A, C]),
+    ],
+)
 def test_the_six_poolings_by_hand(pooling: str, ranking: list[int]) -> None:
     """Queries (3, 0) and (-3, 0.5). Bounds of the first: A 3, B 6, C 0, D 0; of the second: A 0.5, B -6, C 1.5, D 12.
 
-    MeanQK: A 1.75, B 0, C 0.75, D 6. MaxQK: A 3, B 6, C 1.5, D 12. Mean query (0, 0.25): A 0.25, B 0, C 0.75, D 0, of the equal ones
-    the older first. Largest query (3, 0.5): A 3.5, B 6, C 1.5, D 0. Softmax of the first: A .0472, B .9481, C .0024, D .0024; of the
-    second D .99996, A 1.0e-5, C 2.8e-5: means A .0236, B .4741, C .0012, D .5012.
+    MeanQK: A 1.75, B 0, C 0.75, D 6. MaxQK: A 3, B 6, C 1.5, D 12. Mean query (0, 0.25): A 0.25, B 0, C 0.75, D 0, of
+    the equal ones the older first. Largest query (3, 0.5): A 3.5, B 6, C 1.5, D 0. Softmax of the first: A .0472, B
+    .9481, C .0024, D .0024; of the second D .99996, A 1.0e-5, C 2.8e-5: means A .0236, B .4741, C .0012, D .5012.
     """
     keys = tensor(np.array([HAND_KEYS[page] for page in range(4)])).flatten(0, 1)[None]
     summary = freekv_score.summarise(keys, 2)
@@ -44,15 +51,23 @@ def test_the_six_poolings_by_hand(pooling: str, ranking: list[int]) -> None:
     assert freekv_score.select(only, 3)[0].tolist() in ([A, B, -1], [B, A, -1])
 
 
-@pytest.mark.parametrize(("tau", "reads", "corrected"), [
-    (0.5, [B, B, C], [None, 0, 0]), (0.8, [B, C, C], [None, 1, 0]), (0.0, [B, B, C], [None, 0, 0]), (1.0, [B, C, C], [None, 1, 1]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tau", "reads", "corrected"),
+    [
+        (0.5, [B, B, C], [None, 0, 0]),
+        (0.8, [B, C, C], [None, 1, 0]),
+        (0.0, [B, B, C], [None, 0, 0]),
+        (1.0, [B, C, C], [None, 1, 1]),
+    ],
+)
 def test_speculation_and_correction_by_hand(tau: float, reads: list[int], corrected: list[int | None]) -> None:
-    """One head, pages A to D after two sinks, room for one page. Queries (2, 0), (1.2, 1.6) and again (1.2, 1.6): bounds of the first
-    A 2, B 4, C 0, D 0, so B; of the second A 2.8, B 2.4, C 4.8, D 0, so C. Their cosine is 0.6, then 1.
+    """One head, pages A to D after two sinks, room for one page. Queries (2, 0), (1.2, 1.6) and again (1.2, 1.6):
+    bounds of the first A 2, B 4, C 0, D 0, so B; of the second A 2.8, B 2.4, C 4.8, D 0, so C. Their cosine is 0.6,
+    then 1.
 
-    Step 0 blocks and reads B. At step 1 tau = 0.5 finds the query near enough, reads B again and brings C for step 2; tau = 0.8 corrects
-    and reads C at once. tau = 0 never corrects, tau = 1 always, also at step 2 where the cosine is 1.
+    Step 0 blocks and reads B. At step 1 tau = 0.5 finds the query near enough, reads B again and brings C for step 2;
+    tau = 0.8 corrects and reads C at once. tau = 0 never corrects, tau = 1 always, also at step 2 where the cosine is
+    1.
     """
     shape = KVShape(1, 1, 1, 2, 4)
     params = FreeKVParameters(tokens=7, sinks=2, window=3, page=2, tau=tau, dense_layers=0, window_rule="at_most")
@@ -63,7 +78,8 @@ def test_speculation_and_correction_by_hand(tau: float, reads: list[int], correc
         trial.step(step, np.array([[q]]), k=np.zeros((1, 1, 2)))
         selection, positions = trial.seen[0]
         read = reads[step]
-        # The window holds three tokens at most, so at step 2 (14 tokens) the page 10, 11 has left it and is a candidate, but not read.
+        # The window holds three tokens at most, so at step 2 (14 tokens) the page 10, 11 has left it and is a
+        # candidate, but not read.
         assert positions[0] == [0, 1, 2 + 2 * read, 3 + 2 * read, *{0: (10, 11), 1: (10, 11, 12), 2: (12, 13)}[step]]
         assert selection.fine[0, 0].nonzero().flatten().tolist() == [2 + read]
         assert selection.want[0].tolist() == [2 + (B, C, C)[step]]
@@ -88,13 +104,18 @@ CASES = [
     *(dataclasses.replace(PARAMS, tau=tau) for tau in (0.0, 0.95, 1.0)),
     *(dataclasses.replace(PARAMS, correction_pooling=pooling) for pooling in ("max", "min")),
     *(dataclasses.replace(PARAMS, window_rule=rule) for rule in ("at_least", "at_most")),
-    dataclasses.replace(PARAMS, recall="all"), dataclasses.replace(PARAMS, score_scale="sqrt_d"),
-    dataclasses.replace(PARAMS, sinks=0, dense_layers=0), dataclasses.replace(PARAMS, page=1, window=5, tokens=12),
-]  # fmt: skip
+    dataclasses.replace(PARAMS, recall="all"),
+    dataclasses.replace(PARAMS, score_scale="sqrt_d"),
+    dataclasses.replace(PARAMS, sinks=0, dense_layers=0),
+    dataclasses.replace(PARAMS, page=1, window=5, tokens=12),
+]
 
 
-@pytest.mark.parametrize("params", CASES, ids=lambda p: "-".join(
-    str(v) for k, v in dataclasses.asdict(p).items() if v != getattr(PARAMS, k)) or "plain")  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    CASES,
+    ids=lambda p: "-".join(str(v) for k, v in dataclasses.asdict(p).items() if v != getattr(PARAMS, k)) or "plain",
+)
 @pytest.mark.parametrize("n", [20, 101])
 def test_every_step_equals_the_reference(params: FreeKVParameters, n: int) -> None:
     """Selections, corrections, what moved and when, attended positions and outputs, while pages leave the window."""
@@ -102,9 +123,17 @@ def test_every_step_equals_the_reference(params: FreeKVParameters, n: int) -> No
         trial = Trial(params, n, seed=seed).prefill()
         pages = (params.tokens - params.sinks - params.window) // params.page
         plain = reference.Settings(
-            params.sinks, params.window, params.page, pages, params.tau, params.pooling, params.correction_pooling,
-            params.score_scale == "sqrt_d", params.window_rule, params.recall == "misses",
-        )  # fmt: skip
+            params.sinks,
+            params.window,
+            params.page,
+            pages,
+            params.tau,
+            params.pooling,
+            params.correction_pooling,
+            params.score_scale == "sqrt_d",
+            params.window_rule,
+            params.recall == "misses",
+        )
         layers = [reference.Layer(trial.keys[layer], trial.values[layer], plain) for layer in range(SHAPE.layers)]
         for step in range(30):
             out = trial.step(step)

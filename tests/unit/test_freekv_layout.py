@@ -1,4 +1,5 @@
-"""FreeKV's arithmetic and parameters: floors to the byte, pages that partition the text, scores that bound, bad input."""
+"""FreeKV's arithmetic and parameters: floors to the byte, pages that partition the text, scores that bound, bad
+input."""
 
 from __future__ import annotations
 
@@ -19,10 +20,17 @@ from kvlens.methods.freekv.method import FreeKV
 from kvlens.methods.freekv.params import FreeKVParameters
 
 
-@pytest.mark.parametrize("params", [
-    dataclasses.replace(PARAMS, tokens=0), PARAMS, dataclasses.replace(PARAMS, tokens=0, dense_layers=0),
-    dataclasses.replace(PARAMS, tokens=0, window_rule="at_least"), dataclasses.replace(PARAMS, tokens=0, dense_layers=3),
-], ids=["budget", "tokens", "no-dense", "at-least", "all-dense"])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        dataclasses.replace(PARAMS, tokens=0),
+        PARAMS,
+        dataclasses.replace(PARAMS, tokens=0, dense_layers=0),
+        dataclasses.replace(PARAMS, tokens=0, window_rule="at_least"),
+        dataclasses.replace(PARAMS, tokens=0, dense_layers=3),
+    ],
+    ids=["budget", "tokens", "no-dense", "at-least", "all-dense"],
+)
 @pytest.mark.parametrize("n", [2, 12, 120])
 def test_the_floor_is_exact_and_kept(params: FreeKVParameters, n: int) -> None:
     with pytest.raises(BudgetInfeasible) as refused:
@@ -55,9 +63,13 @@ def test_a_larger_budget_is_used_and_never_passed() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.integers(0, 9), st.integers(1, 30), st.integers(1, 12), st.sampled_from(("average", "at_least", "at_most")), st.integers(1, 120),
+    st.integers(0, 9),
+    st.integers(1, 30),
+    st.integers(1, 12),
+    st.sampled_from(("average", "at_least", "at_most")),
+    st.integers(1, 120),
     st.integers(1, 60),
-)  # fmt: skip
+)
 def test_pages_partition_and_leave_in_time(sinks: int, window: int, page: int, rule: str, n: int, max_new: int) -> None:
     try:
         params = FreeKVParameters(tokens=0, sinks=sinks, window=window, page=page, window_rule=rule)
@@ -95,16 +107,26 @@ def test_scores_far_apart_are_still_ranked() -> None:
     """Unscaled scores of large heads differ by hundreds: their softmax underflows to zero, their logarithm does not."""
     summary = torch.zeros(1, 4, 2, 2)
     summary[0, :, :, 0] = torch.tensor([-300.0, 500.0, -200.0, 100.0])[:, None]
-    scores = freekv_score.page_scores(torch.tensor([[1.0, 0.0]] * 2), summary, torch.ones(4, dtype=torch.bool), "MeanS", 1.0)
+    scores = freekv_score.page_scores(
+        torch.tensor([[1.0, 0.0]] * 2), summary, torch.ones(4, dtype=torch.bool), "MeanS", 1.0
+    )
     assert freekv_score.select(scores, 4)[0].tolist() == [1, 3, 2, 0]
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"sinks": -1}, "sinks must be at least 0"), ({"page": 0}, "page must be at least 1"), ({"tau": 1.2}, "tau must lie between"),
-    ({"tau": -0.1}, "tau must lie between"), ({"window": 4, "page": 32}, "window=4 is too small"),
-    ({"tokens": 200}, "tokens must be 0 or at least 288"), ({"pooling": "mean"}, "'pooling' is one of"),
-    ({"dense_layers": -1}, "dense_layers must be at least 0"), ({"recall": "none"}, "'recall' is one of"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sinks": -1}, "sinks must be at least 0"),
+        ({"page": 0}, "page must be at least 1"),
+        ({"tau": 1.2}, "tau must lie between"),
+        ({"tau": -0.1}, "tau must lie between"),
+        ({"window": 4, "page": 32}, "window=4 is too small"),
+        ({"tokens": 200}, "tokens must be 0 or at least 288"),
+        ({"pooling": "mean"}, "'pooling' is one of"),
+        ({"dense_layers": -1}, "dense_layers must be at least 0"),
+        ({"recall": "none"}, "'recall' is one of"),
+    ],
+)
 def test_bad_parameters_are_one_sentence(changes: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words) as refused:
         make_parameters(FreeKV, None, changes)

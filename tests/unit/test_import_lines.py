@@ -1,4 +1,5 @@
-"""The one direction of imports (docs/design.md): who may know whom, read from the sources and tried in a fresh process."""
+"""The one direction of imports (docs/design.md): who may know whom, read from the sources and tried in a fresh
+process."""
 
 from __future__ import annotations
 
@@ -57,32 +58,59 @@ def test_pages_are_thin() -> None:
 
 
 def test_the_interface_imports_no_engine() -> None:
-    banned = (*HEAVY, "duckdb", "kvlens.engine.engine", "kvlens.engine.models", "kvlens.engine.session", "kvlens.recording.recorder")
+    banned = (
+        *HEAVY,
+        "duckdb",
+        "kvlens.engine.engine",
+        "kvlens.engine.models",
+        "kvlens.engine.session",
+        "kvlens.recording.recorder",
+    )
     assert offences(sources("kvlens/ui/**/*.py", "pages/*.py", "app.py"), banned) == []
 
 
 def test_the_engine_knows_no_database_and_no_interface() -> None:
     files = sources(
-        "kvlens/engine/engine.py", "kvlens/engine/loop.py", "kvlens/engine/session.py", "kvlens/recording/recorder.py", "kvlens/engine/hf_attention.py", "kvlens/memory/*.py",
-        "kvlens/memory/holds.py", "kvlens/engine/comparison.py", "kvlens/lens/trials.py", "kvlens/lens/search.py",
-    )  # fmt: skip
+        "kvlens/engine/engine.py",
+        "kvlens/engine/loop.py",
+        "kvlens/engine/session.py",
+        "kvlens/recording/recorder.py",
+        "kvlens/engine/hf_attention.py",
+        "kvlens/memory/*.py",
+        "kvlens/memory/holds.py",
+        "kvlens/engine/comparison.py",
+        "kvlens/lens/trials.py",
+        "kvlens/lens/search.py",
+    )
     assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.ui")) == []
 
 
 def test_methods_touch_no_files() -> None:
     files = sources("kvlens/methods/*.py")
-    assert offences(files, ("duckdb", "streamlit", "kvlens.store", "kvlens.ui", "shutil", "subprocess", "socket", "requests")) == []
+    assert (
+        offences(
+            files, ("duckdb", "streamlit", "kvlens.store", "kvlens.ui", "shutil", "subprocess", "socket", "requests")
+        )
+        == []
+    )
 
 
 def test_the_store_knows_no_torch_and_no_interface() -> None:
-    assert offences(sources("store/*.py"), ("streamlit", "kvlens.ui", "kvlens.figures", "kvlens.engine.engine", *HEAVY)) == []
+    assert (
+        offences(sources("store/*.py"), ("streamlit", "kvlens.ui", "kvlens.figures", "kvlens.engine.engine", *HEAVY))
+        == []
+    )
 
 
 def test_a_fresh_process_loads_no_heavy_library() -> None:
     code = f"""
-import sys, kvlens.ui.common.data, kvlens.ui.replay.details, kvlens.ui.common.frame, kvlens.ui.heads.view, kvlens.ui.run.preflight, kvlens.ui.common.submit
+import sys, kvlens.ui.common.data, kvlens.ui.replay.details, kvlens.ui.common.frame, kvlens.ui.heads.view
+import kvlens.ui.run.preflight
+import kvlens.ui.common.submit
 import kvlens.ui.spans.table, kvlens.ui.spans.map, kvlens.runs.spanmap
 kvlens.ui.common.data.methods.catalogue()
 print([name for name in {HEAVY} if name in sys.modules])"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]

@@ -26,7 +26,11 @@ def test_kernels_know_tensors_only() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
-            found += [f"{path.name} imports {n}" for n in names if n.split(".")[0] not in allowed and not n.startswith("kvlens.kernels")]
+            found += [
+                f"{path.name} imports {n}"
+                for n in names
+                if n.split(".")[0] not in allowed and not n.startswith("kvlens.kernels")
+            ]
     assert found == []
 
 
@@ -41,7 +45,15 @@ from kvlens.kernels.merge import merge
 merge(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3), torch.float32)
 print("triton" in sys.modules)"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.stdout.strip() == str(torch.backends.cuda.is_built()), done.stderr[-2000:]
 
 

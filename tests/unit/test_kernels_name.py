@@ -1,4 +1,5 @@
-"""The top-level folder kernels/ must not shadow a distribution named `kernels`, which transformers imports when it is installed."""
+"""The top-level folder kernels/ must not shadow a distribution named `kernels`, which transformers imports when it is
+installed."""
 
 from __future__ import annotations
 
@@ -23,5 +24,7 @@ def test_a_distribution_named_kernels_and_our_folder_live_side_by_side(tmp_path:
         f"assert kvlens.kernels.attend.__file__.startswith({str(ROOT / 'kernels')!r})\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr

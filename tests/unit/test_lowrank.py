@@ -68,7 +68,9 @@ def test_gated_error_is_the_squared_error_of_the_gated_reconstruction() -> None:
 @given(st.integers(1, 20), st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
 def test_pack_and_unpack(n: int, rank_k: int, rank_v: int, d: int) -> None:
     g = torch.Generator().manual_seed(n)
-    key, value = (lowrank.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in (rank_k, rank_v))
+    key, value = (
+        lowrank.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in (rank_k, rank_v)
+    )
     flat = lowrank.pack(key, value)
     assert flat.numel() * 4 == lowrank_bytes.factor_bytes(n, rank_k, rank_v, d, 4)
     for packed, original in zip(lowrank.unpack(flat, n, rank_k, rank_v, d), (key, value), strict=True):

@@ -17,10 +17,15 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
 @given(
-    LENGTHS, st.integers(1, 30), st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8), max_size=8), st.booleans(),
+    LENGTHS,
+    st.integers(1, 30),
+    st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8), max_size=8),
+    st.booleans(),
     st.integers(0, 20),
-)  # fmt: skip
-def test_recall_zone_never_lends_a_slot_twice(lengths: list[int], size: int, wanted: list[list[int]], parts: bool, most: int) -> None:
+)
+def test_recall_zone_never_lends_a_slot_twice(
+    lengths: list[int], size: int, wanted: list[list[int]], parts: bool, most: int
+) -> None:
     zone = RecallZone(100, size)
     held: dict[int, list[int]] = {}
     for turn, spans in enumerate(wanted):

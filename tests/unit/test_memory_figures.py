@@ -1,4 +1,5 @@
-"""Figures of the Memory page: lines where they belong, states in the player's colours, nothing that is not recorded drawn as zero."""
+"""Figures of the Memory page: lines where they belong, states in the player's colours, nothing that is not recorded
+drawn as zero."""
 
 from __future__ import annotations
 
@@ -21,20 +22,40 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def steps() -> pd.DataFrame:
-    return pd.DataFrame({
-        "step": [0, 1], "t_us": [1000, 2000], "dur_us": [900, 900], "wait_us": [300, 0], "resident_bytes": [10, 12], "peak_bytes": [11, 13],
-        "cold_bytes": [100, 100],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "step": [0, 1],
+            "t_us": [1000, 2000],
+            "dur_us": [900, 900],
+            "wait_us": [300, 0],
+            "resident_bytes": [10, 12],
+            "peak_bytes": [11, 13],
+            "cold_bytes": [100, 100],
+        }
+    )
 
 
 @pytest.fixture
 def copies() -> pd.DataFrame:
     """A blocking copy in step 0, two in the background that overlap and run on into step 1."""
     rows = [
-        (0, 0, 0, 3, "h2d", "recall", 8, 1000, 1500, 300, True), (0, 1, np.nan, np.nan, "h2d", "prefetch", 4, 1600, 2100, 0, False),
+        (0, 0, 0, 3, "h2d", "recall", 8, 1000, 1500, 300, True),
+        (0, 1, np.nan, np.nan, "h2d", "prefetch", 4, 1600, 2100, 0, False),
         (0, 1, 1, 4, "h2d", "prefetch", 4, 1700, 2200, 0, False),
-    ]  # fmt: skip
-    names = ["step", "layer", "kv_head", "span", "direction", "cause", "bytes", "start_us", "end_us", "wait_us", "blocking"]
+    ]
+    names = [
+        "step",
+        "layer",
+        "kv_head",
+        "span",
+        "direction",
+        "cause",
+        "bytes",
+        "start_us",
+        "end_us",
+        "wait_us",
+        "blocking",
+    ]
     return pd.DataFrame(rows, columns=names)
 
 
@@ -67,14 +88,18 @@ def test_states_have_the_colours_of_the_player() -> None:
 
 def test_a_span_has_a_state_from_its_birth_to_its_death_only() -> None:
     spans = pd.DataFrame({"span": [7, 2], "died_step": [3, np.nan]})
-    changes = pd.DataFrame([(-1, 7, "cold"), (1, 7, "resident"), (2, 2, "coarse"), (0, 99, "cold")], columns=["step", "span", "state"])
+    changes = pd.DataFrame(
+        [(-1, 7, "cold"), (1, 7, "resident"), (2, 2, "coarse"), (0, 99, "cold")], columns=["step", "span", "state"]
+    )
     grid = states.state_grid(spans, changes, 4)
     cold, resident, coarse = (SPAN_STATES.index(state) for state in ("cold", "resident", "coarse"))
     assert grid.tolist() == [[cold, resident, resident, -1], [-1, -1, coarse, coarse]]
 
 
 def test_the_map_has_one_legend_entry_per_state_and_keeps_markup_as_text() -> None:
-    spans = pd.DataFrame({"span": [7, 2], "kind": ["a<b>", "page"], "tok_start": [0, 5], "tok_end": [5, 9], "reason": ["<i>why</i>", ""]})
+    spans = pd.DataFrame(
+        {"span": [7, 2], "kind": ["a<b>", "page"], "tok_start": [0, 5], "tok_end": [5, 9], "reason": ["<i>why</i>", ""]}
+    )
     figure = states.state_map(spans, np.array([[0, 3], [-1, 3]], np.int8), "t", 1, 2)
     assert [trace.name.split(":")[0] for trace in figure.data] == ["resident", "cold"]
     assert figure.data[0].y[0].startswith("span 7 (a&lt;b&gt;), tokens 0–4")
@@ -106,10 +131,15 @@ def test_unwaited_moving_time_is_a_lower_bound_step_by_step(steps: pd.DataFrame,
 
 
 def test_use_adds_up_and_the_curve_ends_at_one() -> None:
-    copies = pd.DataFrame({
-        "step": [0, 0, 1, 1], "verdict": ["listed", "unlisted", "listed", "pending"], "bytes": [10, 30, 60, 5],
-        "largest_mass": [0.5, np.nan, 0.2, np.nan], "at_most": [np.nan, 0.01, np.nan, np.nan],
-    })  # fmt: skip
+    copies = pd.DataFrame(
+        {
+            "step": [0, 0, 1, 1],
+            "verdict": ["listed", "unlisted", "listed", "pending"],
+            "bytes": [10, 30, 60, 5],
+            "largest_mass": [0.5, np.nan, 0.2, np.nan],
+            "at_most": [np.nan, 0.01, np.nan, np.nan],
+        }
+    )
     bars = memory.use_of_copies(copies, 2)
     assert sum(float(np.sum(bar.y)) for bar in bars.data) == 105
     curve = memory.mass_curve(copies).data[0]

@@ -15,15 +15,23 @@ from kvlens.rows import CAUSES
 def table() -> pd.DataFrame:
     """Two causes over steps -1, 0 and 2."""
     rows = [
-        (-1, "d2h", "offload", 999, 999, 1, 500, 500), (0, "h2d", "recall", 100, 60, 2, 40, 10), (2, "h2d", "recall", 50, 0, 1, 20, 0),
+        (-1, "d2h", "offload", 999, 999, 1, 500, 500),
+        (0, "h2d", "recall", 100, 60, 2, 40, 10),
+        (2, "h2d", "recall", 50, 0, 1, 20, 0),
         (2, "d2h", "leave", 30, 0, 1, 5, 0),
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["step", "direction", "cause", "bytes", "blocking_bytes", "n", "moving_us", "wait_us"])
+    ]
+    return pd.DataFrame(
+        rows, columns=["step", "direction", "cause", "bytes", "blocking_bytes", "n", "moving_us", "wait_us"]
+    )
 
 
 def test_the_stack_holds_every_byte_of_decoding_once(table: pd.DataFrame) -> None:
     figure = bytes_by_cause(table, 4)
-    assert [bar.name for bar in figure.data] == ["leave to host, background", "recall to device, blocking", "recall to device, background"]
+    assert [bar.name for bar in figure.data] == [
+        "leave to host, background",
+        "recall to device, blocking",
+        "recall to device, background",
+    ]
     assert sum(float(np.sum(bar.y)) for bar in figure.data) == 180
     assert list(figure.data[1].y) == [60, 0]
     assert figure.data[1].marker.pattern.shape != figure.data[2].marker.pattern.shape

@@ -1,4 +1,5 @@
-"""What was moved and not used, against traces made by hand: one layer, two query heads that share a KV head unless said otherwise."""
+"""What was moved and not used, against traces made by hand: one layer, two query heads that share a KV head unless said
+otherwise."""
 
 from __future__ import annotations
 
@@ -33,12 +34,36 @@ def step(
             spans[0, head, place], masses[0, head, place] = span, mass
     tails = np.full(spans.shape[:2], tail, np.float32)
     moved = {"h2d_bytes": np.full((1, kv), 100.0), "ideal_bytes": np.array([[60.0, *[np.nan] * (kv - 1)]])}
-    return StepRecord(number, number * 1000, 900, 0, 0, 7, "x", -1.0, 1.0, 10, 10, 10, {}, moved, spans, masses, tails,
-                      transfers or [], events or [])  # fmt: skip
+    return StepRecord(
+        number,
+        number * 1000,
+        900,
+        0,
+        0,
+        7,
+        "x",
+        -1.0,
+        1.0,
+        10,
+        10,
+        10,
+        {},
+        moved,
+        spans,
+        masses,
+        tails,
+        transfers or [],
+        events or [],
+    )
 
 
 def copy(
-    number: int, span: int | None, size: int = 100, cause: str = "recall", blocking: bool = True, kv_head: int | None = 0
+    number: int,
+    span: int | None,
+    size: int = 100,
+    cause: str = "recall",
+    blocking: bool = True,
+    kv_head: int | None = 0,
 ) -> TransferRow:
     return TransferRow(number, 0, kv_head, span, "h2d", cause, size, number * 1000 + 5, number * 1000 + 9, 0, blocking)
 
@@ -65,10 +90,15 @@ NOBODY: Tops = [[(0, 0.9), (9, 0.04)], [(0, 0.9), (8, 0.01)]]
 
 def test_a_copy_is_listed_when_any_query_head_lists_it_while_it_is_hot(tmp_path: Path) -> None:
     seen: Tops = [[(0, 0.9)], [(0, 0.5), (4, 0.25)]]
-    found = judge(tmp_path, [
-        step(0, NOBODY, [copy(0, 4)], [event(0, "recall", 4)]), step(1, seen), step(2, NOBODY, None, [event(2, "release", 4)]),
-        step(3, seen),
-    ])  # fmt: skip
+    found = judge(
+        tmp_path,
+        [
+            step(0, NOBODY, [copy(0, 4)], [event(0, "recall", 4)]),
+            step(1, seen),
+            step(2, NOBODY, None, [event(2, "release", 4)]),
+            step(3, seen),
+        ],
+    )
     row = found.iloc[0]
     assert (row["verdict"], row["first_step"], row["last_step"], row["bytes"]) == ("listed", 0, 2, 100)
     assert row["largest_mass"] == pytest.approx(0.25, abs=0.003)
@@ -77,10 +107,15 @@ def test_a_copy_is_listed_when_any_query_head_lists_it_while_it_is_hot(tmp_path:
 
 def test_use_after_it_was_given_up_or_before_it_came_is_not_its_use(tmp_path: Path) -> None:
     seen: Tops = [[(4, 0.9)], [(4, 0.9)]]
-    found = judge(tmp_path, [
-        step(0, seen), step(1, NOBODY, [copy(1, 4)], [event(1, "release", 4), event(1, "recall", 4)]),
-        step(2, NOBODY, None, [event(2, "release", 4)]), step(3, seen, [copy(3, 4)], [event(3, "recall", 4)]),
-    ])  # fmt: skip
+    found = judge(
+        tmp_path,
+        [
+            step(0, seen),
+            step(1, NOBODY, [copy(1, 4)], [event(1, "release", 4), event(1, "recall", 4)]),
+            step(2, NOBODY, None, [event(2, "release", 4)]),
+            step(3, seen, [copy(3, 4)], [event(3, "recall", 4)]),
+        ],
+    )
     assert found["verdict"].tolist() == ["unlisted", "listed"]
     assert found["first_step"].tolist() == [1, 3]
     assert found["last_step"].tolist() == [2, 3]
@@ -96,10 +131,15 @@ def test_the_bound_is_the_smaller_of_tail_and_least_listed_mass_of_the_worst_hea
 
 def test_what_came_in_the_background_counts_from_its_arrival(tmp_path: Path) -> None:
     early: Tops = [[(4, 0.9)], [(5, 0.9)]]
-    found = judge(tmp_path, [
-        step(0, early, [copy(0, 4, cause="prefetch", blocking=False), copy(0, 5, cause="prefetch", blocking=False)]),
-        step(1, NOBODY, [copy(1, 5, cause="correction")], [event(1, "prefetch", 4), event(1, "correction", 5)]),
-    ])  # fmt: skip
+    found = judge(
+        tmp_path,
+        [
+            step(
+                0, early, [copy(0, 4, cause="prefetch", blocking=False), copy(0, 5, cause="prefetch", blocking=False)]
+            ),
+            step(1, NOBODY, [copy(1, 5, cause="correction")], [event(1, "prefetch", 4), event(1, "correction", 5)]),
+        ],
+    )
     assert found["verdict"].tolist() == ["unlisted", "pending", "unlisted"]
     assert found["first_step"].tolist()[0] == 1
     assert np.isnan(found["first_step"].tolist()[1])
@@ -107,16 +147,24 @@ def test_what_came_in_the_background_counts_from_its_arrival(tmp_path: Path) -> 
 
 def test_a_copy_for_all_kv_heads_is_judged_for_each(tmp_path: Path) -> None:
     tops: Tops = [[(4, 0.9)], [(0, 0.9)]]
-    found = judge(tmp_path, [step(0, tops, [copy(0, 4, 101, kv_head=None)], [event(0, "recall", 4, kv_head=None)], kv=2)], kv_heads=2)
+    found = judge(
+        tmp_path,
+        [step(0, tops, [copy(0, 4, 101, kv_head=None)], [event(0, "recall", 4, kv_head=None)], kv=2)],
+        kv_heads=2,
+    )
     assert found[["kv_head", "bytes", "verdict"]].to_numpy().tolist() == [[0, 50, "listed"], [1, 50, "unlisted"]]
 
 
 def test_a_query_head_that_lets_go_does_not_end_the_stay_of_a_zoom(tmp_path: Path) -> None:
     seen: Tops = [[(4, 0.9)], [(0, 0.9)]]
-    found = judge(tmp_path, [
-        step(0, NOBODY, [copy(0, 4, cause="zoom")], [event(0, "zoom_in", 4, q_head=1, kv_head=None)]),
-        step(1, NOBODY, None, [event(1, "zoom_out", 4, q_head=1, kv_head=None)]), step(2, seen),
-    ])  # fmt: skip
+    found = judge(
+        tmp_path,
+        [
+            step(0, NOBODY, [copy(0, 4, cause="zoom")], [event(0, "zoom_in", 4, q_head=1, kv_head=None)]),
+            step(1, NOBODY, None, [event(1, "zoom_out", 4, q_head=1, kv_head=None)]),
+            step(2, seen),
+        ],
+    )
     assert found["verdict"].tolist() == ["listed"]
 
 

@@ -21,7 +21,8 @@ Q_HEADS = KV_HEADS * GROUP
 
 
 def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[Snapshot], torch.Tensor, list[Attended]]:
-    """Consecutive steps that see one position more each, spans that grow in between, and slots of which some hide from query heads."""
+    """Consecutive steps that see one position more each, spans that grow in between, and slots of which some hide from
+    query heads."""
     generator = torch.Generator().manual_seed(seed)
     steps = len(sampled)
     keys = torch.randn(LAYERS, KV_HEADS, prompt + steps, HEAD, generator=generator) * 2
@@ -36,7 +37,9 @@ def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[S
         n = prompt + t + 1
         shape = (LAYERS, KV_HEADS, SLOTS)
         role = torch.randint(0, FREE + 1, shape, generator=generator)
-        position = torch.stack([torch.randperm(n, generator=generator)[:SLOTS] for _ in range(LAYERS * KV_HEADS)]).view(shape)
+        position = torch.stack([torch.randperm(n, generator=generator)[:SLOTS] for _ in range(LAYERS * KV_HEADS)]).view(
+            shape
+        )
         position = torch.where(role == FREE, -1, position)
         hidden = torch.rand(LAYERS, KV_HEADS, GROUP, SLOTS, generator=generator) < 0.3
         bias = torch.zeros(hidden.shape).masked_fill(hidden | (role == FREE)[:, :, None], -torch.inf)
@@ -48,7 +51,7 @@ def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[S
         q = torch.randn(LAYERS, Q_HEADS, HEAD, generator=generator)
         shots.append(
             Snapshot([], q, None, None, [], {}, {}, keys[:, :, :n], SCALING, SPANS, owners.follow(rows), layers)
-        )  # fmt: skip
+        )
     mass = torch.rand(steps, LAYERS, Q_HEADS, SPANS, generator=generator)
     return shots, mass / mass.sum(-1, keepdim=True), groups
 
@@ -89,8 +92,11 @@ def test_full_attention_by_span_equals_a_plain_computation(
                 np.testing.assert_allclose(full[layer, head // GROUP, t, head % GROUP, : len(p)], p, atol=1e-6)
                 assert (full[layer, head // GROUP, t, head % GROUP, len(p) :] == 0).all()
                 role, bias = groups[t].role[layer, head // GROUP], groups[t].bias[layer, head // GROUP, head % GROUP]  # type: ignore[index]
-                exact = [int(at) for at, r, b in zip(groups[t].position[layer, head // GROUP], role, bias, strict=True)
-                         if int(r) in EXACT and b == 0]  # fmt: skip
+                exact = [
+                    int(at)
+                    for at, r, b in zip(groups[t].position[layer, head // GROUP], role, bias, strict=True)
+                    if int(r) in EXACT and b == 0
+                ]
                 np.testing.assert_allclose(covered[t, layer, head], p[exact].sum(), atol=1e-6)
                 if not sampled[t]:
                     assert oracles[t] is None
@@ -137,8 +143,12 @@ def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
 @pytest.mark.parametrize("turned", [False, True])
 def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
     keys = torch.randn(2, 3, 20, HEAD, generator=torch.Generator().manual_seed(1))
-    rows = [SpanRow(0, "window", 15, 20, -1, ""), SpanRow(1, "sink", 0, 4, -1, ""), SpanRow(2, "page", 4, 15, -1, ""),
-            SpanRow(3, "page", 9, 9, -1, "")]  # fmt: skip
+    rows = [
+        SpanRow(0, "window", 15, 20, -1, ""),
+        SpanRow(1, "sink", 0, 4, -1, ""),
+        SpanRow(2, "page", 4, 15, -1, ""),
+        SpanRow(3, "page", 9, 9, -1, ""),
+    ]
 
     def rotate(k: torch.Tensor, positions: torch.Tensor, layer: int, back: bool) -> torch.Tensor:
         assert back
@@ -151,7 +161,9 @@ def test_mean_span_keys_equal_a_plain_mean(turned: bool) -> None:
     for layer in range(2):
         plain = keys[layer].double().numpy() * ((np.arange(20) + layer)[:, None] if turned else 1)
         for place, row in enumerate(rows[:3]):
-            np.testing.assert_allclose(found.keys[layer, :, place], plain[:, row.tok_start : row.tok_end].mean(1), atol=1e-4)
+            np.testing.assert_allclose(
+                found.keys[layer, :, place], plain[:, row.tok_start : row.tok_end].mean(1), atol=1e-4
+            )
 
 
 def test_too_many_span_keys_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

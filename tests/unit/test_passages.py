@@ -18,7 +18,8 @@ TOKENS = pd.DataFrame(
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "text"), [(0, 8, "<bos>Züririaa"), (1, 3, "Zü"), (3, 5, "üri"), (2, 4, "ü"), (4, 6, "riri"), (6, 8, "aa"), (5, 5, "")]
+    ("start", "end", "text"),
+    [(0, 8, "<bos>Züririaa"), (1, 3, "Zü"), (3, 5, "üri"), (2, 4, "ü"), (4, 6, "riri"), (6, 8, "aa"), (5, 5, "")],
 )
 def test_a_character_of_several_tokens_stands_once(start: int, end: int, text: str) -> None:
     assert passage(TOKENS, start, end) == text

@@ -1,4 +1,5 @@
-"""Peeking: the last prompt token's query, key and value under full attention, seen before step 0 feeds it, and nothing else changed."""
+"""Peeking: the last prompt token's query, key and value under full attention, seen before step 0 feeds it, and nothing
+else changed."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_what_is_peeked_is_what_step_0_sees_bit_for_bit(n: int) -> None:
     watch(engine, prompt, read, 1, first, lambda ids: False)
     go(model, prompt)
     for peeked in (read.peeked, Peeking.seen[-1]):
-        for ours, theirs in zip((peeked.queries, peeked.keys, peeked.values), zip(*first.seen, strict=True), strict=True):
+        for ours, theirs in zip(
+            (peeked.queries, peeked.keys, peeked.values), zip(*first.seen, strict=True), strict=True
+        ):
             assert torch.equal(ours, torch.stack(theirs))
 
 

@@ -20,7 +20,9 @@ def test_a_link_says_the_whole_place(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert place["step"] == str(STEP), "a lost run opens at its step of loss"
     with TraceReader.open(tmp_path, runs.held) as reader:
         assert places.in_run(runs.held) == data.fit(reader, Selection(run=runs.held))[0].query()
-    beyond = places.in_run(runs.held, Selection(run=runs.lost, step=10_000, layer=1, head=0, span=SPAN, metric="nonsense"))
+    beyond = places.in_run(
+        runs.held, Selection(run=runs.lost, step=10_000, layer=1, head=0, span=SPAN, metric="nonsense")
+    )
     assert (beyond["run"], beyond["step"], beyond["span"]) == (runs.held, "11", str(SPAN))
     assert beyond["metric"] != "nonsense"
 

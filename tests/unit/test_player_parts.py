@@ -10,7 +10,9 @@ SHORT = 32
 
 def lines(package: str, name: str) -> set[str]:
     text = (files(package) / name).read_text(encoding="utf-8")
-    return {line.strip() for line in text.splitlines() if len(line.strip()) > SHORT and not line.strip().startswith("//")}
+    return {
+        line.strip() for line in text.splitlines() if len(line.strip()) > SHORT and not line.strip().startswith("//")
+    }
 
 
 def test_what_both_players_do_is_written_once() -> None:

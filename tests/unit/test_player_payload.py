@@ -75,13 +75,17 @@ def test_tokens_tracks_and_spans_are_the_recorded_ones(reader: TraceReader) -> N
 
 
 @pytest.mark.parametrize(("layer", "kv_head"), [(0, 0), (2, 1)])
-def test_states_replayed_from_changes_equal_the_readers_at_every_step(reader: TraceReader, layer: int, kv_head: int) -> None:
+def test_states_replayed_from_changes_equal_the_readers_at_every_step(
+    reader: TraceReader, layer: int, kv_head: int
+) -> None:
     spans = reader.spans()
     changes = payload.state_changes(reader, spans, layer, kv_head)
     ids = spans["span"].tolist()
     for step in range(reader.n_steps):
         now: dict[int, str] = {}
-        for at, index, state in zip(changes["change_step"], changes["change_span"], changes["change_state"], strict=True):
+        for at, index, state in zip(
+            changes["change_step"], changes["change_span"], changes["change_state"], strict=True
+        ):
             if at <= step:
                 now[ids[index]] = SPAN_STATES[state]
         truth = reader.span_states(step, layer, kv_head)
@@ -114,10 +118,13 @@ def test_a_slice_holds_the_masses_of_its_head(reader: TraceReader) -> None:
 def test_the_window_is_what_no_other_living_span_covers() -> None:
     spans = pd.DataFrame(
         {
-            "kind": ["sink", "window", "page", "page"], "tok_start": [0, 4, 4, 8], "tok_end": [4, 4, 8, 12],
-            "born_step": [-1, -1, -1, 3], "died_step": [None, None, None, None],
+            "kind": ["sink", "window", "page", "page"],
+            "tok_start": [0, 4, 4, 8],
+            "tok_end": [4, 4, 8, 12],
+            "born_step": [-1, -1, -1, 3],
+            "died_step": [None, None, None, None],
         }
-    ).astype({"died_step": "float64"})  # fmt: skip
+    ).astype({"died_step": "float64"})
     assert window_range(spans, 0, 10) == (8, 10)
     assert window_range(spans, 3, 13) == (12, 13)
     assert window_range(spans, 3, 12) == (12, 12)
@@ -133,11 +140,14 @@ def test_jumps_lead_to_the_loss_the_worst_regret_and_every_recall(reader: TraceR
     assert found is not None
     assert found.missed is not None
     places = lens.jumps(reader, found)
-    at = {kind: [place for place in places if place["kind"] == kind] for kind in ("loss", "regret", "correction", "recall")}
+    at = {
+        kind: [place for place in places if place["kind"] == kind]
+        for kind in ("loss", "regret", "correction", "recall")
+    }
     missed = found.missed
     assert at["loss"] == [
         {"kind": "loss", "step": found.step, "layer": missed.layer, "head": missed.q_head, "span": missed.span}
-    ]  # fmt: skip
+    ]
     regret = reader.head_cube("regret")
     (worst,) = at["regret"]
     assert regret[worst["step"], worst["layer"], worst["head"]] == np.nanmax(regret)
@@ -179,14 +189,18 @@ def test_a_slice_follows_the_selected_span_beside_full_kv(reader: TraceReader) -
     assert np.flatnonzero(listed).tolist() == truth["step"].tolist() != []
     assert np.array_equal(arrays["span_full"][listed], truth["full"].to_numpy(np.float32))
     assert np.array_equal(arrays["span_mass"][listed], truth["mass"].to_numpy(np.float32))
-    assert "span_full" not in unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))[1]
+    assert (
+        "span_full" not in unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))[1]
+    )
 
 
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 10, lens=False)
     with TraceReader.open(tmp_path, uid) as plain:
         header, arrays = unpack(payload.run_payload(plain, "id", ["entropy"], ["entropy"], verdict(plain)))
-        assert "span_full" not in unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
+        assert (
+            "span_full" not in unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
+        )
     assert "track:kl" not in arrays
     assert (header["diverged"], header["oracle"]) == (None, False)
     assert {place["kind"] for place in header["jumps"]} <= {"correction", "recall"}

@@ -34,7 +34,9 @@ def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     whole, run = collect(kept, QualityRequest(**SMALL))
     assert len(run) == 4
     lines = kept.read_text().splitlines()
-    kept.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][: len(lines[-1]) // 2])  # killed while writing the last line
+    kept.write_text(
+        "\n".join(lines[:-1]) + "\n" + lines[-1][: len(lines[-1]) // 2]
+    )  # killed while writing the last line
     again, run = collect(kept, QualityRequest(**SMALL))
     assert run == ["needle/256/1/streaming_llm/20%"]
     assert again["lines"] == whole["lines"]
@@ -85,7 +87,15 @@ def test_infeasible_cells_say_what_they_need() -> None:
     lines = summarise([row, row], request)
     assert [(line["method"], line["n"], line["infeasible"]) for line in lines] == [("full", 0, 0), ("sekv", 0, 2)]
     machine = {"processor": "P", "cores": 2}
-    about = {"machine": machine, "trials": 2, "planned": 4, "date": "d", "torch": "t", "transformers": "t", "request": request.model_dump()}
+    about = {
+        "machine": machine,
+        "trials": 2,
+        "planned": 4,
+        "date": "d",
+        "torch": "t",
+        "transformers": "t",
+        "request": request.model_dump(),
+    }
     table = markdown({"about": about, "lines": lines})
     assert "infeasible, needs 10%" in table
     assert "not run" in table

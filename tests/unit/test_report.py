@@ -23,7 +23,20 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 
 #: Attributes by which a page fetches something or leads elsewhere.
-LINKS = ("src", "href", "action", "data", "poster", "srcset", "formaction", "ping", "background", "cite", "manifest", "xlink:href")
+LINKS = (
+    "src",
+    "href",
+    "action",
+    "data",
+    "poster",
+    "srcset",
+    "formaction",
+    "ping",
+    "background",
+    "cite",
+    "manifest",
+    "xlink:href",
+)
 
 
 class Page(HTMLParser):
@@ -80,7 +93,10 @@ def body(text: str) -> str:
 
 
 def specs(text: str) -> list[dict[str, object]]:
-    return [json.loads(found) for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, flags=re.S)]
+    return [
+        json.loads(found)
+        for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, flags=re.S)
+    ]
 
 
 @pytest.mark.parametrize("which", ["alone", "beside"])
@@ -102,7 +118,11 @@ def test_nothing_is_fetched_and_nothing_leads_away(which: str, request: pytest.F
 
 def test_text_of_tokens_is_shown_and_never_markup(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
-        reader.meta |= {"answer": "<script>alert(1)</script>", "task": '"><img src=x onerror=alert(2)>', "model": "$body${nonce}"}
+        reader.meta |= {
+            "answer": "<script>alert(1)</script>",
+            "task": '"><img src=x onerror=alert(2)>',
+            "model": "$body${nonce}",
+        }
         reader.error, reader.status = "</table><b>bad</b>", "failed"
         text = report_bytes(reader).decode()
     page = Page(text)
@@ -188,8 +208,14 @@ def test_runs_of_other_prompts_are_totals_only(runs: PairRuns) -> None:
 def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
         reader.meta["hold"] = [{"span": 7, "tok_start": 30, "tok_end": 46, "heads": [[1, 0], [2, 1]], "from_step": 2}]
-        reader.meta["whatif"] = {"kl_before": 4.5, "kl_after": 0.01, "answer_before": "<u>9</u>", "answer_after": "4172", "restored": True,
-                                 "held_bytes": 2_000_000}  # fmt: skip
+        reader.meta["whatif"] = {
+            "kl_before": 4.5,
+            "kl_after": 0.01,
+            "answer_before": "<u>9</u>",
+            "answer_after": "4172",
+            "restored": True,
+            "held_bytes": 2_000_000,
+        }
         text = report_bytes(reader).decode()
     said = html.unescape(body(text))
     assert "The answer came back." in said
@@ -233,7 +259,9 @@ def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:
 
 def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path: Path) -> None:
     out = tmp_path / "report.html"
-    done = CliRunner().invoke(app, ["report", runs.run, "--against", runs.reference, "--out", str(out), "--runs", str(runs.folder)])
+    done = CliRunner().invoke(
+        app, ["report", runs.run, "--against", runs.reference, "--out", str(out), "--runs", str(runs.folder)]
+    )
     assert done.exit_code == 0, done.output
     assert f"{out.stat().st_size:,} bytes" in done.output
     assert 1_000_000 < out.stat().st_size < 8_000_000

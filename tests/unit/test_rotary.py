@@ -15,8 +15,14 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.rotary import rotary_of
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512,
-          "low_freq_factor": 1.0, "high_freq_factor": 4.0}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 512,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-yarn": ("Llama", {"rope_parameters": YARN}),
@@ -44,7 +50,9 @@ def build(family: str) -> Any:
     name, changes = FAMILIES[family]
     torch.manual_seed(3)
     torch.set_num_threads(1)
-    return getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**{**BASE, **changes})).eval()
+    return getattr(transformers, f"{name}ForCausalLM")(
+        getattr(transformers, f"{name}Config")(**{**BASE, **changes})
+    ).eval()
 
 
 class Watched:
@@ -81,7 +89,9 @@ def test_it_does_and_undoes_what_the_model_does(family: str, monkeypatch: pytest
         torch.testing.assert_close(rotate(before, positions, layer), after, atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(rotate(after, positions, layer, back=True), before, atol=1e-5, rtol=1e-5)
         part = slice(20, 41)  # any stretch of positions, as a span is
-        torch.testing.assert_close(rotate(before[:, part], positions[part], layer), after[:, part], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(
+            rotate(before[:, part], positions[part], layer), after[:, part], atol=1e-6, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,7 +127,9 @@ def test_a_turn_is_the_textbook_formula() -> None:
     c, s = np.cos(angle), np.sin(angle)
     expected = np.concatenate([x[:, :4] * c - x[:, 4:] * s, x[:, 4:] * c + x[:, :4] * s], 1)
     out = rotate(torch.tensor(x, dtype=torch.float32), torch.tensor(positions), 0)
-    np.testing.assert_allclose(out.numpy(), expected, atol=5e-4)  # float32 angles at position 3999 are good to 4000 * 2^-24
+    np.testing.assert_allclose(
+        out.numpy(), expected, atol=5e-4
+    )  # float32 angles at position 3999 are good to 4000 * 2^-24
 
 
 def test_half_precision_keys_come_back_in_float32() -> None:

@@ -38,7 +38,9 @@ def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
         found = resolve(text, 1000, 8, 100)
     except ValueError:
         pytest.fail("check lets through what resolve refuses")
-    assert found is None or (found.every >= 1 and list(found.layers) == sorted(set(found.layers)) and len(found.layers) <= 1000)
+    assert found is None or (
+        found.every >= 1 and list(found.layers) == sorted(set(found.layers)) and len(found.layers) <= 1000
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,16 @@ from kvlens.methods.sekv import figures
 
 
 def table(**columns: list[float]) -> pd.DataFrame:
-    frame = pd.DataFrame({"span": [2, 3], "tok_start": [4, 30], "tokens": [20, 40], "factor_bytes": [100, 0], "raw_form_bytes": [0, 400],
-                          "exact_bytes": [200, 400]})  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "span": [2, 3],
+            "tok_start": [4, 30],
+            "tokens": [20, 40],
+            "factor_bytes": [100, 0],
+            "raw_form_bytes": [0, 400],
+            "exact_bytes": [200, 400],
+        }
+    )
     for name, values in columns.items():
         frame[name] = values
         frame[f"{name}_min"], frame[f"{name}_max"] = np.array(values) - 1, np.array(values) + 2
@@ -74,7 +82,13 @@ def test_bytes_lie_over_the_tokens_they_belong_to() -> None:
 
 def test_the_ranking_tells_wanted_spans_from_the_others() -> None:
     frame = pd.DataFrame(
-        {"span": [7, 3], "score": [2.5, -1.0], "chosen": [True, False], "rank": [1, 2], "place": ["tokens 1–9", "tokens 10–30"]}
+        {
+            "span": [7, 3],
+            "score": [2.5, -1.0],
+            "chosen": [True, False],
+            "rank": [1, 2],
+            "place": ["tokens 1–9", "tokens 10–30"],
+        }
     )
     figure = figures.ranking(frame, {"Q0": 1.0}, "L0 KV0 at step 4")
     assert list(figure.data[0].y) == [2.5]

@@ -28,17 +28,36 @@ PARAMS = SeKVParameters(window=10, block=8, l_min=4, l_max=12, dim=4, max_rank=3
 class Trial:
     """A session driven by hand, one random token at a time, with its own record of all keys and values."""
 
-    def __init__(self, params: SeKVParameters, n: int, shape: KVShape = SHAPE, budget: int | None = None, max_new: int = 4, seed: int = 0,
-                 rotate: Rotate | None = None):  # fmt: skip
+    def __init__(
+        self,
+        params: SeKVParameters,
+        n: int,
+        shape: KVShape = SHAPE,
+        budget: int | None = None,
+        max_new: int = 4,
+        seed: int = 0,
+        rotate: Rotate | None = None,
+    ):
         rng = np.random.default_rng(seed)
         self.rng, self.shape, self.n = rng, shape, n
         context = RunContext(
-            shape, n, max_new, budget, shape.full_kv_bytes(n + max_new), seed, "tiny", torch.float32, torch.device("cpu"), rotate=rotate
+            shape,
+            n,
+            max_new,
+            budget,
+            shape.full_kv_bytes(n + max_new),
+            seed,
+            "tiny",
+            torch.float32,
+            torch.device("cpu"),
+            rotate=rotate,
         )
         self.session = Session(SeKV, params, context)
         # Keys with a few strong directions per region of the prompt, so that heads do prefer some spans to others.
         regions = rng.standard_normal((shape.layers, shape.kv_heads, n // 9 + 1, shape.head_dim)) * 2
-        self.keys = np.repeat(regions, 9, axis=2)[:, :, :n] + 0.4 * rng.standard_normal((shape.layers, shape.kv_heads, n, shape.head_dim))
+        self.keys = np.repeat(regions, 9, axis=2)[:, :, :n] + 0.4 * rng.standard_normal(
+            (shape.layers, shape.kv_heads, n, shape.head_dim)
+        )
         self.values = rng.standard_normal(self.keys.shape)
         self.queries = rng.standard_normal((shape.layers, shape.q_heads, n, shape.head_dim)) * 1.5
         self.nats = rng.exponential(size=n)
@@ -69,7 +88,9 @@ class Trial:
         pool, hot = memory.hot.pool(layer), memory.hot.slots(layer)
         q = tensor(self.q[layer])
         selection = self.session.method.select(layer, q)
-        weights = attention_weights(q, hot.keys, memory.attends(layer, selection, "torch")[0], self.shape.head_dim**-0.5)
+        weights = attention_weights(
+            q, hot.keys, memory.attends(layer, selection, "torch")[0], self.shape.head_dim**-0.5
+        )
         coarse, fine = np.zeros((2, self.shape.q_heads, memory.spans.capacity))
         group = self.shape.group
         first = pool.start["recall"]
@@ -104,15 +125,26 @@ def full_attention(trial: Trial, layer: int) -> np.ndarray:
 
 
 def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
-    """One layer, one head, D = 2. Tokens 0..1 sinks, 6 an anchor (9 nats, the mean is about 1.5, the threshold about 3.6), 16..19
-    window: spans 2..5, 7..15. Rows of W are the unit vectors; keys of 2..5 point up, of 7..15 to the right.
+    """One layer, one head, D = 2. Tokens 0..1 sinks, 6 an anchor (9 nats, the mean is about 1.5, the threshold about
+    3.6), 16..19 window: spans 2..5, 7..15. Rows of W are the unit vectors; keys of 2..5 point up, of 7..15 to the
+    right.
 
-    q = (3, 0): score of 2..5 = 0 / sqrt 2 + log 4 = 1.386, of 7..15 = 3 / sqrt 2 + log 9 = 4.319. With tau = sigmoid(2) the second
-    is expanded and the first is not.
+    q = (3, 0): score of 2..5 = 0 / sqrt 2 + log 4 = 1.386, of 7..15 = 3 / sqrt 2 + log 9 = 4.319. With tau = sigmoid(2)
+    the second is expanded and the first is not.
     """
     shape = KVShape(1, 1, 1, 2, 4)
-    params = SeKVParameters(window=4, block=4, l_min=3, l_max=10, dim=2, max_rank=1, sinks=2, router="trained", form="factors",
-                            router_file=str(tmp_path / "r.safetensors"))  # fmt: skip
+    params = SeKVParameters(
+        window=4,
+        block=4,
+        l_min=3,
+        l_max=10,
+        dim=2,
+        max_rank=1,
+        sinks=2,
+        router="trained",
+        form="factors",
+        router_file=str(tmp_path / "r.safetensors"),
+    )
     save_router(Router("trained", torch.eye(2)[None, None], torch.tensor([[2.0]])), tmp_path / "r.safetensors")
     trial = Trial(params, 20, shape)
     trial.nats[:] = 1.0
@@ -130,7 +162,9 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     assert selection.zoomable.nonzero().flatten().tolist() == [2, 4]
     coarse, fine = trial.masses(0)
     exact = [*range(2), 6, *range(16, 20)]
-    logits = [trial.keys[0, 0, t] @ [3.0, 0.0] / math.sqrt(2) for t in exact] + [trial.k[0, 0] @ [3.0, 0.0] / math.sqrt(2)]
+    logits = [trial.keys[0, 0, t] @ [3.0, 0.0] / math.sqrt(2) for t in exact] + [
+        trial.k[0, 0] @ [3.0, 0.0] / math.sqrt(2)
+    ]
     total = sum(map(math.exp, logits)) + 4 * math.exp(0) + 9 * math.exp(4.5 / math.sqrt(2))
     assert coarse[0, 2] == pytest.approx(4 / total, rel=1e-5)
     assert fine[0, 4] == pytest.approx(9 * math.exp(4.5 / math.sqrt(2)) / total, rel=1e-5)
@@ -144,24 +178,43 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
 def test_a_decode_step_equals_the_reference(seed: int) -> None:
     rng = np.random.default_rng(1000 + seed)
     params = dataclasses.replace(
-        PARAMS, zoom_rate=float(rng.choice([0.1, 0.3, 0.6])), form=str(rng.choice(["smaller", "factors", "raw"])),
-        energy=float(rng.choice([0.5, 0.8, 0.95])), alpha=float(rng.choice([0.5, 1.0])), max_rank=int(rng.choice([1, 3, 8])),
-    )  # fmt: skip
+        PARAMS,
+        zoom_rate=float(rng.choice([0.1, 0.3, 0.6])),
+        form=str(rng.choice(["smaller", "factors", "raw"])),
+        energy=float(rng.choice([0.5, 0.8, 0.95])),
+        alpha=float(rng.choice([0.5, 1.0])),
+        max_rank=int(rng.choice([1, 3, 8])),
+    )
     n = int(rng.integers(60, 140))
     budget = int(rng.choice([0.75, 0.85]) * SHAPE.full_kv_bytes(n + 4))
     trial = Trial(params, n, budget=budget, seed=seed).prefill()
     out = trial.step(0)
     zones = trial.session.memory.layout.zones
     settings = reference.Settings(
-        params.alpha, params.l_min, params.l_max, params.window, params.dim, params.max_rank, params.sinks, params.zoom_rate,
-        params.energy, params.form, int(params.anchor_share * budget) // (SHAPE.layers * SHAPE.kv_heads * (SHAPE.head_token_bytes + 9)),
+        params.alpha,
+        params.l_min,
+        params.l_max,
+        params.window,
+        params.dim,
+        params.max_rank,
+        params.sinks,
+        params.zoom_rate,
+        params.energy,
+        params.form,
+        int(params.anchor_share * budget) // (SHAPE.layers * SHAPE.kv_heads * (SHAPE.head_token_bytes + 9)),
         zones.recall,
-    )  # fmt: skip
+    )
     for layer in range(SHAPE.layers):
         step = reference.decode_step(
-            trial.keys[layer], trial.values[layer], trial.queries[layer][:, -128:], trial.nats, trial.k[layer], trial.v[layer],
-            trial.q[layer], settings,
-        )  # fmt: skip
+            trial.keys[layer],
+            trial.values[layer],
+            trial.queries[layer][:, -128:],
+            trial.nats,
+            trial.k[layer],
+            trial.v[layer],
+            trial.q[layer],
+            settings,
+        )
         rows = trial.spans()
         assert [(a, b) for a, b, kind in rows if kind == "entropy"] == step.spans
         assert [a for a, _, kind in rows if kind == "anchor"] == step.anchors
@@ -212,14 +265,23 @@ def test_a_prompt_inside_the_window_is_full_attention_and_its_blocks_leave_later
     assert trial.spans()[-1][1] >= 24
 
 
-@pytest.mark.parametrize("params", [
-    PARAMS, dataclasses.replace(PARAMS, zoom="next"), dataclasses.replace(PARAMS, zoom="off"),
-    dataclasses.replace(PARAMS, segmentation="chunks"), dataclasses.replace(PARAMS, segmentation="paper"),
-    dataclasses.replace(PARAMS, anchors=False), dataclasses.replace(PARAMS, form="factors", tau=0.0),
-    dataclasses.replace(PARAMS, block=3),
-], ids=["sync", "next", "off", "chunks", "paper", "no-anchors", "all-factors", "small-blocks"])  # fmt: skip
+@pytest.mark.parametrize(
+    "params",
+    [
+        PARAMS,
+        dataclasses.replace(PARAMS, zoom="next"),
+        dataclasses.replace(PARAMS, zoom="off"),
+        dataclasses.replace(PARAMS, segmentation="chunks"),
+        dataclasses.replace(PARAMS, segmentation="paper"),
+        dataclasses.replace(PARAMS, anchors=False),
+        dataclasses.replace(PARAMS, form="factors", tau=0.0),
+        dataclasses.replace(PARAMS, block=3),
+    ],
+    ids=["sync", "next", "off", "chunks", "paper", "no-anchors", "all-factors", "small-blocks"],
+)
 def test_the_budget_holds_while_blocks_leave(params: SeKVParameters) -> None:
-    """The account refuses to pass the limit; here it is reached at the smallest feasible budget, one byte less is refused."""
+    """The account refuses to pass the limit; here it is reached at the smallest feasible budget, one byte less is
+    refused."""
     with pytest.raises(BudgetInfeasible) as refused:
         Trial(params, 90, budget=1000, max_new=40).prefill()
     smallest = refused.value.smallest
@@ -249,16 +311,21 @@ def test_expansion_without_reconstruction_is_read_as_no_expansion() -> None:
 
 
 def test_zoom_next_reads_at_the_following_step_what_it_asked_for() -> None:
-    late, sync, off = (Trial(dataclasses.replace(PARAMS, zoom=zoom), 90, seed=6).prefill() for zoom in ("next", "sync", "off"))
+    late, sync, off = (
+        Trial(dataclasses.replace(PARAMS, zoom=zoom), 90, seed=6).prefill() for zoom in ("next", "sync", "off")
+    )
     first, first_sync, first_off = (trial.step(0) for trial in (late, sync, off))
-    torch.testing.assert_close(first, first_off, atol=1e-6, rtol=1e-6)  # pools of different size may sum in another order
+    torch.testing.assert_close(
+        first, first_off, atol=1e-6, rtol=1e-6
+    )  # pools of different size may sum in another order
     assert not torch.allclose(first_sync, first_off)
     second, second_sync = (trial.step(1, StepEnd(0, 90, 1.0, 1.0), q=trial.q) for trial in (late, sync))
     torch.testing.assert_close(second, second_sync, atol=1e-5, rtol=1e-5)
 
 
 def test_the_thresholds_that_are_noted_tell_what_is_expanded() -> None:
-    """A query head expands a span where its own score is above its noted threshold; the logged score is the group's largest."""
+    """A query head expands a span where its own score is above its noted threshold; the logged score is the group's
+    largest."""
     trial = Trial(PARAMS, 90, seed=9).prefill()
     noted = {note.layer: note.values for note in trial.session.method.drain_journal() if note.name == "logit_tau"}
     assert sorted(noted) == [0, 1]

@@ -1,4 +1,5 @@
-"""SeKV with keys decomposed before their rotary embedding: by hand, against the NumPy reference, while blocks leave, on real models."""
+"""SeKV with keys decomposed before their rotary embedding: by hand, against the NumPy reference, while blocks leave, on
+real models."""
 
 from __future__ import annotations
 
@@ -40,18 +41,32 @@ def turned(trial: Trial) -> Trial:
 def settings(params: SeKVParameters, budget: int, recall: int) -> reference.Settings:
     cap = int(params.anchor_share * budget) // (SHAPE.layers * SHAPE.kv_heads * (SHAPE.head_token_bytes + 9))
     return reference.Settings(
-        params.alpha, params.l_min, params.l_max, params.window, params.dim, params.max_rank, params.sinks, params.zoom_rate,
-        params.energy, params.form, cap, recall, params.pre_rope,
-    )  # fmt: skip
+        params.alpha,
+        params.l_min,
+        params.l_max,
+        params.window,
+        params.dim,
+        params.max_rank,
+        params.sinks,
+        params.zoom_rate,
+        params.energy,
+        params.form,
+        cap,
+        recall,
+        params.pre_rope,
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_decode_step_equals_the_reference(seed: int, rotate: Rotate) -> None:
     rng = np.random.default_rng(2000 + seed)
     params = dataclasses.replace(
-        PRE, zoom_rate=float(rng.choice([0.3, 0.6])), form=str(rng.choice(["smaller", "factors"])),
-        energy=float(rng.choice([0.5, 0.8, 0.95])), max_rank=int(rng.choice([1, 3, 8])),
-    )  # fmt: skip
+        PRE,
+        zoom_rate=float(rng.choice([0.3, 0.6])),
+        form=str(rng.choice(["smaller", "factors"])),
+        energy=float(rng.choice([0.5, 0.8, 0.95])),
+        max_rank=int(rng.choice([1, 3, 8])),
+    )
     n = int(rng.integers(60, 140))
     budget = int(0.8 * SHAPE.full_kv_bytes(n + 4))
     trial = turned(Trial(params, n, budget=budget, seed=seed, rotate=rotate)).prefill()
@@ -61,9 +76,15 @@ def test_a_decode_step_equals_the_reference(seed: int, rotate: Rotate) -> None:
     fetched = 0
     for layer in range(SHAPE.layers):
         step = reference.decode_step(
-            trial.keys[layer], trial.values[layer], trial.queries[layer][:, -128:], trial.nats, trial.k[layer], trial.v[layer],
-            trial.q[layer], settings(params, budget, trial.session.memory.layout.zones.recall),
-        )  # fmt: skip
+            trial.keys[layer],
+            trial.values[layer],
+            trial.queries[layer][:, -128:],
+            trial.nats,
+            trial.k[layer],
+            trial.v[layer],
+            trial.q[layer],
+            settings(params, budget, trial.session.memory.layout.zones.recall),
+        )
         selection = trial.session.method.select(layer, tensor(trial.q[layer]))
         assert selection is not None
         assert np.array_equal(selection.fine.flatten(0, 1)[:, ids].numpy(), step.z)
@@ -77,8 +98,8 @@ def test_a_decode_step_equals_the_reference(seed: int, rotate: Rotate) -> None:
 
 
 def test_equal_keys_that_stand_at_different_places_have_rank_one_before_and_more_after(rotate: Rotate) -> None:
-    """All keys are one vector before the rotary embedding: one component holds all of it. Afterwards each token's key is another
-    vector, and one component leaves an error."""
+    """All keys are one vector before the rotary embedding: one component holds all of it. Afterwards each token's key
+    is another vector, and one component leaves an error."""
     params = dataclasses.replace(PRE, form="factors", energy=0.999, max_rank=8)
     trial = Trial(params, 60, seed=1, rotate=rotate)
     trial.keys[:] = np.arange(1.0, 9.0)
@@ -152,7 +173,8 @@ def error(x: np.ndarray, rank: int) -> float:
 
 
 def test_spans_come_back_to_their_places_while_blocks_leave(rotate: Rotate) -> None:
-    """Full rank and all spans expanded: attention is exact, at the first step and after decoded blocks have become spans."""
+    """Full rank and all spans expanded: attention is exact, at the first step and after decoded blocks have become
+    spans."""
     trial = turned(Trial(ALL, 60, max_new=30, seed=2, rotate=rotate)).prefill()
     past: list[tuple[np.ndarray, np.ndarray]] = []
     packed = packed_since(trial)
@@ -163,23 +185,35 @@ def test_spans_come_back_to_their_places_while_blocks_leave(rotate: Rotate) -> N
             whole = Trial.__new__(Trial)
             whole.shape, whole.k, whole.v, whole.q = trial.shape, trial.k, trial.v, trial.q
             whole.keys, whole.values = (
-                np.concatenate([x, *(y[i][:, :, None] for y in past)], 2) for i, x in enumerate((trial.keys, trial.values))
+                np.concatenate([x, *(y[i][:, :, None] for y in past)], 2)
+                for i, x in enumerate((trial.keys, trial.values))
             )
             np.testing.assert_allclose(out[layer].numpy(), full_attention(whole, layer), atol=1e-3)
         past.append((trial.k, trial.v))
         packed += packed_since(trial)
-    assert packed == [i + 1 for i, (_, _, kind) in enumerate(trial.spans()) if kind == "entropy"], "every span is noted once"
+    assert packed == [i + 1 for i, (_, _, kind) in enumerate(trial.spans()) if kind == "entropy"], (
+        "every span is noted once"
+    )
     assert trial.spans()[-1][1] > 70, "decoded tokens became spans"
     trial.session.close()
 
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "yarn": ("Llama", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0,
-                                           "original_max_position_embeddings": 512}}),
+    "yarn": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 512,
+            }
+        },
+    ),
     "partial": ("Phi", {"partial_rotary_factor": 0.5}),
     "pairs": ("Cohere", {}),
     "some layers": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -188,13 +222,23 @@ def test_all_spans_at_full_rank_equal_fullkv_on_a_real_model(family: str) -> Non
 
     name, changes = FAMILIES[family]
     torch.manual_seed(5)
-    model = loaded(getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**{**BASE, **changes})))
+    model = loaded(
+        getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**{**BASE, **changes}))
+    )
     prompt = random_prompt(300, seed=8)
     full = run(model, prompt, "full", max_new=4, keep_logits=True)
     exact = {
-        "window": 16, "block": 8, "l_min": 8, "l_max": 32, "dim": 4, "max_rank": 8, "tau": 0.0, "energy": 1.0, "form": "factors",
+        "window": 16,
+        "block": 8,
+        "l_min": 8,
+        "l_max": 32,
+        "dim": 4,
+        "max_rank": 8,
+        "tau": 0.0,
+        "energy": 1.0,
+        "form": "factors",
         "pre_rope": True,
-    }  # fmt: skip
+    }
     sink = ListSink()
     ours = run(model, prompt, "sekv", overrides=exact, forced=tuple(full.ids), keep_logits=True, sink=sink)
     assert any(t.direction == "h2d" for record in sink.steps for t in record.transfers)

@@ -32,7 +32,10 @@ def test_scores_follow_equations_2_to_5() -> None:
             summary = total / np.sqrt((total**2).sum())
             expected[h, s] = (weight[h] @ query[h]) @ summary / math.sqrt(DIM) + math.log(lengths[s])
     mean = torch.stack(
-        [(sr.surprisal_weights(torch.tensor(h))[None, :, None] * torch.tensor(k)).sum(1) for h, k in zip(nats, keys, strict=True)],
+        [
+            (sr.surprisal_weights(torch.tensor(h))[None, :, None] * torch.tensor(k)).sum(1)
+            for h, k in zip(nats, keys, strict=True)
+        ],
         dim=1,
     )
     w64 = torch.tensor(weight)

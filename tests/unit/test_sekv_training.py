@@ -1,4 +1,5 @@
-"""Training of SeKV's router on a tiny random Llama: losses by hand, gradients, the student against plain attention, resuming."""
+"""Training of SeKV's router on a tiny random Llama: losses by hand, gradients, the student against plain attention,
+resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ from kvlens.methods.sekv.training.student import Pass, RouterModule, attending, 
 from kvlens.methods.sekv.training.train import SeKVTraining, Trainer, train_sekv
 
 PARAMS = SeKVParameters(window=8, block=8, l_min=4, l_max=10, dim=4, max_rank=4)
-SETTINGS = SeKVTraining(batch=2, lengths=(48, 64), suffix=12, evaluate_every=4, evaluate_on=2, concentration=0.2, learning_rate=1e-2)
+SETTINGS = SeKVTraining(
+    batch=2, lengths=(48, 64), suffix=12, evaluate_every=4, evaluate_on=2, concentration=0.2, learning_rate=1e-2
+)
 
 
 class Letters:
@@ -35,9 +38,16 @@ class Letters:
 def model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=48, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, max_position_embeddings=256, initializer_range=0.4,
-    )  # fmt: skip
+        vocab_size=48,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        initializer_range=0.4,
+    )
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
@@ -84,7 +94,9 @@ def test_losses_follow_the_equations() -> None:
     teacher = torch.tensor([[0.2, 0.8], [0.5, 0.5]]).log()
     assert losses.distillation(teacher, teacher + 7).item() == pytest.approx(0, abs=1e-7)
     other = torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log()
-    assert losses.distillation(teacher, other).item() == pytest.approx((0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2, rel=1e-6)
+    assert losses.distillation(teacher, other).item() == pytest.approx(
+        (0.2 * math.log(0.4) + 0.8 * math.log(1.6)) / 2, rel=1e-6
+    )
 
 
 def test_straight_through_is_hard_forward_and_linear_backward() -> None:
@@ -115,7 +127,10 @@ def test_student_at_full_resolution_equals_the_model(model: LlamaForCausalLM) ->
     router = RouterModule(fit_pca(example.prefix_keys, 2, params.dim), params.max_rank, tau=-1.0, open_gates=40.0)
     with torch.no_grad(), attending(model):
         logits = model(
-            input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=Pass(12, example.prefix, router)
+            input_ids=example.suffix_ids,
+            position_ids=example.position_ids,
+            use_cache=False,
+            sekv=Pass(12, example.prefix, router),
         ).logits[0]
     expected = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -12:]
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
@@ -146,7 +161,9 @@ def test_gradients_reach_what_is_learned_and_nothing_else(model: LlamaForCausalL
         trainer.module.tau.fill_(0.97)
     trip = Pass(12, example.prefix, trainer.module)
     with attending(model):
-        logits = model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[0]
+        logits = model(
+            input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
+        ).logits[0]
     z = torch.stack(trip.zooms)
     assert 0 < z.mean() < 1, "some spans are expanded, some are not"
     losses.distillation(example.teacher, logits).backward()
@@ -170,7 +187,9 @@ def test_each_loss_falls_when_it_alone_is_trained(model: LlamaForCausalLM, part:
     def value() -> torch.Tensor:
         trip = Pass(12, example.prefix, trainer.module)
         with attending(model):
-            logits = model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[0]
+            logits = model(
+                input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
+            ).logits[0]
         gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
         if part == "distill":
             return losses.distillation(example.teacher, logits)
@@ -217,7 +236,9 @@ def test_training_writes_a_router_and_resumes_to_the_same_one(model: LlamaForCau
     lines: list[dict] = []
 
     def train(folder: str, steps: int = 8) -> Path:
-        return train_sekv(model, Letters(), tmp_path / folder, steps, documents, PARAMS, SETTINGS, lines.append, {"model": "tiny"})
+        return train_sekv(
+            model, Letters(), tmp_path / folder, steps, documents, PARAMS, SETTINGS, lines.append, {"model": "tiny"}
+        )
 
     straight = load_router(train("straight"), 2, 4, 8)
     assert [line["step"] for line in lines] == list(range(1, 9))

@@ -15,7 +15,8 @@ TEXTS = st.lists(MARKS, max_size=90)
 
 
 def brute(marks: list[Mark | None], length: int, deviation: int, literal: bool, start: int) -> list[int]:
-    """Ends of the chunks: every split of every window is scored; nearest to the ideal end, then the smaller, among equals."""
+    """Ends of the chunks: every split of every window is scored; nearest to the ideal end, then the smaller, among
+    equals."""
     n, at, ends = len(marks), 0, []
     while at < n:
         ideal = min(at + length, n)
@@ -27,14 +28,18 @@ def brute(marks: list[Mark | None], length: int, deviation: int, literal: bool, 
             else:
                 mark = marks[split - 1]
             if mark is not None and ideal - deviation <= split <= ideal + deviation:
-                found.append((-(0.7 * mark.weight + 0.3 * (1 - abs(ideal - split) / deviation)), abs(ideal - split), split))
+                found.append(
+                    (-(0.7 * mark.weight + 0.3 * (1 - abs(ideal - split) / deviation)), abs(ideal - split), split)
+                )
         at = min(found)[2] if found else ideal
         ends.append(start + at)
     return ends
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(1, 12), st.booleans(), st.integers(0, 5))
-def test_chunks_are_the_best_splits(marks: list[Mark | None], length: int, deviation: int, literal: bool, start: int) -> None:
+def test_chunks_are_the_best_splits(
+    marks: list[Mark | None], length: int, deviation: int, literal: bool, start: int
+) -> None:
     splitter = Splitter(length, deviation, literal)
     spans = splitter.cut(marks, start)
     check_partition(spans, start, start + len(marks))
@@ -46,7 +51,9 @@ def test_chunks_are_the_best_splits(marks: list[Mark | None], length: int, devia
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(1, 12), st.booleans())
-def test_without_length_control_every_mark_splits(marks: list[Mark | None], length: int, deviation: int, literal: bool) -> None:
+def test_without_length_control_every_mark_splits(
+    marks: list[Mark | None], length: int, deviation: int, literal: bool
+) -> None:
     splitter = Splitter(length, deviation, literal, free=True)
     spans = splitter.cut(marks)
     check_partition(spans, 0, len(marks))
@@ -93,12 +100,28 @@ def test_reasons_say_what_decided() -> None:
     assert cut_by(Splitter(14, 8).close(10, Mark("'", 1.0))[1]) == "at '"  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("piece", "marks", "expected"), [
-    (".", "one", Mark(".", 1.0)), (" end. ", "mid", Mark(".", 1.0)), ("?", "one", None), (" ?", "mid", Mark("?", 1.0)),
-    ("\n", "mid", Mark("\n", 0.9)), ("\n\n", "mid", Mark("\n\n", 1.0)), (".\n", "full", Mark("\n", 0.9)), (",", "mid", None),
-    (",", "full", Mark(",", 0.4)), ("。", "full", Mark("。", 1.0)), ("3.14", "full", None), ('."', "full", None), ("", "full", None),
-    (" ", "any", None), ('."', "any", Mark('"', 1.0)), (",", "any", Mark(",", 1.0)), (".", "none", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("piece", "marks", "expected"),
+    [
+        (".", "one", Mark(".", 1.0)),
+        (" end. ", "mid", Mark(".", 1.0)),
+        ("?", "one", None),
+        (" ?", "mid", Mark("?", 1.0)),
+        ("\n", "mid", Mark("\n", 0.9)),
+        ("\n\n", "mid", Mark("\n\n", 1.0)),
+        (".\n", "full", Mark("\n", 0.9)),
+        (",", "mid", None),
+        (",", "full", Mark(",", 0.4)),
+        ("。", "full", Mark("。", 1.0)),
+        ("3.14", "full", None),
+        ('."', "full", None),
+        ("", "full", None),
+        (" ", "any", None),
+        ('."', "any", Mark('"', 1.0)),
+        (",", "any", Mark(",", 1.0)),
+        (".", "none", None),
+    ],
+)
 def test_the_mark_of_a_token(piece: str, marks: str, expected: Mark | None) -> None:
     assert mark_of(piece, marks) == expected
 

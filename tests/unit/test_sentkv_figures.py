@@ -9,7 +9,9 @@ from kvlens.methods.sentkv import figures
 
 
 def axis_titles(figure: go.Figure) -> list[str]:
-    return [axis.title.text for axes in (figure.select_xaxes(), figure.select_yaxes()) for axis in axes if axis.title.text]
+    return [
+        axis.title.text for axes in (figure.select_xaxes(), figure.select_yaxes()) for axis in axes if axis.title.text
+    ]
 
 
 def test_reuse_begins_where_something_was_wanted() -> None:
@@ -47,6 +49,9 @@ def test_bars_add_up_to_what_moved_and_what_was_attended() -> None:
 
 def test_lengths_are_stacked_by_what_cut_them() -> None:
     figure = figures.lengths({"at .": [12, 12, 14], "no boundary": [14]}, 14, 8)
-    assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data] == [("at .", [12, 14], [2, 1]), ("no boundary", [14], [1])]
+    assert [(trace.name, list(trace.x), list(trace.y)) for trace in figure.data] == [
+        ("at .", [12, 14], [2, 1]),
+        ("no boundary", [14], [1]),
+    ]
     assert axis_titles(figure) == ["length (tokens)", "chunks"]
     assert {note.text for note in figure.layout.annotations} == {"L", "L − Δ", "L + Δ"}

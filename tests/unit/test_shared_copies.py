@@ -1,5 +1,5 @@
-"""Entries of the ledger that leave together: one copy where host memory lets them be one, the same bytes in any case, times that are told
-once."""
+"""Entries of the ledger that leave together: one copy where host memory lets them be one, the same bytes in any case,
+times that are told once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_together_or_one_by_one_the_bytes_are_the_same(layout: str, tokens: int,
     device = FakeDevice(seed)
     link = device.link(ledger := Ledger())
     entries = [ledger.open(0, head, 1, "d2h", "leave", source[head].nbytes, blocking=True) for head in range(HEADS)]
-    (ticket,) = link.submit_together([(entry, Move(to, part)) for entry, to, part in zip(entries, together, source, strict=True)])
+    (ticket,) = link.submit_together(
+        [(entry, Move(to, part)) for entry, to, part in zip(entries, together, source, strict=True)]
+    )
     ticket.wait()
     device.finish()
     for to, part in zip(single, source, strict=True):
@@ -63,7 +65,9 @@ def test_one_stretch_of_host_memory_is_one_copy(layout: str, copies: int, monkey
     link = FakeDevice(eager=True, lazy=True).link(ledger := Ledger())
     source = torch.randn(HEADS, 2, 5, DIM)
     entries = [ledger.open(0, head, 1, "d2h", "leave", source[head].nbytes, blocking=True) for head in range(HEADS)]
-    for ticket in link.submit_together([(e, Move(to, part)) for e, to, part in zip(entries, rooms(layout, 5)[1], source, strict=True)]):
+    for ticket in link.submit_together(
+        [(e, Move(to, part)) for e, to, part in zip(entries, rooms(layout, 5)[1], source, strict=True)]
+    ):
         ticket.wait()
     assert len(issued) == copies
     assert all(target.is_contiguous() for target, _ in issued)
@@ -71,7 +75,8 @@ def test_one_stretch_of_host_memory_is_one_copy(layout: str, copies: int, monkey
 
 
 class Watched(TorchDispatchMode):
-    """Notes whether both sides of every copy into a tensor that is there are contiguous: what a DMA engine can do, and no more."""
+    """Notes whether both sides of every copy into a tensor that is there are contiguous: what a DMA engine can do, and
+    no more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,10 +108,12 @@ def test_no_two_shapes_storages_or_indices_are_joined() -> None:
     units, other = torch.zeros(3, 2, 4), torch.zeros(2, 2, 4)
     index = torch.tensor([0, 1])
     for moves in (
-        [Move(units[0], other[0]), Move(units[1], torch.zeros(2, 4))], [Move(units[0], other[0]), Move(units[1, :1], other[1, :1])],
+        [Move(units[0], other[0]), Move(units[1], torch.zeros(2, 4))],
+        [Move(units[0], other[0]), Move(units[1, :1], other[1, :1])],
         [Move(units[0], other[0], index, [0, 1]), Move(units[1], other[1], index, [0, 1])],
-        [Move(units[1], other[0]), Move(units[0], other[1])], [Move(units[i], units[2]) for i in (0, 0, 1)],
-    ):  # fmt: skip
+        [Move(units[1], other[0]), Move(units[0], other[1])],
+        [Move(units[i], units[2]) for i in (0, 0, 1)],
+    ):
         assert joined(moves) is moves
     (move,) = joined([Move(units[2 * i], other[i]) for i in range(2)])
     assert (move.target.shape, move.source.shape, move.bytes) == ((2, 2, 4), (2, 2, 4), 64)
@@ -118,7 +125,10 @@ def test_each_entry_answers_for_its_own_bytes(kind: type) -> None:
     link = HostLink(ledger := Ledger()) if kind is HostLink else FakeDevice().link(ledger := Ledger())
     units = torch.zeros(2, 4)
     sizes = (12, 20)  # as many as are moved, in all
-    jobs = [(ledger.open(0, i, 1, "d2h", "leave", size, blocking=True), Move(torch.zeros(4), units[i])) for i, size in enumerate(sizes)]
+    jobs = [
+        (ledger.open(0, i, 1, "d2h", "leave", size, blocking=True), Move(torch.zeros(4), units[i]))
+        for i, size in enumerate(sizes)
+    ]
     with pytest.raises(AssertionError, match="16 bytes moved, 12 in the ledger"):
         link.submit_together(jobs)
     link.close()
@@ -126,7 +136,10 @@ def test_each_entry_answers_for_its_own_bytes(kind: type) -> None:
 
 def test_what_cannot_be_copied_is_raised_to_who_waits() -> None:
     link = FakeDevice(eager=True).link(ledger := Ledger())
-    jobs = [(ledger.open(0, i, 1, "d2h", "leave", 16, blocking=True), Move(torch.zeros(2, 3), torch.zeros(4))) for i in range(2)]
+    jobs = [
+        (ledger.open(0, i, 1, "d2h", "leave", 16, blocking=True), Move(torch.zeros(2, 3), torch.zeros(4)))
+        for i in range(2)
+    ]
     (ticket,) = link.submit_together(jobs)
     with pytest.raises(RuntimeError, match="cannot go into"):
         ticket.wait()
@@ -141,7 +154,10 @@ def test_a_copy_of_several_entries_has_one_time_and_is_waited_for_once() -> None
     source = torch.randn(2, HEADS, 2, 5, DIM)
     tickets = []
     for layer in range(2):
-        entries = [ledger.open(layer, head, 1, "d2h", "leave", source[layer, head].nbytes, blocking=True) for head in range(HEADS)]
+        entries = [
+            ledger.open(layer, head, 1, "d2h", "leave", source[layer, head].nbytes, blocking=True)
+            for head in range(HEADS)
+        ]
         tickets += link.submit_together(
             [(e, Move(to, part)) for e, to, part in zip(entries, rooms("rows", 5)[1], source[layer], strict=True)]
         )
@@ -155,10 +171,14 @@ def test_a_copy_of_several_entries_has_one_time_and_is_waited_for_once() -> None
 
     store = duckdb.connect()
     store.execute("ATTACH ':memory:' AS run")
-    store.execute("CREATE TABLE run.main.transfer (step INT, direction VARCHAR, cause VARCHAR, bytes UBIGINT, start_us BIGINT, "
-                  "end_us BIGINT, wait_us BIGINT, blocking BOOLEAN)")  # fmt: skip
+    store.execute(
+        "CREATE TABLE run.main.transfer (step INT, direction VARCHAR, cause VARCHAR, bytes UBIGINT, start_us BIGINT, "
+        "end_us BIGINT, wait_us BIGINT, blocking BOOLEAN)"
+    )
     for row in rows:
-        store.execute("INSERT INTO run.main.transfer VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [
-            row.step, row.direction, row.cause, row.bytes, row.start_us, row.end_us, row.wait_us, row.blocking])  # fmt: skip
+        store.execute(
+            "INSERT INTO run.main.transfer VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [row.step, row.direction, row.cause, row.bytes, row.start_us, row.end_us, row.wait_us, row.blocking],
+        )
     (told,) = store.execute(queries.TRANSFER_TIMES).df().to_dict("records")
     assert (told["bytes"], told["n"], told["moving_us"]) == (source.nbytes, 2 * HEADS, 2 * COPY_NS // 1000)

@@ -1,4 +1,5 @@
-"""Segmenters on one text: what the page computes of a stored run's own method is what the run recorded, for every method."""
+"""Segmenters on one text: what the page computes of a stored run's own method is what the run recorded, for every
+method."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "sekv-chunks": {"method": "sekv", "budget": "0.6", "overrides": {"segmentation": "chunks", "l_max": "20"}},
     "sekv-no-anchors": {"method": "sekv", "budget": "0.6", "overrides": {"anchors": "false"}},
     "sentkv": {"method": "sentkv", "budget": "0.5"},
-    "sentkv-free": {"method": "sentkv", "budget": "0.9", "overrides": {"length_control": "false", "marks": "full", "sinks": "0"}},
+    "sentkv-free": {
+        "method": "sentkv",
+        "budget": "0.9",
+        "overrides": {"length_control": "false", "marks": "full", "sinks": "0"},
+    },
     "freekv": {"method": "freekv", "budget": "0.5"},
     "freekv-whole": {"method": "freekv", "budget": "1"},
     "chess": {"method": "chess"},
@@ -49,7 +54,10 @@ def made(tmp_path_factory: pytest.TempPathFactory, demo: Any) -> tuple[Path, dic
 def recorded(reader: TraceReader) -> list[tuple[int, int, str]]:
     spans = reader.spans()
     first = spans[(spans["born_step"] < 0) & (spans["kind"] != "window")].sort_values("tok_start")
-    return [(int(a), int(b), str(kind)) for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)]
+    return [
+        (int(a), int(b), str(kind))
+        for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)
+    ]
 
 
 def test_every_method_is_among_the_runs() -> None:
@@ -66,7 +74,13 @@ def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], n
         assert len(again) > (0 if name == "streaming-whole" else 3)
         if reader.meta["method"] != "compresskv":  # whose reasons say what was kept of a page, which only the run knows
             spans = reader.spans()
-            said = dict(zip(spans.loc[spans["kind"] != "window", "tok_start"], spans["reason"][spans["kind"] != "window"], strict=True))
+            said = dict(
+                zip(
+                    spans.loc[spans["kind"] != "window", "tok_start"],
+                    spans["reason"][spans["kind"] != "window"],
+                    strict=True,
+                )
+            )
             assert all(said[span.tok_start] == span.reason for span in again)
 
 
@@ -87,7 +101,9 @@ def test_the_same_parameters_give_the_same_preview_whatever_run_is_looked_at(mad
         assert pages[-1].tok_end == chunks[-1].tok_end == grids[-1].tok_end
 
 
-def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_own(made: tuple[Path, dict[str, str]]) -> None:
+def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_own(
+    made: tuple[Path, dict[str, str]],
+) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids["sekv-paper"]) as reader:
         text, params = Text.of(reader, reader.tokens()), spancuts.entropy_parameters(reader)

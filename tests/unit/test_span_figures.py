@@ -1,4 +1,5 @@
-"""Figures of the Spans page: boundaries where the spans are, colours of what was recorded, PCA as linear algebra has it."""
+"""Figures of the Spans page: boundaries where the spans are, colours of what was recorded, PCA as linear algebra has
+it."""
 
 from __future__ import annotations
 
@@ -23,10 +24,18 @@ from kvlens.ui.spans import map as spansmap
 @pytest.fixture
 def own() -> pd.DataFrame:
     """Three spans of twelve tokens; nothing is known of the second."""
-    return pd.DataFrame({
-        "span": [4, 7, 9], "kind": ["sink", "entropy", "entropy"], "tok_start": [0, 2, 8], "tok_end": [2, 8, 12], "length": [2, 6, 4],
-        "text": ["ab", "<b>x</b>", "end"], "mass": [0.5, np.nan, 0.1], "state": ["resident", None, "cold"],
-    })  # fmt: skip
+    return pd.DataFrame(
+        {
+            "span": [4, 7, 9],
+            "kind": ["sink", "entropy", "entropy"],
+            "tok_start": [0, 2, 8],
+            "tok_end": [2, 8, 12],
+            "length": [2, 6, 4],
+            "text": ["ab", "<b>x</b>", "end"],
+            "mass": [0.5, np.nan, 0.1],
+            "state": ["resident", None, "cold"],
+        }
+    )
 
 
 @pytest.fixture
@@ -146,7 +155,8 @@ def test_the_map_marks_the_needle_with_a_star_and_the_selection_with_a_ring(own:
     assert (list(ring.x), list(ring.y)) == ([2.0], [7.0])
 
 
-# ------------------------------------------------------------------------------------------------------------------- UMAP's process
+# -------------------------------------------------------------------------------------------------------------------
+# UMAP's process
 @pytest.mark.slow
 def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 24, prompt_tokens=300)
@@ -167,7 +177,11 @@ def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize(
     ("spans", "neighbors", "sentence"),
-    [(8, 5, "UMAP needs at least 15"), (24, 60, "60 neighbours cannot be had of"), (24, 1, "1 neighbours cannot be had of")],
+    [
+        (8, 5, "UMAP needs at least 15"),
+        (24, 60, "60 neighbours cannot be had of"),
+        (24, 1, "1 neighbours cannot be had of"),
+    ],
 )
 def test_umap_refuses_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], spans: int, neighbors: int, sentence: str

@@ -22,8 +22,13 @@ def test_paper_rule_by_hand() -> None:
     # 6, 7 and 11 stand out, 0 and 1 are sinks; 12..13 has fewer than 3 tokens.
     h = [0, 1, 1, 1, 1, 1, 9, 8, 1, 1, 1, 9, 1, 1]
     assert shape(entropy_paper(h, alpha=1.0, l_min=3, sinks=2)) == [
-        (0, 2, "sink"), (2, 6, "entropy"), (6, 8, "anchor"), (8, 11, "entropy"), (11, 12, "anchor"), (12, 14, "short"),
-    ]  # fmt: skip
+        (0, 2, "sink"),
+        (2, 6, "entropy"),
+        (6, 8, "anchor"),
+        (8, 11, "entropy"),
+        (11, 12, "anchor"),
+        (12, 14, "short"),
+    ]
 
 
 def test_feasible_rule_by_hand() -> None:
@@ -31,19 +36,31 @@ def test_feasible_rule_by_hand() -> None:
     # and 11..15 (5).
     h = [0, 1, 1, 1, 9, 8, 1, 1, 1, 1, 7, 1, 1, 1, 1, 1]
     assert shape(entropy_feasible(h, alpha=1.0, l_min=3, l_max=6, sinks=1)) == [
-        (0, 1, "sink"), (1, 4, "entropy"), (4, 5, "anchor"), (5, 10, "entropy"), (10, 11, "anchor"), (11, 16,
-        "entropy"),
-    ]  # fmt: skip
+        (0, 1, "sink"),
+        (1, 4, "entropy"),
+        (4, 5, "anchor"),
+        (5, 10, "entropy"),
+        (10, 11, "anchor"),
+        (11, 16, "entropy"),
+    ]
     # Capped at one anchor: the run 5..15 has 11 tokens > 6 and is split at its highest surprisal at least 3 from both
     # ends: token 10.
     assert shape(entropy_feasible(h, alpha=1.0, l_min=3, l_max=6, anchor_cap=1, sinks=1)) == [
-        (0, 1, "sink"), (1, 4, "entropy"), (4, 5, "anchor"), (5, 10, "entropy"), (10, 16, "entropy"),
-    ]  # fmt: skip
+        (0, 1, "sink"),
+        (1, 4, "entropy"),
+        (4, 5, "anchor"),
+        (5, 10, "entropy"),
+        (10, 16, "entropy"),
+    ]
     # With 2 sinks the run before anchor 4 has 2 tokens < 3: the anchor is demoted and 2..9 is one run, too long,
     # split at its highest surprisal that leaves 3 on both sides: token 5.
     assert shape(entropy_feasible(h, alpha=1.0, l_min=3, l_max=6, sinks=2)) == [
-        (0, 2, "sink"), (2, 5, "entropy"), (5, 10, "entropy"), (10, 11, "anchor"), (11, 16, "entropy"),
-    ]  # fmt: skip
+        (0, 2, "sink"),
+        (2, 5, "entropy"),
+        (5, 10, "entropy"),
+        (10, 11, "anchor"),
+        (11, 16, "entropy"),
+    ]
 
 
 def test_reasons_carry_the_numbers() -> None:
@@ -79,7 +96,9 @@ def test_paper_partition(h: list[float], start: int, alpha: float, l_min: int, s
     st.integers(0, 6),
     st.integers(0, 5),
 )
-def test_feasible_partition(h: list[float], start: int, alpha: float, l_min: int, more: int, sinks: int, cap: int) -> None:
+def test_feasible_partition(
+    h: list[float], start: int, alpha: float, l_min: int, more: int, sinks: int, cap: int
+) -> None:
     l_max = 2 * l_min + more
     spans = entropy_feasible(h, alpha, l_min, l_max, cap, start=start, sinks=sinks)
     check_partition(spans, start, start + len(h))
@@ -95,7 +114,9 @@ def test_frozen_statistics_cut_a_decoded_block() -> None:
     frozen = Surprisal(mu=1.0, sigma=1.0)
     block = [5.0] * 8
     assert shape(entropy_paper(block, start=100, stats=frozen)) == [(100, 108, "anchor")]
-    assert shape(entropy_paper(block, start=100, l_min=4)) == [(100, 108, "entropy")], "by its own statistics nothing stands out"
+    assert shape(entropy_paper(block, start=100, l_min=4)) == [(100, 108, "entropy")], (
+        "by its own statistics nothing stands out"
+    )
 
 
 @pytest.mark.parametrize("segment", [entropy_paper, entropy_feasible])

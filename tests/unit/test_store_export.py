@@ -30,13 +30,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
 def lengths(reader: TraceReader) -> dict[str, int]:
     masses = sum(len(reader.span_mass(layer, head)) for layer in range(2) for head in range(4))
     return {
-        "heads": 8, "head-steps": 96, "spans": len(reader.spans()), "span-mass": masses, "transfers": len(reader.transfers()),
-        "events": len(reader.events()), "tokens": len(reader.tokens()),
+        "heads": 8,
+        "head-steps": 96,
+        "spans": len(reader.spans()),
+        "span-mass": masses,
+        "transfers": len(reader.transfers()),
+        "events": len(reader.events()),
+        "tokens": len(reader.tokens()),
         "journal": sum(map(len, reader.journal()["values"])),
-        "loss": len(reader.loss()), "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
-        "span-keys": sum(keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))),
+        "loss": len(reader.loss()),
+        "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
+        "span-keys": sum(
+            keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))
+        ),
         "scores": sum(len(reader.score_history(layer, head)) for layer in range(2) for head in range(2)),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("what", EXPORTS)
@@ -50,7 +58,9 @@ def test_the_three_formats_hold_the_same_table(reader: TraceReader, what: str, t
     assert list(text.columns) == list(table.columns) == list(objects[0])
     numbers = table.select_dtypes("number").columns
     for name in numbers:
-        pd.testing.assert_series_equal(text[name].astype(float), table[name].astype(float), check_names=False, rtol=1e-6)
+        pd.testing.assert_series_equal(
+            text[name].astype(float), table[name].astype(float), check_names=False, rtol=1e-6
+        )
         from_json = pd.Series([row[name] for row in objects], dtype=float)
         pd.testing.assert_series_equal(from_json, table[name].astype(float), check_names=False, rtol=1e-6)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -82,7 +92,11 @@ def test_formulas_are_defused_in_csv_text_only(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
     writer.begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
     texts = ["=1+1", "+2", "-3", "@x", "\tt", "plain", '"quoted", and, commas\n']
-    writer.prefill(PrefillRecord([PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)], [], [], [], [], 1, 1, 1, 1))
+    writer.prefill(
+        PrefillRecord(
+            [PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)], [], [], [], [], 1, 1, 1, 1
+        )
+    )
     writer.finish("completed", None, [], {})
     with TraceReader.open(tmp_path, writer.uid) as reader:
         rows = list(csv.DictReader(io.StringIO(_bytes(reader, "tokens", "csv").getvalue().decode(), newline="")))

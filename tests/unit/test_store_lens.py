@@ -24,10 +24,17 @@ ATOL = 2e-5
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    seed=st.integers(0, 2**32 - 1), layers=st.integers(1, 3), kv_heads=st.integers(1, 3), group=st.integers(1, 3), steps=st.integers(0, 7),
-    block=st.integers(1, 4), texts=st.lists(st.text(st.characters(codec=None), max_size=5), min_size=7, max_size=7),
-)  # fmt: skip
-def test_every_value_comes_back(seed: int, layers: int, kv_heads: int, group: int, steps: int, block: int, texts: list[str]) -> None:
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(1, 3),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 3),
+    steps=st.integers(0, 7),
+    block=st.integers(1, 4),
+    texts=st.lists(st.text(st.characters(codec=None), max_size=5), min_size=7, max_size=7),
+)
+def test_every_value_comes_back(
+    seed: int, layers: int, kv_heads: int, group: int, steps: int, block: int, texts: list[str]
+) -> None:
     rng = np.random.default_rng(seed)
     sizes = (layers, kv_heads * group, kv_heads, 2)
     records = [make_step(rng, step, sizes, texts[step]) for step in range(steps)]
@@ -37,7 +44,10 @@ def test_every_value_comes_back(seed: int, layers: int, kv_heads: int, group: in
             _check_step(reader, record, group)
         for layer in range(layers):
             for head in range(kv_heads):
-                found, given_keys = reader.span_keys(layer, head), make_span_keys(np.random.default_rng(5), layers, kv_heads)
+                found, given_keys = (
+                    reader.span_keys(layer, head),
+                    make_span_keys(np.random.default_rng(5), layers, kv_heads),
+                )
                 assert found is not None
                 order = np.argsort(given_keys.span)
                 np.testing.assert_array_equal(found[0], given_keys.span[order])
@@ -55,7 +65,9 @@ def _check_loss(reader: TraceReader, records: list[StepRecord]) -> None:
             if isinstance(value, str):
                 assert row[name] == value.encode("utf-8", "replace").decode()
             else:
-                np.testing.assert_equal(float(row[name]), float(np.float32(value)) if isinstance(value, float) else float(value))
+                np.testing.assert_equal(
+                    float(row[name]), float(np.float32(value)) if isinstance(value, float) else float(value)
+                )
 
 
 def _check_step(reader: TraceReader, record: StepRecord, group: int) -> None:
@@ -76,7 +88,9 @@ def _check_step(reader: TraceReader, record: StepRecord, group: int) -> None:
         np.testing.assert_allclose(got["full"], full[order], atol=ATOL)
         np.testing.assert_allclose(got["mass"], mass[order], atol=ATOL)
         np.testing.assert_allclose(got["regret"], np.maximum(full - mass, 0)[order], atol=2 * ATOL)
-        np.testing.assert_allclose(reader.oracle_tail(record.step, layer, head), record.oracle.tail_full[layer, head], atol=1e-6)
+        np.testing.assert_allclose(
+            reader.oracle_tail(record.step, layer, head), record.oracle.tail_full[layer, head], atol=1e-6
+        )
         here = rows[(rows["layer"] == layer) & (rows["q_head"] == head)]
         assert (here["kv_head"] == head // group).all()
         np.testing.assert_array_equal(here["span"], got["span"])
@@ -98,7 +112,9 @@ def test_regret_by_step_names_the_head_that_missed_most(tmp_path: Path) -> None:
     sizes = (2, 4, 2, 1)
     records = [make_step(np.random.default_rng(step), step, sizes, skip={"regret"}) for step in range(3)]
     for step in (0, 2):
-        records[step].head["regret"] = np.array([[0.25, np.nan, 0.5, 0.0], [np.nan, 0.5, 0.125, 0.0]], np.float32) / (step + 1)
+        records[step].head["regret"] = np.array([[0.25, np.nan, 0.5, 0.0], [np.nan, 0.5, 0.125, 0.0]], np.float32) / (
+            step + 1
+        )
     with write(tmp_path, records, sizes) as reader:
         assert "regret" in reader.metrics()
         got = reader.regret_by_step()

@@ -25,7 +25,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_synthetic(folder, LAYERS, Q, KV, STEPS, spans=20, seed=3, uid="full-level", top_k=8)
     write_synthetic(folder, LAYERS, Q, KV, STEPS, spans=20, seed=3, uid="summary-level", trace_level="summary")
-    write_synthetic(folder, LAYERS, Q, KV, STEPS, spans=20, seed=3, uid="heads-level", trace_level="heads", status="cancelled")
+    write_synthetic(
+        folder, LAYERS, Q, KV, STEPS, spans=20, seed=3, uid="heads-level", trace_level="heads", status="cancelled"
+    )
     return folder
 
 
@@ -38,7 +40,9 @@ def reader(runs: Path) -> Iterator[TraceReader]:
 @pytest.fixture(scope="module")
 def rows(reader: TraceReader) -> pd.DataFrame:
     return (
-        reader.batches(HEAD_STEPS.format(columns=", ".join(("step", "layer", "q_head", "kv_head", *HEAD_COLUMNS)))).read_all().to_pandas()
+        reader.batches(HEAD_STEPS.format(columns=", ".join(("step", "layer", "q_head", "kv_head", *HEAD_COLUMNS))))
+        .read_all()
+        .to_pandas()
     )
 
 
@@ -65,7 +69,13 @@ def test_every_head_row_has_its_spans_and_a_tail(reader: TraceReader) -> None:
 def test_summary_equals_pandas(reader: TraceReader, rows: pd.DataFrame, agg: str, start: int, stop: int | None) -> None:
     part = rows[(rows["step"] >= start) & (rows["step"] < (STEPS if stop is None else stop))]
     for metric in ("mass_coarse", "entropy", "n_zoomed"):
-        want = part.assign(v=part[metric].astype(float)).groupby(["layer", "q_head"])["v"].agg(agg).to_numpy().reshape(LAYERS, Q)
+        want = (
+            part.assign(v=part[metric].astype(float))
+            .groupby(["layer", "q_head"])["v"]
+            .agg(agg)
+            .to_numpy()
+            .reshape(LAYERS, Q)
+        )
         np.testing.assert_allclose(reader.head_summary(metric, start, stop, agg), want, rtol=1e-5)
     assert np.isnan(reader.head_summary("corrected", start, stop, agg)).all()
 
@@ -87,12 +97,15 @@ def test_head_table_equals_pandas_and_the_rollup_equals_the_rows(reader: TraceRe
     assert db.rows("SELECT count(*) FROM run.main.layer_step") == [(STEPS * LAYERS,)]
     worst = db.rows(
         "SELECT max(abs(l.entropy - h.e)) FROM run.main.layer_step AS l JOIN "
-        "(SELECT step, layer, avg(entropy::DOUBLE) AS e FROM run.main.head_step GROUP BY step, layer) AS h USING (step, layer)"
+        "(SELECT step, layer, avg(entropy::DOUBLE) AS e FROM run.main.head_step GROUP BY step, layer) AS h "
+        "USING (step, layer)"
     )
     assert worst[0][0] < 1e-6
     worst = db.rows(
-        "SELECT max(abs(l.similarity - k.mean)), max(abs(l.recalled_tokens::BIGINT - k.total)) FROM run.main.layer_step AS l JOIN "
-        "(SELECT step, layer, avg(similarity::DOUBLE) AS mean, sum(recalled_tokens)::BIGINT AS total FROM run.main.kv_step "
+        "SELECT max(abs(l.similarity - k.mean)), max(abs(l.recalled_tokens::BIGINT - k.total)) FROM "
+        "run.main.layer_step AS l JOIN "
+        "(SELECT step, layer, avg(similarity::DOUBLE) AS mean, sum(recalled_tokens)::BIGINT AS total FROM "
+        "run.main.kv_step "
         "GROUP BY step, layer) AS k USING (step, layer)"
     )
     assert worst[0][0] < 1e-6
@@ -139,9 +152,20 @@ def test_replay_knows_holders_forms_and_births() -> None:
     spans = [(1, "coarse", "factors"), (2, "coarse", "raw"), (3, "resident", None)]
     events = [(1, "zoom_in", 0), (1, "zoom_in", 1), (2, "zoom_in", None), (1, "zoom_out", 0), (9, "zoom_in", 0)]
     assert replay(spans, events) == {1: "reconstructed", 2: "resident", 3: "resident"}
-    assert replay(spans, [*events, (1, "zoom_out", 1), (2, "zoom_out", None)]) == {1: "coarse", 2: "coarse", 3: "resident"}
-    assert replay(spans, [(3, "offload", None), (1, "offload", None), (2, "evict", None)]) == {1: "coarse", 2: "evicted", 3: "cold"}
-    rows = changes([(1, "coarse", "raw", -1), (2, "coarse", None, 4)], [(3, 1, "zoom_in", 0), (3, 1, "zoom_out", 0), (5, 2, "evict", None)])
+    assert replay(spans, [*events, (1, "zoom_out", 1), (2, "zoom_out", None)]) == {
+        1: "coarse",
+        2: "coarse",
+        3: "resident",
+    }
+    assert replay(spans, [(3, "offload", None), (1, "offload", None), (2, "evict", None)]) == {
+        1: "coarse",
+        2: "evicted",
+        3: "cold",
+    }
+    rows = changes(
+        [(1, "coarse", "raw", -1), (2, "coarse", None, 4)],
+        [(3, 1, "zoom_in", 0), (3, 1, "zoom_out", 0), (5, 2, "evict", None)],
+    )
     assert rows == [(-1, 1, "coarse"), (4, 2, "coarse"), (5, 2, "evicted")]
     some = [(1, "partial", None)]
     kept = [(1, kind, None) for kind in ("offload", "zoom_in", "recall", "zoom_out")]
@@ -158,8 +182,14 @@ def test_transfers_and_events_of_one_head_include_those_of_its_layer(reader: Tra
     assert summary["bytes"].sum() == every["bytes"].sum()
     assert summary["n"].sum() == len(every)
     times = reader.transfer_times()
-    by_hand = every.assign(moving_us=every["end_us"] - every["start_us"], blocking_bytes=every["bytes"] * every["blocking"])
-    sums = by_hand.groupby(["step", "direction", "cause"])[["bytes", "blocking_bytes", "moving_us", "wait_us"]].sum().reset_index()
+    by_hand = every.assign(
+        moving_us=every["end_us"] - every["start_us"], blocking_bytes=every["bytes"] * every["blocking"]
+    )
+    sums = (
+        by_hand.groupby(["step", "direction", "cause"])[["bytes", "blocking_bytes", "moving_us", "wait_us"]]
+        .sum()
+        .reset_index()
+    )
     assert times.drop(columns="n").astype(sums.dtypes).equals(sums)
     assert times["n"].sum() == len(every)
     assert (reader.events(step=-1)["step"] == -1).all()
@@ -169,14 +199,18 @@ def test_transfers_and_events_of_one_head_include_those_of_its_layer(reader: Tra
 def test_small_columns_do_not_wrap_around(reader: TraceReader) -> None:
     spans = reader.spans()
     assert (spans["tok_start"] - spans["tok_end"] < 0).all()
-    assert not any(str(kind).startswith("uint") for frame in (spans, reader.steps(), reader.head_table()) for kind in frame.dtypes)
+    assert not any(
+        str(kind).startswith("uint") for frame in (spans, reader.steps(), reader.head_table()) for kind in frame.dtypes
+    )
 
 
 def test_summary_level_keeps_rollups_only(runs: Path, reader: TraceReader) -> None:
     with TraceReader.open(runs, "summary-level") as small:
         assert small.metrics() == reader.metrics()
         assert np.isnan(small.head_cube("entropy")).all()
-        np.testing.assert_allclose(small.head_summary("entropy", agg="max"), reader.head_summary("entropy", agg="max"), rtol=1e-6)
+        np.testing.assert_allclose(
+            small.head_summary("entropy", agg="max"), reader.head_summary("entropy", agg="max"), rtol=1e-6
+        )
         left, right = small.head_table(), reader.head_table()
         pd.testing.assert_frame_equal(left.drop(columns="run_uid"), right.drop(columns="run_uid"), rtol=1e-6)
         with pytest.raises(TraceError, match="summary"):
@@ -219,5 +253,7 @@ def test_reading_needs_neither_torch_nor_streamlit() -> None:
         "import sys, kvlens.store.reader, kvlens.store.export, kvlens.store.recover; "
         "print([name for name in ('torch', 'streamlit', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
+    )
     assert done.stdout.strip() == "[]"

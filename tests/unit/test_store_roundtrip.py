@@ -15,15 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import COSINES, make_oracle, make_scores, make_step, stored, write
 
-from kvlens.rows import (
-    HEAD_COLUMNS,
-    KV_COLUMNS,
-    EventRow,
-    JournalRow,
-    Scores,
-    StepRecord,
-    TransferRow,
-)
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, Scores, StepRecord, TransferRow
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
@@ -42,7 +34,15 @@ from kvlens.store.writer import TraceWriter
     texts=st.lists(st.text(st.characters(codec=None), max_size=5), min_size=11, max_size=11),
 )
 def test_every_value_comes_back(
-    seed: int, layers: int, kv_heads: int, group: int, top_k: int, steps: int, block: int, skip: set[str], texts: list[str]
+    seed: int,
+    layers: int,
+    kv_heads: int,
+    group: int,
+    top_k: int,
+    steps: int,
+    block: int,
+    skip: set[str],
+    texts: list[str],
 ) -> None:
     rng = np.random.default_rng(seed)
     sizes = (layers, kv_heads * group, kv_heads, top_k)
@@ -50,12 +50,18 @@ def test_every_value_comes_back(
     with tempfile.TemporaryDirectory() as name, write(Path(name), records, sizes, block_steps=block) as reader:
         assert (reader.n_steps, reader.n_layers, reader.q_heads, reader.kv_heads) == (steps, *sizes[:3])
         for metric in HEAD_COLUMNS:
-            want = np.array([r.head.get(metric, np.full(sizes[:2], np.nan)) for r in records], np.float32).reshape(-1, *sizes[:2])
+            want = np.array([r.head.get(metric, np.full(sizes[:2], np.nan)) for r in records], np.float32).reshape(
+                -1, *sizes[:2]
+            )
             np.testing.assert_array_equal(reader.head_cube(metric), stored(want))
             assert (metric in reader.metrics()) == bool(np.isfinite(want).any())
         for metric in KV_COLUMNS:
-            want = np.array([r.kv.get(metric, np.full((layers, kv_heads), np.nan)) for r in records]).reshape(-1, layers, kv_heads)
-            np.testing.assert_array_equal(reader.kv_cube(metric), stored(want) if metric in COSINES else want.astype(np.float32))
+            want = np.array([r.kv.get(metric, np.full((layers, kv_heads), np.nan)) for r in records]).reshape(
+                -1, layers, kv_heads
+            )
+            np.testing.assert_array_equal(
+                reader.kv_cube(metric), stored(want) if metric in COSINES else want.astype(np.float32)
+            )
             assert (metric in reader.kv_metrics()) == bool(np.isfinite(want).any())
         tokens = reader.tokens()
         assert list(tokens["pos"]) == list(range(3 + steps))
@@ -88,7 +94,13 @@ def _check_spans(reader: TraceReader, records: list[StepRecord]) -> None:
             for head in {0, reader.q_heads - 1}:
                 got = reader.head_spans(record.step, layer, head)
                 known = record.top_span[layer, head] >= 0
-                want = dict(zip(record.top_span[layer, head][known].tolist(), record.top_mass[layer, head][known].tolist(), strict=True))
+                want = dict(
+                    zip(
+                        record.top_span[layer, head][known].tolist(),
+                        record.top_mass[layer, head][known].tolist(),
+                        strict=True,
+                    )
+                )
                 assert set(got["span"]) == set(want)
                 for span, mass in zip(got["span"], got["mass"], strict=True):
                     assert abs(mass - want[span]) <= np.sqrt(want[span]) / 255 + 1e-5
@@ -141,7 +153,10 @@ def _plain(series: Any) -> list[Any]:
 def test_null_is_not_zero(tmp_path: Path) -> None:
     sizes = (1, 2, 1, 1)
     record = make_step(np.random.default_rng(0), 0, sizes)
-    record.head = {"mass_sink": np.array([[0.0, np.nan]], np.float32), "corrected": np.array([[np.nan, 0.0]], np.float32)}
+    record.head = {
+        "mass_sink": np.array([[0.0, np.nan]], np.float32),
+        "corrected": np.array([[np.nan, 0.0]], np.float32),
+    }
     record.kv = {"h2d_bytes": np.array([[0.0]])}
     with write(tmp_path, [record], sizes) as reader:
         assert reader.metrics() == ["mass_sink", "corrected"]
@@ -167,7 +182,8 @@ def test_what_came_before_the_first_record_counts_in_the_duration(tmp_path: Path
 
 
 def test_a_step_that_cannot_be_logged_is_in_no_table(tmp_path: Path) -> None:
-    """A run that fails on a step's last rows ends with the step before, in the tables of scores and of full attention too."""
+    """A run that fails on a step's last rows ends with the step before, in the tables of scores and of full attention
+    too."""
     sizes, rng, writer = (2, 2, 1, 3), np.random.default_rng(1), TraceWriter(tmp_path)
     writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
     records = [make_step(rng, step, sizes) for step in range(3)]
@@ -216,7 +232,13 @@ def test_rows_are_stored_head_by_head_within_a_block(tmp_path: Path) -> None:
     records = [make_step(np.random.default_rng(step), step, sizes) for step in range(6)]
     with write(tmp_path, records, sizes, block_steps=4) as reader:
         rows = reader._db.rows("SELECT step, layer, q_head FROM run.main.head_step ORDER BY rowid")
-    order = [(step, layer, head) for block in (range(4), range(4, 6)) for layer in (0, 1) for head in (0, 1) for step in block]
+    order = [
+        (step, layer, head)
+        for block in (range(4), range(4, 6))
+        for layer in (0, 1)
+        for head in (0, 1)
+        for step in block
+    ]
     assert rows == order
 
 
@@ -264,7 +286,9 @@ def _ranked(**change: np.ndarray) -> Scores:
         ({"top_span": np.full((1, 1, 1), 70_000, np.int32)}, "Span ids above"),
     ],
 )
-def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
     sizes = (1, 1, 1, 1)
     rng = np.random.default_rng(0)
     writer = TraceWriter(tmp_path, block_steps=1)

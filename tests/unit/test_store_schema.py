@@ -14,7 +14,9 @@ FINGERPRINTS = {1: "dd9c03ba8038796a", 2: "4a9ce1e4e806e63b", 3: "80682df7fc8cdc
 
 def test_a_change_of_the_schema_needs_a_new_version() -> None:
     fingerprint = hashlib.sha256("\n".join(statements()).encode()).hexdigest()[:16]
-    assert FINGERPRINTS.get(SCHEMA_VERSION) == fingerprint, "raise SCHEMA_VERSION, or this fingerprint before the first release"
+    assert FINGERPRINTS.get(SCHEMA_VERSION) == fingerprint, (
+        "raise SCHEMA_VERSION, or this fingerprint before the first release"
+    )
 
 
 def test_the_statements_make_the_tables_a_reader_expects() -> None:

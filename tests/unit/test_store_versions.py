@@ -1,4 +1,5 @@
-"""Traces of schemas 1 and 2, made by the statements of their time, still open: what they did not have was not recorded."""
+"""Traces of schemas 1 and 2, made by the statements of their time, still open: what they did not have was not
+recorded."""
 
 from __future__ import annotations
 
@@ -47,8 +48,13 @@ def make(root: Path, version: int) -> Path:
         con.execute("INSERT INTO token (pos, step, token_id, text) VALUES ($step, $step, 1, 'x')", {"step": step})
         for layer in range(LAYERS):
             where = {"step": step, "layer": layer}
-            con.execute("INSERT INTO head_step (step, layer, q_head, kv_head, entropy) VALUES ($step, $layer, 0, 0, 1.5)", where)
-            con.execute("INSERT INTO kv_step (step, layer, kv_head, h2d_bytes, n_recalled) VALUES ($step, $layer, 0, 7, 2)", where)
+            con.execute(
+                "INSERT INTO head_step (step, layer, q_head, kv_head, entropy) VALUES ($step, $layer, 0, 0, 1.5)", where
+            )
+            con.execute(
+                "INSERT INTO kv_step (step, layer, kv_head, h2d_bytes, n_recalled) VALUES ($step, $layer, 0, 7, 2)",
+                where,
+            )
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
     if version == 2:
         con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
@@ -106,11 +112,15 @@ def test_an_unfinished_one_is_finished_in_this_schema(tmp_path: Path, version: i
     runs = make(tmp_path, version)
     with duckdb.connect(str(runs / "old-run" / "trace.duckdb")) as con:
         con.execute("UPDATE run_state SET status = 'running'")
-    (runs / "old-run" / "run.json").write_text(json.dumps({"schema_version": version, "uid": "old-run", "status": "running"}))
+    (runs / "old-run" / "run.json").write_text(
+        json.dumps({"schema_version": version, "uid": "old-run", "status": "running"})
+    )
     assert recover(runs, "old-run") == STEPS
     with TraceReader.open(runs, "old-run") as reader:
         assert reader.meta["schema_version"] == SCHEMA_VERSION
-        found = {row[0] for row in reader._db.rows("SELECT table_name FROM duckdb_tables() WHERE database_name = 'run'")}
+        found = {
+            row[0] for row in reader._db.rows("SELECT table_name FROM duckdb_tables() WHERE database_name = 'run'")
+        }
         assert found == set(TABLES)
         assert reader._has_rollup()
         assert (reader.head_table()["kv_head_h2d_bytes_total"] == 7 * STEPS).all()

@@ -18,9 +18,14 @@ from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
 
 SMALL: dict[str, Any] = {
-    "methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "lengths": (256,), "depths": (0.2, 0.8), "prompts": 2,
+    "methods": ("full", "streaming_llm"),
+    "tasks": ("needle",),
+    "budgets": ("20%",),
+    "lengths": (256,),
+    "depths": (0.2, 0.8),
+    "prompts": 2,
     "traces": False,
-}  # fmt: skip
+}
 
 
 class Paper:
@@ -42,12 +47,18 @@ class Paper:
         self.closed = True
 
 
-def on_paper(kept: Path, count: int = 1, dies: int | None = None, **changes: Any) -> tuple[list[str], list[dict[str, Any]]]:
+def on_paper(
+    kept: Path, count: int = 1, dies: int | None = None, **changes: Any
+) -> tuple[list[str], list[dict[str, Any]]]:
     ran: list[str] = []
     made = [Paper(ran, dies if place == 0 else None) for place in range(count)]
     try:
         _, rows = sweep(
-            SweepRequest(**SMALL | changes), kept, kept.parent, lambda *told: None, open_lanes=lambda request, place: list[Lane](made)
+            SweepRequest(**SMALL | changes),
+            kept,
+            kept.parent,
+            lambda *told: None,
+            open_lanes=lambda request, place: list[Lane](made),
         )
     finally:
         assert all(lane.closed for lane in made)
@@ -60,7 +71,9 @@ def test_all_cells_get_a_prompt_before_any_gets_a_second(tmp_path: Path) -> None
     assert len(rows) == 8
     seeds = {(row["depth"], row["index"]): row["seed"] for row in rows}
     assert len(set(seeds.values())) == 4
-    assert SweepRequest(**SMALL | {"lengths": (256, 512)}).seed(256, 0.2, 1) == seeds[0.2, 1], "other lengths leave a cell's seeds alone"
+    assert SweepRequest(**SMALL | {"lengths": (256, 512)}).seed(256, 0.2, 1) == seeds[0.2, 1], (
+        "other lengths leave a cell's seeds alone"
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -96,7 +109,10 @@ def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
     (tmp_path / "20260101-000000-abc").mkdir()
     (tmp_path / "20260101-000000-abc" / "trace.duckdb").write_bytes(b"")
     kept.write_text(
-        "".join(json.dumps(line | {"uid": "20260101-000000-abc" if at < 3 else "gone"}) + "\n" for at, line in enumerate(lines))
+        "".join(
+            json.dumps(line | {"uid": "20260101-000000-abc" if at < 3 else "gone"}) + "\n"
+            for at, line in enumerate(lines)
+        )
     )
     assert len(on_paper(kept, prompts=1, traces=True)[0]) == 1
 
@@ -104,19 +120,30 @@ def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
 def test_time_and_a_stop_end_it_early_with_what_is_done(tmp_path: Path) -> None:
     kept, ran = tmp_path / "k.jsonl", []
     about, rows = sweep(
-        SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, lambda: len(ran) == 3, lambda request, place: [Paper(ran)]
-    )  # fmt: skip
+        SweepRequest(**SMALL),
+        kept,
+        tmp_path,
+        lambda *told: None,
+        lambda: len(ran) == 3,
+        lambda request, place: [Paper(ran)],
+    )
     assert (len(rows), about["trials"], about["planned"]) == (3, 3, 8)
     again: list[str] = []
     about, rows = sweep(
-        SweepRequest(**SMALL | {"minutes": 1e-9}), kept, tmp_path, lambda *told: None, open_lanes=lambda request, place: [Paper(again)]
+        SweepRequest(**SMALL | {"minutes": 1e-9}),
+        kept,
+        tmp_path,
+        lambda *told: None,
+        open_lanes=lambda request, place: [Paper(again)],
     )
     assert again == []
     assert len(rows) == 3, "rows of earlier calls count although their turn did not come"
 
 
 def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
-    about, rows = sweep(SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path / "k.jsonl", tmp_path, lambda *told: None)
+    about, rows = sweep(
+        SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,)}), tmp_path / "k.jsonl", tmp_path, lambda *told: None
+    )
     target = tmp_path / "grid.json"
     sweepfile.write(target, about, rows)
     read_about, read_rows = sweepfile.parse(json.loads(target.read_text()), "grid.json")
@@ -134,7 +161,9 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
     request = SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,), "traces": True})
     kept = tmp_path / "k.jsonl"
     _, rows = sweep(request, kept, tmp_path / "runs", lambda *told: None)
-    _, plain = sweep(SweepRequest(**request.model_dump() | {"traces": False}), tmp_path / "p.jsonl", tmp_path, lambda *told: None)
+    _, plain = sweep(
+        SweepRequest(**request.model_dump() | {"traces": False}), tmp_path / "p.jsonl", tmp_path, lambda *told: None
+    )
     for row, other in zip(rows, plain, strict=True):
         assert row["key"] == other["key"]
         assert row["output"] == other["output"]
@@ -149,7 +178,9 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
 
 
 def test_infeasible_and_refused_trials_are_rows(tmp_path: Path) -> None:
-    request = SweepRequest(**SMALL | {"methods": ("sekv",), "budgets": ("5%",), "lengths": (256, 40_000), "depths": (0.5,), "prompts": 1})
+    request = SweepRequest(
+        **SMALL | {"methods": ("sekv",), "budgets": ("5%",), "lengths": (256, 40_000), "depths": (0.5,), "prompts": 1}
+    )
     _, rows = sweep(request, tmp_path / "k.jsonl", tmp_path, lambda *told: None)
     assert rows[0]["infeasible"] > 0.05
     assert "the model takes" in rows[1]["refused"]
@@ -185,9 +216,16 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
     [
         ([1], "does not hold a sweep"),
         ({"about": {}, "columns": ["task"], "trials": []}, "lacks the column 'length'"),
-        ({"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [["needle"]]}, r"trial 1 .* does not have its \d+ columns"),
         (
-            {"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [[None if c == "coverage" else 1 for c in sweepfile.COLUMNS]]},
+            {"about": {}, "columns": list(sweepfile.COLUMNS), "trials": [["needle"]]},
+            r"trial 1 .* does not have its \d+ columns",
+        ),
+        (
+            {
+                "about": {},
+                "columns": list(sweepfile.COLUMNS),
+                "trials": [[None if c == "coverage" else 1 for c in sweepfile.COLUMNS]],
+            },
             "trial 1 .* was run and has no number for 'coverage'",
         ),
     ],

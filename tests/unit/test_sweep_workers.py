@@ -41,7 +41,13 @@ def test_ray_actors_run_the_same_worker(tmp_path: Path, monkeypatch: pytest.Monk
     request = SweepRequest(**SMALL | {"prompts": 1, "depths": (0.5,), "workers": 2, "ray": "auto"})
     _, rows = sweep(request, tmp_path / "k.jsonl", tmp_path, lambda *told: None)
     assert rows[0]["exact"] == 1.0
-    assert calls == [{"address": "auto", "ignore_reinit_error": True}, {"num_cpus": 1}, {"num_cpus": 1}, "killed", "killed"]
+    assert calls == [
+        {"address": "auto", "ignore_reinit_error": True},
+        {"num_cpus": 1},
+        {"num_cpus": 1},
+        "killed",
+        "killed",
+    ]
 
 
 def test_ray_that_is_not_installed_is_a_sentence() -> None:
@@ -82,11 +88,32 @@ def alive(pid: int) -> bool:
 def test_killed_with_workers_it_goes_on_where_it_was(tmp_path: Path) -> None:
     kept = tmp_path / "k.jsonl"
     argv = [
-        sys.executable, "-m", "kvlens", "bench", "sweep", "--no-traces", "--workers", "2", "--methods", "full,streaming_llm",
-        "--budgets", "20%", "--lengths", "256", "--depths", "0.2,0.8", "--prompts", "40", "--kept", str(kept),
-        "--out", str(tmp_path / "g.json"),
-    ]  # fmt: skip
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).resolve().parents[2])
+        sys.executable,
+        "-m",
+        "kvlens",
+        "bench",
+        "sweep",
+        "--no-traces",
+        "--workers",
+        "2",
+        "--methods",
+        "full,streaming_llm",
+        "--budgets",
+        "20%",
+        "--lengths",
+        "256",
+        "--depths",
+        "0.2,0.8",
+        "--prompts",
+        "40",
+        "--kept",
+        str(kept),
+        "--out",
+        str(tmp_path / "g.json"),
+    ]
+    process = subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).resolve().parents[2]
+    )
     until = time.monotonic() + 240
     while time.monotonic() < until and not (kept.exists() and len(kept.read_text().splitlines()) >= 4):
         time.sleep(0.02)

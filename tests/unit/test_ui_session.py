@@ -30,7 +30,9 @@ def browser(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return fake
 
 
-def test_a_commit_that_was_sent_before_the_address_of_the_last_one_arrived_still_counts(browser: SimpleNamespace) -> None:
+def test_a_commit_that_was_sent_before_the_address_of_the_last_one_arrived_still_counts(
+    browser: SimpleNamespace,
+) -> None:
     before = browser.query_params.copy()
     session.change({"step": 11}, moved_by_python=False)
     session.write_url()

@@ -38,7 +38,9 @@ def test_a_span_is_selected_only_where_nothing_else_was_chosen(chosen: Selection
     assert fitted(Selection("u", metric="entropy"))[0].span == 3
 
 
-@given(st.dictionaries(st.sampled_from(["run", "step", "layer", "head", "span", "metric", "other"]), st.text(max_size=60)))
+@given(
+    st.dictionaries(st.sampled_from(["run", "step", "layer", "head", "span", "metric", "other"]), st.text(max_size=60))
+)
 def test_no_url_breaks_the_page(params: dict[str, str]) -> None:
     chosen, problems = fitted(parse(params)[0])
     assert (chosen.step or 0) < 10
@@ -54,7 +56,9 @@ def test_what_is_not_a_plain_whole_number_is_named(raw: str) -> None:
     assert "not a whole number" in parse({"step": raw})[1][0]
 
 
-@pytest.mark.parametrize("value", [None, 3, "x", [], {"step": "3"}, {"step": -1}, {"layer": 1.5}, {"head": True}, {"metric": 4}])
+@pytest.mark.parametrize(
+    "value", [None, 3, "x", [], {"step": "3"}, {"step": -1}, {"layer": 1.5}, {"head": True}, {"metric": 4}]
+)
 def test_malformed_commits_change_nothing(value: object) -> None:
     assert from_player(value) == {}
 
@@ -64,7 +68,9 @@ def test_a_commit_may_clear_the_span() -> None:
     assert from_player(commit) == {"step": 3, "layer": 1, "head": 2, "span": None, "metric": "entropy"}
 
 
-@pytest.mark.parametrize("text", ["<b>x</b>", "[a](http://x)", "![i](http://x)", "# h", "`c`", "$x$", ":material/x:", "a_b_c*d*"])
+@pytest.mark.parametrize(
+    "text", ["<b>x</b>", "[a](http://x)", "![i](http://x)", "# h", "`c`", "$x$", ":material/x:", "a_b_c*d*"]
+)
 def test_data_in_messages_is_kept_from_markdown(text: str) -> None:
     escaped = plain(text)
     assert escaped.replace("\\", "") == text

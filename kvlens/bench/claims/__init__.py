@@ -1,4 +1,5 @@
-"""The papers' qualitative claims, checked on a model at hand: one module per method, each with `claims(engine, prompts, report)`."""
+"""The papers' qualitative claims, checked on a model at hand: one module per method, each with `claims(engine, prompts,
+report)`."""
 
 from __future__ import annotations
 

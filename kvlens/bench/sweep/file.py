@@ -1,4 +1,5 @@
-"""The result of a sweep as a file: provenance, and one row per trial, column names once. Plain Python, so that pages can read it."""
+"""The result of a sweep as a file: provenance, and one row per trial, column names once. Plain Python, so that pages
+can read it."""
 
 from __future__ import annotations
 
@@ -7,14 +8,43 @@ from pathlib import Path
 from typing import Any
 
 COLUMNS = (
-    "task", "length", "depth", "seed", "index", "method", "budget", "preset", "overrides", "rule", "exact", "score", "coverage",
-    "attended_tokens", "prompt_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step", "steps", "output", "answer",
-    "passed", "infeasible", "refused", "uid",
-)  # fmt: skip
+    "task",
+    "length",
+    "depth",
+    "seed",
+    "index",
+    "method",
+    "budget",
+    "preset",
+    "overrides",
+    "rule",
+    "exact",
+    "score",
+    "coverage",
+    "attended_tokens",
+    "prompt_tokens",
+    "resident_share",
+    "h2d_bytes_per_step",
+    "d2h_bytes_per_step",
+    "steps",
+    "output",
+    "answer",
+    "passed",
+    "infeasible",
+    "refused",
+    "uid",
+)
 """None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace"""
 FIGURES = (
-    "exact", "score", "coverage", "attended_tokens", "prompt_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step",
-)  # fmt: skip
+    "exact",
+    "score",
+    "coverage",
+    "attended_tokens",
+    "prompt_tokens",
+    "resident_share",
+    "h2d_bytes_per_step",
+    "d2h_bytes_per_step",
+)
 """of a trial that was run"""
 NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact")
 
@@ -40,15 +70,23 @@ def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         about, columns, trials = dict(found["about"]), list(found["columns"]), list(found["trials"])
         missing = [column for column in NEEDED if column not in columns]
         if missing:
-            raise ValueError(f"the sweep '{name}' lacks the column '{missing[0]}'; measure it again with kvlens bench sweep.")
+            raise ValueError(
+                f"the sweep '{name}' lacks the column '{missing[0]}'; measure it again with kvlens bench sweep."
+            )
         for line, row in enumerate(trials, 1):
             if not isinstance(row, list) or len(row) != len(columns):
-                raise ValueError(f"trial {line} of the sweep '{name}' does not have its {len(columns)} columns; measure it again.")
+                raise ValueError(
+                    f"trial {line} of the sweep '{name}' does not have its {len(columns)} columns; measure it again."
+                )
     except (KeyError, TypeError):
-        raise ValueError(f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep.") from None
+        raise ValueError(
+            f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep."
+        ) from None
     rows = [dict.fromkeys(COLUMNS) | dict(zip(columns, row, strict=True)) for row in trials]
     for line, row in enumerate(rows, 1):
         lacks = [column for column in FIGURES if row["exact"] is not None and not isinstance(row[column], (int, float))]
         if lacks:
-            raise ValueError(f"trial {line} of the sweep '{name}' was run and has no number for '{lacks[0]}'; measure it again.")
+            raise ValueError(
+                f"trial {line} of the sweep '{name}' was run and has no number for '{lacks[0]}'; measure it again."
+            )
     return about, rows

@@ -1,5 +1,5 @@
-"""Where a sweep's workers are: one in this process, several in processes of their own, or actors of a Ray cluster; and how trials are
-handed to them."""
+"""Where a sweep's workers are: one in this process, several in processes of their own, or actors of a Ray cluster; and
+how trials are handed to them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class ProcessLane:
             kind, answer = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(5)
-            raise WorkerLost(f"a worker process ended with code {self._process.exitcode} in trial {trial_name(trial)}") from None
+            raise WorkerLost(
+                f"a worker process ended with code {self._process.exitcode} in trial {trial_name(trial)}"
+            ) from None
         if kind == "error":
             raise answer
         return answer
@@ -109,7 +111,9 @@ def lanes(request: SweepRequest, place: Place) -> list[Lane]:
         try:
             ray = importlib.import_module("ray")
         except ImportError:
-            raise ValueError("--ray was given, but the package ray is not installed: install it, or use --workers.") from None
+            raise ValueError(
+                "--ray was given, but the package ray is not installed: install it, or use --workers."
+            ) from None
         ray.init(address=request.ray, ignore_reinit_error=True)
         return [RayLane(ray, place) for _ in range(request.workers)]
     if request.workers > 1:
@@ -118,11 +122,14 @@ def lanes(request: SweepRequest, place: Place) -> list[Lane]:
 
 
 def run_lanes(
-    workers: list[Lane], groups: list[list[Trial]], known: Callable[[str], bool], finished: Callable[[dict[str, Any]], None],
+    workers: list[Lane],
+    groups: list[list[Trial]],
+    known: Callable[[str], bool],
+    finished: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool],
-) -> None:  # fmt: skip
-    """Every group (the trials of one prompt) goes to one worker, so that its prompt is read once. `known` and `finished` are called on
-    this thread only. Raises WorkerLost when a worker died, after the others have ended."""
+) -> None:
+    """Every group (the trials of one prompt) goes to one worker, so that its prompt is read once. `known` and
+    `finished` are called on this thread only. Raises WorkerLost when a worker died, after the others have ended."""
     waiting = deque(groups)
     try:
         if len(workers) == 1:
@@ -140,9 +147,12 @@ def run_lanes(
 
 
 def _run_threads(
-    workers: list[Lane], waiting: deque[list[Trial]], known: Callable[[str], bool], finished: Callable[[dict[str, Any]], None],
+    workers: list[Lane],
+    waiting: deque[list[Trial]],
+    known: Callable[[str], bool],
+    finished: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool],
-) -> None:  # fmt: skip
+) -> None:
     inbox: queue.Queue[tuple[str, Any, queue.Queue[bool]]] = queue.Queue()
     ending = threading.Event()
 

@@ -1,5 +1,5 @@
-"""Sweeps: method x budget x task x length x depth x seed. Resumable: a finished trial is on the disk before the next one begins, and is
-known again by what was asked (method with its parameters, budget, model) and by its prompt."""
+"""Sweeps: method x budget x task x length x depth x seed. Resumable: a finished trial is on the disk before the next
+one begins, and is known again by what was asked (method with its parameters, budget, model) and by its prompt."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class SweepRequest(TableRequest):
                     yield task, length, depth, self.seed(length, depth, index), index
 
     def seed(self, length: int, depth: float | None, index: int) -> int:
-        """Every cell has seeds of its own, so that cells are independent; other lengths and depths do not change them."""
+        """Every cell has seeds of its own, so that cells are independent; other lengths and depths do not change
+        them."""
         return self.first_seed + 1000 * (crc32(f"{length}/{depth}".encode()) % 1_000_000) + index
 
     def groups(self) -> list[list[Trial]]:
@@ -75,13 +76,19 @@ class SweepRequest(TableRequest):
 
 
 def sweep(
-    request: SweepRequest, kept: Path, runs_dir: Path, report: Report, cancelled: Callable[[], bool] = lambda: False,
+    request: SweepRequest,
+    kept: Path,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool] = lambda: False,
     open_lanes: Callable[[SweepRequest, Place], list[Lane]] = lanes,
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:  # fmt: skip
-    """Run what is not in `kept` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that are done.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run what is not in `kept` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that
+    are done.
 
-    report(done, total, row) after each new trial. Ends early when `cancelled` says so or the minutes are over; nothing done is lost.
-    Raises ValueError for a file that does not hold trials, and when a worker died (after the others have ended).
+    report(done, total, row) after each new trial. Ends early when `cancelled` says so or the minutes are over; nothing
+    done is lost. Raises ValueError for a file that does not hold trials, and when a worker died (after the others have
+    ended).
     """
     from kvlens.bench.provenance import about, origin
 
@@ -111,8 +118,11 @@ def sweep(
     by_trial = {_asked(row): row for row in rows.values() if row["origin"] == origins.get(row["method"])}
     found = [by_trial[astuple(trial)] for group in groups for trial in group if astuple(trial) in by_trial]
     made = about(request.methods, request.model) | {
-        "request": request.model_dump(mode="json"), "origins": origins, "trials": len(found), "planned": total,
-    }  # fmt: skip
+        "request": request.model_dump(mode="json"),
+        "origins": origins,
+        "trials": len(found),
+        "planned": total,
+    }
     return made, found
 
 

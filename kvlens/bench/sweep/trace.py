@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Place, runs_dir: Path) -> dict[str, Any]:
-    """Like `trials.carry_out`, with the uid of the stored run. The reference of a prompt is made once for all methods, and is the trial
-    of the method without a limit. Raises the store's TraceError when the trace cannot be written."""
+    """Like `trials.carry_out`, with the uid of the stored run. The reference of a prompt is made once for all methods,
+    and is the trial of the method without a limit. Raises the store's TraceError when the trace cannot be written."""
     row = header(trial, engine.loaded.name)
     try:
         asked, prompt = prompts.asked(trial), prompts.prompt(trial)
@@ -31,9 +31,16 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         return row | {"refused": str(error)}
     full = trial.method == "full"
     request = RunRequest(
-        model=place.model, method=trial.method, preset=row["preset"], overrides=row["overrides"], device=place.device, dtype=place.dtype,
-        budget=trial.budget if row["rule"] == "resident bytes" else None, max_new=tasks.get(trial.task).new_tokens, against=not full,
-    )  # fmt: skip
+        model=place.model,
+        method=trial.method,
+        preset=row["preset"],
+        overrides=row["overrides"],
+        device=place.device,
+        dtype=place.dtype,
+        budget=trial.budget if row["rule"] == "resident bytes" else None,
+        max_new=tasks.get(trial.task).new_tokens,
+        against=not full,
+    )
     prepared = Prepared(engine, prompt, fingerprint(engine.loaded))
     try:
         reference = obtain(prepared, request, runs_dir, _silent)
@@ -55,8 +62,12 @@ def _silent(phase: str, done: int, total: int) -> None:
 def _figures(reader: TraceReader) -> dict[str, Any]:
     steps, meta = reader.steps(), reader.meta
     return {
-        "coverage": float(np.nanmean(reader.head_cube("coverage"))), "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
-        "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()), "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),
-        "prompt_tokens": int(meta["prompt_tokens"]), "resident_share": float(steps["peak_bytes"].max() / meta["full_kv_bytes"]),
-        "steps": reader.n_steps, "passed": bool(reader.self_checks()["passed"].all()),
-    }  # fmt: skip
+        "coverage": float(np.nanmean(reader.head_cube("coverage"))),
+        "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
+        "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()),
+        "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),
+        "prompt_tokens": int(meta["prompt_tokens"]),
+        "resident_share": float(steps["peak_bytes"].max() / meta["full_kv_bytes"]),
+        "steps": reader.n_steps,
+        "passed": bool(reader.self_checks()["passed"].all()),
+    }

@@ -1,4 +1,5 @@
-"""What carries out a sweep's trials: a worker, which is the same in this process, in one of its own, and as an actor of a Ray cluster."""
+"""What carries out a sweep's trials: a worker, which is the same in this process, in one of its own, and as an actor of
+a Ray cluster."""
 
 from __future__ import annotations
 
@@ -55,14 +56,18 @@ class Worker:
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def run(self, trial: Trial) -> dict[str, Any]:
-        """The trial's row. Raises what the engine raises, other than refusals and infeasible budgets, which are rows."""
+        """The trial's row. Raises what the engine raises, other than refusals and infeasible budgets, which are
+        rows."""
         from kvlens.bench.trials import carry_out
 
         if self.place.runs is None:
             return {"key": self.key(trial), **carry_out(self.engine, self.prompts, trial)}
         from kvlens.bench.sweep.trace import carry_out_stored
 
-        return {"key": self.key(trial), **carry_out_stored(self.engine, self.prompts, trial, self.place, Path(self.place.runs))}
+        return {
+            "key": self.key(trial),
+            **carry_out_stored(self.engine, self.prompts, trial, self.place, Path(self.place.runs)),
+        }
 
 
 class WorkerLost(ValueError):
@@ -92,4 +97,7 @@ def serve(pipe: Connection, place: Place) -> None:
 
 def trial_name(trial: Trial) -> str:
     """A trial in words."""
-    return f"{trial.task} {trial.length} tokens depth {trial.depth} #{trial.index}, {trial.method} {trial.budget or 'no limit'}"
+    return (
+        f"{trial.task} {trial.length} tokens depth {trial.depth} #{trial.index}, {trial.method} "
+        f"{trial.budget or 'no limit'}"
+    )

@@ -1,4 +1,5 @@
-"""`python -m kvlens.gpu.bench`: as `kvlens bench gpu`, for a machine that has torch and Triton and little else of kvlens's requirements."""
+"""`python -m kvlens.gpu.bench`: as `kvlens bench gpu`, for a machine that has torch and Triton and little else of
+kvlens's requirements."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from kvlens.gpu.bench.run import Request, measure, numbers
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m kvlens.gpu.bench", description="Measure a CUDA device; run again to continue.")
+    parser = argparse.ArgumentParser(
+        prog="python -m kvlens.gpu.bench", description="Measure a CUDA device; run again to continue."
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="folder of the result file")
     parser.add_argument("--minutes", type=float, default=10.0, help="no part is begun after this long")
     parser.add_argument("--parts", default="", help="comma-separated beginnings of parts' names")
@@ -20,7 +23,9 @@ def main() -> int:
     given = parser.parse_args()
     parts = tuple(part.strip() for part in given.parts.split(",") if part.strip())
     try:
-        request = Request(given.out, given.minutes, parts, given.dry_run, numbers(given.contexts), numbers(given.batches))
+        request = Request(
+            given.out, given.minutes, parts, given.dry_run, numbers(given.contexts), numbers(given.batches)
+        )
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

@@ -12,8 +12,8 @@ ITEM = 2
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """As kernels/arrivals.py takes them: came bool [H, S]; meta int64 [H, S, 4]; new keys and values [2, H, A, T, D]; span, offset int64,
-    fill bool [H, M]; keys and values of the cells [2, H, M, D]."""
+    """As kernels/arrivals.py takes them: came bool [H, S]; meta int64 [H, S, 4]; new keys and values [2, H, A, T, D];
+    span, offset int64, fill bool [H, M]; keys and values of the cells [2, H, M, D]."""
 
     came: torch.Tensor
     meta: torch.Tensor
@@ -25,8 +25,8 @@ class Drawn:
 
 
 def drawn(heads: int, spans: int, places: int, longest: int, dim: int) -> Drawn:
-    """On the CPU. Spans of half of `longest` tokens to all of them; some come for every KV head but for one, one has as many as there are
-    places; their tokens lie anywhere among cells that stay."""
+    """On the CPU. Spans of half of `longest` tokens to all of them; some come for every KV head but for one, one has as
+    many as there are places; their tokens lie anywhere among cells that stay."""
     came, meta = torch.zeros(heads, spans, dtype=torch.bool), torch.zeros(heads, spans, 4, dtype=torch.long)
     meta[..., 0] = torch.arange(heads * spans).view(heads, spans) * 1000
     meta[..., 1] = torch.randint(longest // 2, longest + 1, (heads, spans))

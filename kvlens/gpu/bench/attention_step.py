@@ -1,7 +1,8 @@
 """Attention path and matmuls of one decode step at the 8B shape, random weights, replayed decisions, per method.
 
-One step is the dense part and, in every layer, the kernels of the method, captured in one CUDA graph where the method allows it. It is
-not a model's decode loop: no rotary, no write of new keys, no sampling beyond argmax (docs/performance.md).
+One step is the dense part and, in every layer, the kernels of the method, captured in one CUDA graph where the method
+allows it. It is not a model's decode loop: no rotary, no write of new keys, no sampling beyond argmax
+(docs/performance.md).
 """
 
 from __future__ import annotations
@@ -29,9 +30,17 @@ LONGEST = 20.0
 """seconds: a method whose bytes alone would take longer is left out"""
 
 PATHS: dict[str, Callable[[Bench, StepShape, int, int], Path]] = {
-    "full": Full, "full_offload": FullOffload, "streaming_llm": Short, "sekv": SeKV, "chess": Chess, "freekv": Retrieval,
-    "sentkv": Chunks, "compresskv": Short, "blocking": partial(Retrieval, alike=True), "blocking_host": HostRecall,
-}  # fmt: skip
+    "full": Full,
+    "full_offload": FullOffload,
+    "streaming_llm": Short,
+    "sekv": SeKV,
+    "chess": Chess,
+    "freekv": Retrieval,
+    "sentkv": Chunks,
+    "compresskv": Short,
+    "blocking": partial(Retrieval, alike=True),
+    "blocking_host": HostRecall,
+}
 
 
 def whole_step(bench: Bench, path: Path) -> Step:
@@ -55,17 +64,37 @@ def cell(bench: Bench, method: str, context: int, batch: int, rates: Rates) -> S
     floor = bytes_moved.floor(copy, link) if copy and link else None
     bench.keep_alone("dense", lambda: Dense(bench))
     row = partial(
-        StepRow, method, context, batch, floor=floor, device_bytes=bytes_moved.device_bytes, host_bytes=bytes_moved.host_bytes,
-        resident_bytes=bytes_moved.resident, rates=rates.of(method), rates_from=bench.rates.source(method, rates),
-    )  # fmt: skip
+        StepRow,
+        method,
+        context,
+        batch,
+        floor=floor,
+        device_bytes=bytes_moved.device_bytes,
+        host_bytes=bytes_moved.host_bytes,
+        resident_bytes=bytes_moved.resident,
+        rates=rates.of(method),
+        rates_from=bench.rates.source(method, rates),
+    )
     unmeasured = partial(
-        row, graph=False, steps=0, median=None, p95=None, over_floor=None, stall=None, transfer=None, selection=None, peak_bytes=None,
+        row,
+        graph=False,
+        steps=0,
+        median=None,
+        p95=None,
+        over_floor=None,
+        stall=None,
+        transfer=None,
+        selection=None,
+        peak_bytes=None,
         note="",
-    )  # fmt: skip
+    )
     needed = bytes_moved.resident + SPARE
     if needed > bench.device.free_bytes():
         return unmeasured(
-            reason=f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {bench.device.free_bytes() / 1e9:.1f} GB free"
+            reason=(
+                f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, "
+                f"{bench.device.free_bytes() / 1e9:.1f} GB free"
+            )
         )
     wait = bytes_moved.host_bytes * bench.repeats / link if link else 0.0
     if wait > LONGEST and not bench.dry:
@@ -80,7 +109,9 @@ def cell(bench: Bench, method: str, context: int, batch: int, rates: Rates) -> S
         bench.device.release()
 
 
-def _timed(bench: Bench, method: str, shape: StepShape, moved: Traffic, context: int, batch: int, floor: float | None) -> dict[str, Any]:
+def _timed(
+    bench: Bench, method: str, shape: StepShape, moved: Traffic, context: int, batch: int, floor: float | None
+) -> dict[str, Any]:
     device = bench.device
     device.reset_peak()
     path = PATHS[method](bench, shape, context, batch)
@@ -96,9 +127,17 @@ def _timed(bench: Bench, method: str, shape: StepShape, moved: Traffic, context:
     if isinstance(path, Chess):
         selection = statistics.median(device.times(path.selection, min(20, bench.repeats)))
     return {
-        "graph": path.graph, "steps": len(times), "median": median, "p95": p95(times), "over_floor": median / floor if floor else None,
-        "stall": stall, "transfer": transfer, "selection": selection, "peak_bytes": peak, "note": path.note,
-    }  # fmt: skip
+        "graph": path.graph,
+        "steps": len(times),
+        "median": median,
+        "p95": p95(times),
+        "over_floor": median / floor if floor else None,
+        "stall": stall,
+        "transfer": transfer,
+        "selection": selection,
+        "peak_bytes": peak,
+        "note": path.note,
+    }
 
 
 def _ready(bench: Bench, path: Path, step: Step) -> Step:
@@ -120,7 +159,8 @@ def steps(context: int, batch: int) -> Part:
 
 
 def sweep(context: int, batch: int) -> Part:
-    """Other rates than the default cells': FreeKV and blocking recall over a grid, and the methods that recall at the papers'."""
+    """Other rates than the default cells': FreeKV and blocking recall over a grid, and the methods that recall at the
+    papers'."""
 
     def measure(bench: Bench) -> Iterator[StepRow]:
         for method, rates in swept(bench.rates, tuple(METHODS)):
@@ -129,5 +169,15 @@ def sweep(context: int, batch: int) -> Part:
     return Part(f"sweep {context} x {batch}", measure, FILES, SMALLER, replays=True)
 
 
-FILES = ("attention_step.py", "calls.py", "ceilings.py", "dense.py", "failures.py", "paths.py", "paths_other.py", "rates.py", "replay.py",
-         "zones.py")  # fmt: skip
+FILES = (
+    "attention_step.py",
+    "calls.py",
+    "ceilings.py",
+    "dense.py",
+    "failures.py",
+    "paths.py",
+    "paths_other.py",
+    "rates.py",
+    "replay.py",
+    "zones.py",
+)

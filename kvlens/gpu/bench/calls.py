@@ -18,18 +18,27 @@ def full_pages(batch: int, kv_heads: int, tokens: int, device: torch.device) -> 
     first = torch.arange(batch, dtype=torch.int32) * (kv_heads * count)
     table = (first[:, None, None] + torch.arange(count, dtype=torch.int32)).expand(batch, kv_heads, count).contiguous()
     lengths = torch.full((batch, kv_heads, count), PAGE, dtype=torch.int32)
-    return Pages(table.to(device), lengths.to(device), torch.full((batch, kv_heads), count, dtype=torch.int32, device=device))
+    return Pages(
+        table.to(device), lengths.to(device), torch.full((batch, kv_heads), count, dtype=torch.int32, device=device)
+    )
 
 
 def paged(x: torch.Tensor) -> torch.Tensor:
-    """[B, H_kv, N, D] as slots [., H_kv, 32, D] without a copy: slot b * H_kv * N / 32 + page. Slots overlap; tables do not."""
+    """[B, H_kv, N, D] as slots [., H_kv, 32, D] without a copy: slot b * H_kv * N / 32 + page. Slots overlap; tables do
+    not."""
     batch, kv_heads, tokens, dim = x.shape
     slots = (batch - 1) * kv_heads * (tokens // PAGE) + tokens // PAGE
     return x.as_strided((slots, kv_heads, PAGE, dim), (PAGE * dim, tokens * dim, dim, 1))
 
 
-def k1(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: Pages, mass: bool = False,
-       splits: int | None = None) -> torch.Tensor:  # fmt: skip
+def k1(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: Pages,
+    mass: bool = False,
+    splits: int | None = None,
+) -> torch.Tensor:
     """k1 on [slots, H_kv, P, D]; a number of splits only on CUDA."""
     scaling = q.shape[-1] ** -0.5
     if splits is not None:

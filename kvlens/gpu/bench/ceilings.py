@@ -1,4 +1,5 @@
-"""What the device and the bus can do at best, measured with the libraries' own calls; every other figure is held against these."""
+"""What the device and the bus can do at best, measured with the libraries' own calls; every other figure is held
+against these."""
 
 from __future__ import annotations
 
@@ -12,7 +13,13 @@ from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CeilingRow
 from kvlens.kernels.page_moves import gather_torch, move_triton
 
-COPY, MATMUL, TO_DEVICE, TO_HOST, ZERO_COPY = "device copy", "bf16 matmul", "pinned to device", "device to pinned", "zero-copy gather"
+COPY, MATMUL, TO_DEVICE, TO_HOST, ZERO_COPY = (
+    "device copy",
+    "bf16 matmul",
+    "pinned to device",
+    "device to pinned",
+    "zero-copy gather",
+)
 CTAS = (1, 2, 4, 8, 12, 16, 24, 32, 64)
 
 
@@ -63,4 +70,6 @@ def _zero_copy(bench: Bench) -> Iterator[CeilingRow]:
         yield _row(bench, ZERO_COPY, f"{count} units of {unit_bytes >> 10} KiB, {ctas} CTAs", step, count * unit_bytes)
 
 
-PART = Part("ceilings", measure, ("ceilings.py",), "free the device's and the host's memory; this part takes 5 GB of each")
+PART = Part(
+    "ceilings", measure, ("ceilings.py",), "free the device's and the host's memory; this part takes 5 GB of each"
+)

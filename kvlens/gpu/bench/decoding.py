@@ -1,4 +1,5 @@
-"""Decoders whose memory was filled with random keys and values, one sequence or several in one step, ready to be timed."""
+"""Decoders whose memory was filled with random keys and values, one sequence or several in one step, ready to be
+timed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Decoding:
     """fed next; a list for several sequences"""
 
     def steps(self, count: int) -> list[float]:
-        """Seconds of whole steps: tokens fed, what the methods do between steps, the step, the likeliest tokens read by the host."""
+        """Seconds of whole steps: tokens fed, what the methods do between steps, the step, the likeliest tokens read by
+        the host."""
         found = []
         for _ in range(count):
             begun = time.perf_counter()
@@ -39,7 +41,8 @@ class Decoding:
         return found
 
     def times(self, graph: bool, repeats: int) -> list[float]:
-        """Seconds of steps launched one after the other. They start at the same positions every time, so slots suffice."""
+        """Seconds of steps launched one after the other. They start at the same positions every time, so slots
+        suffice."""
         if graph:
             self.decoder.capture()
         positions = [(session.position, session.position.clone()) for session in self.sessions]
@@ -79,11 +82,14 @@ def _return(positions: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         position.copy_(at)
 
 
-def begin(bench: Bench, method: str, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1) -> Decoding:
-    """A decoder of `batch` sequences whose memory holds `context` random tokens each, with step 0 made. Called in inference mode.
+def begin(
+    bench: Bench, method: str, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1
+) -> Decoding:
+    """A decoder of `batch` sequences whose memory holds `context` random tokens each, with step 0 made. Called in
+    inference mode.
 
-    Sequences are placed one after the other, so no more than one whole prompt lies on the device at a time; in host memory they share
-    what `host_memory` gives.
+    Sequences are placed one after the other, so no more than one whole prompt lies on the device at a time; in host
+    memory they share what `host_memory` gives.
     """
     from kvlens.gpu.static import BatchDecoder
 
@@ -97,7 +103,13 @@ def begin(bench: Bench, method: str, context: int, rates: Rates, ring: int = 0, 
                 bench.device.release()
         last = [decoder.prompt.ids[-1] for decoder in decoders]
         sessions = [decoder.session for decoder in decoders]
-        made = Decoding(BatchDecoder(decoders) if batch > 1 else decoders[0], sessions, replays, bench, last if batch > 1 else last[0])
+        made = Decoding(
+            BatchDecoder(decoders) if batch > 1 else decoders[0],
+            sessions,
+            replays,
+            bench,
+            last if batch > 1 else last[0],
+        )
         made.steps(1)
     except BaseException:
         for decoder in decoders:
@@ -121,17 +133,26 @@ def _place(bench: Bench, method: str, context: int, rates: Rates, ring: int, rec
     replay = Replay(shape, rates, chosen.alike, chosen.blocking)
     prompt, read = random_prompt(bench, context)
     decoder = StaticDecoder(
-        loaded, prompt, replayed(chosen.method, replay), chosen.params, chosen.budget, Options(max_new=max_new, ignore_eos=True), ring,
-        read=read, record=record, host=partial(host_memory, bench), kernels=chosen.kernels,
-    )  # fmt: skip
+        loaded,
+        prompt,
+        replayed(chosen.method, replay),
+        chosen.params,
+        chosen.budget,
+        Options(max_new=max_new, ignore_eos=True),
+        ring,
+        read=read,
+        record=record,
+        host=partial(host_memory, bench),
+        kernels=chosen.kernels,
+    )
     decoder.session.memory.is_hot[:, :, replay.cold] = False
     _fill_factors(decoder)
     return decoder, replay
 
 
 def host_memory(bench: Bench, layers: int, size: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Host memory for the cold tier: parts of the one pool that was pinned, which layers share where it is too small for all. Every
-    sequence is given the same parts."""
+    """Host memory for the cold tier: parts of the one pool that was pinned, which layers share where it is too small
+    for all. Every sequence is given the same parts."""
     flat = bench.pool.view(-1)
     if len(size) == 1:
         return [flat[: len(flat) - layer * 64] for layer in range(layers)]

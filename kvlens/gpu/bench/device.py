@@ -1,5 +1,5 @@
-"""The device under test: timing, graphs, streams, pinned memory. `CudaDevice` is the one place with CUDA calls beside `ledger.py`;
-`DryDevice` offers the same on the CPU, so that a dry run takes the same way through everything else.
+"""The device under test: timing, graphs, streams, pinned memory. `CudaDevice` is the one place with CUDA calls beside
+`ledger.py`; `DryDevice` offers the same on the CPU, so that a dry run takes the same way through everything else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ class DryDevice:
 
     def facts(self) -> dict[str, Any]:
         """What the figures belong to."""
-        return {"name": "dry run", "capability": "none", "memory_bytes": 0, "driver": "none", "clocks": "none", "free_bytes": 0}
+        return {
+            "name": "dry run",
+            "capability": "none",
+            "memory_bytes": 0,
+            "driver": "none",
+            "clocks": "none",
+            "free_bytes": 0,
+        }
 
     def versions(self) -> dict[str, str]:
         return {"python": platform.python_version(), "torch": torch.__version__, "triton": "none"}
@@ -89,8 +96,9 @@ class DryDevice:
         return torch.empty(shape, dtype=torch.bfloat16, device=self.at).normal_(0.0, scale)
 
     def per_call(self, steps: Sequence[Step], repeats: int) -> float:
-        """Median seconds of one step out of several alike: they are launched as one graph, so that neither the launch nor what the
-        last call left in the caches is measured. Their tensors together should be larger than the device's caches."""
+        """Median seconds of one step out of several alike: they are launched as one graph, so that neither the launch
+        nor what the last call left in the caches is measured. Their tensors together should be larger than the device's
+        caches."""
 
         def all_of_them() -> None:
             for step in steps:
@@ -112,19 +120,27 @@ class CudaDevice(DryDevice):
 
     def facts(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.at)
-        driver, *clocks = _nvidia_smi("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu")
+        driver, *clocks = _nvidia_smi(
+            "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit", "temperature.gpu"
+        )
         return {
-            "name": properties.name, "capability": f"{properties.major}.{properties.minor}", "memory_bytes": properties.total_memory,
-            "driver": driver, "clocks": "SM {}, memory {}, SM at most {}, power limit {}, {} C".format(*clocks),
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "memory_bytes": properties.total_memory,
+            "driver": driver,
+            "clocks": "SM {}, memory {}, SM at most {}, power limit {}, {} C".format(*clocks),
             "free_bytes": self.free_bytes(),
-        }  # fmt: skip
+        }
 
     def versions(self) -> dict[str, str]:
         import triton
 
         return {
-            "python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda),
-        }  # fmt: skip
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "cuda": str(torch.version.cuda),
+        }
 
     def times(self, step: Step, repeats: int) -> list[float]:
         step()
@@ -198,7 +214,9 @@ def pick(dry_run: bool) -> DryDevice:
     if dry_run:
         return DryDevice()
     if not torch.cuda.is_available():
-        raise ValueError("kvlens bench gpu needs a CUDA device and this machine has none; --dry-run tries the same code on the CPU.")
+        raise ValueError(
+            "kvlens bench gpu needs a CUDA device and this machine has none; --dry-run tries the same code on the CPU."
+        )
     return CudaDevice()
 
 

@@ -14,9 +14,12 @@ SOURCES = REPOSITORY
 
 
 def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
-    """(reason, what to do or None). `smaller`: the setting that takes less memory. What nobody has foreseen says where it came from."""
+    """(reason, what to do or None). `smaller`: the setting that takes less memory. What nobody has foreseen says where
+    it came from."""
     while isinstance(problem, ImportError) and isinstance(problem.__cause__, ImportError):
-        problem = problem.__cause__  # a library that loads its parts when they are asked for names the part, not what it lacks
+        problem = (
+            problem.__cause__
+        )  # a library that loads its parts when they are asked for names the part, not what it lacks
     first = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
     if isinstance(problem, torch.OutOfMemoryError):
         return f"The device ran out of memory: {first}", smaller
@@ -25,7 +28,10 @@ def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
     if isinstance(problem, MemoryError):
         return "The host ran out of memory.", smaller
     if ("pin" in first.lower() and "memory" in first.lower()) or "cudaHost" in first:
-        return f"Pinned host memory could not be had: {first}", "raise the limit on locked memory (ulimit -l), or free host memory"
+        return (
+            f"Pinned host memory could not be had: {first}",
+            "raise the limit on locked memory (ulimit -l), or free host memory",
+        )
     return f"{type(problem).__name__}: {first}{_place(problem)}", None
 
 

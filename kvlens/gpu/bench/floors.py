@@ -1,8 +1,10 @@
-"""Floors: the least bytes a decode step of each method has to move, and the time that takes at given rates. Arithmetic, no measurement.
+"""Floors: the least bytes a decode step of each method has to move, and the time that takes at given rates. Arithmetic,
+no measurement.
 
-A `StepShape` says what a method's step does to one (layer, sequence, KV head); `traffic` multiplies it out. Counted: weights, keys and
-values attended, page tables, summaries that are scored, low-rank factors, and what comes over the bus (read from the host, written
-on the device). Not counted: activations, scores, partial outputs, the new token's own keys and values; all are far below a percent.
+A `StepShape` says what a method's step does to one (layer, sequence, KV head); `traffic` multiplies it out. Counted:
+weights, keys and values attended, page tables, summaries that are scored, low-rank factors, and what comes over the bus
+(read from the host, written on the device). Not counted: activations, scores, partial outputs, the new token's own keys
+and values; all are far below a percent.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ TINY = Model(KVShape(2, 4, 2, 128, 2), 64, 128, 256)
 
 @dataclass(frozen=True)
 class Rates:
-    """Decisions that depend on meaning, as shares; random weights cannot make them, so they are replayed. These are the papers', and ours
-    where the papers give none; what runs have recorded is in rates.py."""
+    """Decisions that depend on meaning, as shares; random weights cannot make them, so they are replayed. These are the
+    papers', and ours where the papers give none; what runs have recorded is in rates.py."""
 
     miss: float = 0.3
     """of the wanted pages, those not on the device"""
@@ -68,21 +70,27 @@ class Rates:
     """SentKVCompress: of the selected tokens, those on the device (the paper's)"""
 
     def of(self, method: str) -> dict[str, float]:
-        """Those that the method's step depends on, by name; none for a method that decides nothing by meaning, or recalls nothing."""
+        """Those that the method's step depends on, by name; none for a method that decides nothing by meaning, or
+        recalls nothing."""
         return {name: getattr(self, name) for name in USED.get(method, ())}
 
 
 USED = {
-    "sekv": ("miss", "zoom"), "freekv": ("miss", "correction"), "sentkv": ("reuse",), "blocking": ("miss",), "blocking_host": ("miss",),
-}  # fmt: skip
+    "sekv": ("miss", "zoom"),
+    "freekv": ("miss", "correction"),
+    "sentkv": ("reuse",),
+    "blocking": ("miss",),
+    "blocking_host": ("miss",),
+}
 """method -> the rates its step depends on"""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """A method's step, per (layer, sequence, KV head). `pages`: of `page` entries, attended by k1; `scored`: places k2 scores;
-    `wanted`: units wished for, `missed`: units that have to come; `blocking`: the share of them that is waited for; `spans`:
-    low-rank spans attended by k3; `routed`: routing summaries; `held`: pages that lie on the device (budget, or the whole context)."""
+    """A method's step, per (layer, sequence, KV head). `pages`: of `page` entries, attended by k1; `scored`: places k2
+    scores; `wanted`: units wished for, `missed`: units that have to come; `blocking`: the share of them that is waited
+    for; `spans`: low-rank spans attended by k3; `routed`: routing summaries; `held`: pages that lie on the device
+    (budget, or the whole context)."""
 
     method: str
     page: int
@@ -101,22 +109,37 @@ class StepShape:
 
 
 METHODS = {
-    "full": "FullKV", "full_offload": "FullKV in host memory", "streaming_llm": "StreamingLLM", "sekv": "SeKV", "chess": "CHESS",
-    "freekv": "FreeKV", "sentkv": "SentKVCompress", "compresskv": "CompressKV", "blocking": "Blocking recall",
+    "full": "FullKV",
+    "full_offload": "FullKV in host memory",
+    "streaming_llm": "StreamingLLM",
+    "sekv": "SeKV",
+    "chess": "CHESS",
+    "freekv": "FreeKV",
+    "sentkv": "SentKVCompress",
+    "compresskv": "CompressKV",
+    "blocking": "Blocking recall",
     "blocking_host": "Blocking recall by the host",
-}  # fmt: skip
+}
 """method -> title, in the order of tables"""
 DECODE_METHODS = {
-    "full": "FullKV", "full_sdpa": "FullKV by SDPA", "hf_offloaded": "transformers' offloaded cache", "streaming_llm": "StreamingLLM",
-    "sekv": "SeKV", "chess": "CHESS", "freekv": "FreeKV", "sentkv": "SentKVCompress", "compresskv": "CompressKV",
+    "full": "FullKV",
+    "full_sdpa": "FullKV by SDPA",
+    "hf_offloaded": "transformers' offloaded cache",
+    "streaming_llm": "StreamingLLM",
+    "sekv": "SeKV",
+    "chess": "CHESS",
+    "freekv": "FreeKV",
+    "sentkv": "SentKVCompress",
+    "compresskv": "CompressKV",
     "blocking": "Blocking recall",
-}  # fmt: skip
+}
 """the same for whole decode steps"""
 TITLES = {**METHODS, **DECODE_METHODS}
 
 
 def step_shape(method: str, context: int, rates: Rates) -> StepShape:
-    """The method at `context` tokens with its published settings (docs/performance.md). Raises ValueError for an unknown method."""
+    """The method at `context` tokens with its published settings (docs/performance.md). Raises ValueError for an
+    unknown method."""
     everything = context // PAGE
     tenth = max(1, math.ceil(0.1 * everything))
     if method == "full":
@@ -155,14 +178,15 @@ def _anchor_pages(context: int) -> int:
 
 
 def _missed(share: float, wanted: int, places: int) -> int:
-    """Units that come in a step: at least one, and no more than there are beside the `wanted` ones of the step before."""
+    """Units that come in a step: at least one, and no more than there are beside the `wanted` ones of the step
+    before."""
     return max(1, min(round(share * wanted), places - wanted))
 
 
 def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
-    """The same of a whole step through kvlens/static. SeKV's spans are reconstructed into slots there instead of attended as factors, and
-    it keeps no anchors, since what surprises random weights means nothing. Sinks and the step's own token are among SentKVCompress's
-    10 %."""
+    """The same of a whole step through kvlens/static. SeKV's spans are reconstructed into slots there instead of
+    attended as factors, and it keeps no anchors, since what surprises random weights means nothing. Sinks and the
+    step's own token are among SentKVCompress's 10 %."""
     shape = step_shape({"full_sdpa": "full", "hf_offloaded": "full_offload"}.get(method, method), context, rates)
     if method == "sentkv":
         wanted = max(1, (context // 10 - SINKS - 1) // CHUNK)
@@ -173,14 +197,20 @@ def decode_shape(method: str, context: int, rates: Rates) -> StepShape:
     kv = LLAMA_8B.kv
     unit = factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize)
     attended, held = shape.pages - _anchor_pages(context), shape.held - _anchor_pages(context)
-    return replace(shape, spans=0, pages=attended + pages * shape.wanted, held=held + (pages - 1) * shape.wanted, unit_bytes=unit,
-                   unit_pages=pages)  # fmt: skip
+    return replace(
+        shape,
+        spans=0,
+        pages=attended + pages * shape.wanted,
+        held=held + (pages - 1) * shape.wanted,
+        unit_bytes=unit,
+        unit_pages=pages,
+    )
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of one decode step of a whole batch. `arrivals`: written on the device by what comes from the host; `blocking`,
-    `background`: over the bus, waited for or not."""
+    """Bytes of one decode step of a whole batch. `arrivals`: written on the device by what comes from the host;
+    `blocking`, `background`: over the bus, waited for or not."""
 
     weights: int
     kv: int
@@ -202,7 +232,8 @@ class Traffic:
         return self.blocking + self.background
 
     def floor(self, device_rate: float, link_rate: float) -> float:
-        """Seconds, rates in bytes per second. What is waited for adds to the device's time; the rest hides behind it, if it can."""
+        """Seconds, rates in bytes per second. What is waited for adds to the device's time; the rest hides behind it,
+        if it can."""
         return max(self.device_bytes / device_rate + self.blocking / link_rate, self.host_bytes / link_rate)
 
 
@@ -220,7 +251,13 @@ def traffic(shape: StepShape, model: Model, batch: int) -> Traffic:
     routing = each * kv.group * shape.routed * ROUTE * kv.itemsize
     summaries = each * shape.scored * kv.head_token_bytes + routing
     return Traffic(
-        model.weight_bytes, each * shape.pages * page_bytes, each * shape.pages * 8, summaries,
-        each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize), arrivals, waited, moved - waited,
+        model.weight_bytes,
+        each * shape.pages * page_bytes,
+        each * shape.pages * 8,
+        summaries,
+        each * shape.spans * factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize),
+        arrivals,
+        waited,
+        moved - waited,
         each * shape.held * page_bytes + summaries + buffers,
-    )  # fmt: skip
+    )

@@ -1,9 +1,10 @@
-"""What the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same shape.
+"""What the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same
+shape.
 
-The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where it is below the
-paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the slower side is from its floor.
-The papers' shapes, devices and baselines are their own. Where a method's step depends on rates, its headline stands there at the papers'
-and at recorded ones, ours and the floor's at the same.
+The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where
+it is below the paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the
+slower side is from its floor. The papers' shapes, devices and baselines are their own. Where a method's step depends on
+rates, its headline stands there at the papers' and at recorded ones, ours and the floor's at the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from kvlens.gpu.bench.rates import PAPERS, RateTable, at_papers
 from kvlens.gpu.bench.result import HeadlineRow, RateSource, Scope, ceiling, rows
 
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
-"""bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected to give"""
+"""bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected
+to give"""
 
 RatesOf = Callable[[str], Rates]
 """the rates of a method"""
@@ -30,8 +32,8 @@ WHOLE: tuple[Scope, ...] = ("decode", "compiled")
 
 @dataclass(frozen=True)
 class Headline:
-    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over. scope: of whole decode steps, or of
-    attention path and matmuls, where the recall led by the host is."""
+    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over. scope: of whole
+    decode steps, or of attention path and matmuls, where the recall led by the host is."""
 
     name: str
     paper: float
@@ -43,13 +45,46 @@ class Headline:
 
 HEADLINES = (
     Headline("FreeKV against ArkVale (up to)", 13.7, "step time", ("blocking_host", 32768, 8), ("freekv", 32768, 8)),
-    Headline("FreeKV against ArkVale (up to), one sequence", 13.7, "step time", ("blocking_host", 32768, 1), ("freekv", 32768, 1)),
-    Headline("FreeKV against blocking recall, whole steps", 13.7, "step time", ("blocking", 32768, 1), ("freekv", 32768, 1), "decode"),
-    Headline("FreeKV against blocking recall, whole steps of 8", 13.7, "step time", ("blocking", 32768, 8), ("freekv", 32768, 8), "decode"),
+    Headline(
+        "FreeKV against ArkVale (up to), one sequence",
+        13.7,
+        "step time",
+        ("blocking_host", 32768, 1),
+        ("freekv", 32768, 1),
+    ),
+    Headline(
+        "FreeKV against blocking recall, whole steps",
+        13.7,
+        "step time",
+        ("blocking", 32768, 1),
+        ("freekv", 32768, 1),
+        "decode",
+    ),
+    Headline(
+        "FreeKV against blocking recall, whole steps of 8",
+        13.7,
+        "step time",
+        ("blocking", 32768, 8),
+        ("freekv", 32768, 8),
+        "decode",
+    ),
     Headline("CHESS against FullKV at 32K", 4.56, "step time", ("full", 32768, 1), ("chess", 32768, 1), "decode"),
     Headline("CHESS against FullKV at 32K, large batch", 4.56, "step time", ("full", 32768, 8), ("chess", 32768, 8)),
-    Headline("CHESS against FullKV at 32K, large batch, whole steps", 4.56, "step time", ("full", 32768, 8), ("chess", 32768, 8), "decode"),
-    Headline("SentKVCompress CPU-GPU against full attention (up to)", 5.9, "step time", ("full_offload", 32768, 1), ("sentkv", 32768, 1)),
+    Headline(
+        "CHESS against FullKV at 32K, large batch, whole steps",
+        4.56,
+        "step time",
+        ("full", 32768, 8),
+        ("chess", 32768, 8),
+        "decode",
+    ),
+    Headline(
+        "SentKVCompress CPU-GPU against full attention (up to)",
+        5.9,
+        "step time",
+        ("full_offload", 32768, 1),
+        ("sentkv", 32768, 1),
+    ),
     Headline(
         "SentKVCompress against transformers' offloaded cache, whole steps",
         5.9,
@@ -67,7 +102,14 @@ HEADLINES = (
         "decode",
     ),
     Headline("SeKV memory at 128K", 0.533, "memory saved", ("full", 131072, 1), ("sekv", 131072, 1), "decode"),
-    Headline("Latency flat in context: FreeKV, 128K against 8K", 1.0, "step time", ("freekv", 131072, 1), ("freekv", 8192, 1), "decode"),
+    Headline(
+        "Latency flat in context: FreeKV, 128K against 8K",
+        1.0,
+        "step time",
+        ("freekv", 131072, 1),
+        ("freekv", 8192, 1),
+        "decode",
+    ),
     Headline(
         "Latency flat in context: CompressKV, 128K against 8K",
         1.0,
@@ -76,16 +118,28 @@ HEADLINES = (
         ("compresskv", 8192, 1),
         "decode",
     ),
-    Headline("Latency flat in context: CHESS, 32K against 8K", 1.0, "step time", ("chess", 32768, 1), ("chess", 8192, 1), "decode"),
+    Headline(
+        "Latency flat in context: CHESS, 32K against 8K",
+        1.0,
+        "step time",
+        ("chess", 32768, 1),
+        ("chess", 8192, 1),
+        "decode",
+    ),
 )
 
 
 def compare(
-    headline: Headline, model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float,
-    rates_of: RatesOf, rates_from: RateSource,
-) -> HeadlineRow:  # fmt: skip
-    """At the rates that `rates_of` gives for a method. steps: step rows of all scopes and rates. A flat latency is reachable when the floor
-    grows by less than a tenth."""
+    headline: Headline,
+    model: Model,
+    steps: Sequence[dict[str, Any]],
+    device_rate: float,
+    link_rate: float,
+    rates_of: RatesOf,
+    rates_from: RateSource,
+) -> HeadlineRow:
+    """At the rates that `rates_of` gives for a method. steps: step rows of all scopes and rates. A flat latency is
+    reachable when the floor grows by less than a tenth."""
     floors, ours = [], []
     for method, context, batch in (headline.over, headline.under):
         rates = rates_of(method)
@@ -95,8 +149,14 @@ def compare(
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
         column = "peak_bytes" if saved else "median"
         scopes = WHOLE if headline.scope == "decode" else ("path",)
-        here = [row[column] for row in steps if (row["method"], row["context"], row["batch"]) == (method, context, batch)
-                and row["scope"] in scopes and row["rates"] == rates.of(method) and row[column] is not None]  # fmt: skip
+        here = [
+            row[column]
+            for row in steps
+            if (row["method"], row["context"], row["batch"]) == (method, context, batch)
+            and row["scope"] in scopes
+            and row["rates"] == rates.of(method)
+            and row[column] is not None
+        ]
         ours.append(min(here, default=None))
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
@@ -105,8 +165,11 @@ def compare(
     return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable, rates_from)
 
 
-def compared(model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float, table: RateTable) -> list[HeadlineRow]:
-    """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at recorded ones."""
+def compared(
+    model: Model, steps: Sequence[dict[str, Any]], device_rate: float, link_rate: float, table: RateTable
+) -> list[HeadlineRow]:
+    """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at
+    recorded ones."""
     found = []
     for headline in HEADLINES:
         ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.of)]
@@ -114,7 +177,9 @@ def compared(model: Model, steps: Sequence[dict[str, Any]], device_rate: float, 
             ways = [("none", at_papers)]
         elif not table.recorded:
             ways = ways[:1]
-        found += [compare(headline, model, steps, device_rate, link_rate, rates_of, source) for source, rates_of in ways]
+        found += [
+            compare(headline, model, steps, device_rate, link_rate, rates_of, source) for source, rates_of in ways
+        ]
     return found
 
 

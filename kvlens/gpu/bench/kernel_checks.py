@@ -1,6 +1,7 @@
 """Every kernel on the device against its float64 reference on random bf16 data, and the engine against the stock model.
 
-What Triton's interpreter cannot show is shown here: bf16 and tf32 arithmetic, races, reads out of bounds in what a run does.
+What Triton's interpreter cannot show is shown here: bf16 and tf32 arithmetic, races, reads out of bounds in what a run
+does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from kvlens.gpu.bench import arrived, slots, zones
 from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CheckRow
-from kvlens.kernels import lowrank_spans, merge, page_attend, page_moves, page_scores, recall_plan, slot_tables, zone_plan, zone_torch
+from kvlens.kernels import (
+    lowrank_spans,
+    merge,
+    page_attend,
+    page_moves,
+    page_scores,
+    recall_plan,
+    slot_tables,
+    zone_plan,
+    zone_torch,
+)
 from kvlens.kernels.arrivals import Arrivals, arrivals, fill_cells
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
@@ -55,7 +66,9 @@ def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.double().cpu() for tensor in tensors]
 
 
-def _random_pages(bench: Bench, batch: int, places: int, biased: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pages]:
+def _random_pages(
+    bench: Bench, batch: int, places: int, biased: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pages]:
     """q, keys, values, pages: ragged, some entries hidden from some query heads, one table shorter than the others."""
     at = bench.device.at
     slots = batch * places
@@ -69,7 +82,12 @@ def _random_pages(bench: Bench, batch: int, places: int, biased: bool) -> tuple[
         bias = torch.randn(slots, GROUP, PAGE)
         bias[:, 1, ::5] = -torch.inf
         bias, row = bias.to(at), torch.where(torch.rand(table.shape) < 0.5, table, -1).int().to(at)
-    return bench.device.normal(batch, HEADS * GROUP, DIM), keys, values, Pages(table.to(at), lengths.to(at), count.to(at), bias, row)
+    return (
+        bench.device.normal(batch, HEADS * GROUP, DIM),
+        keys,
+        values,
+        Pages(table.to(at), lengths.to(at), count.to(at), bias, row),
+    )
 
 
 def _attend(bench: Bench) -> Iterator[CheckRow]:
@@ -78,7 +96,10 @@ def _attend(bench: Bench) -> Iterator[CheckRow]:
     ):
         q, keys, values, pages = _random_pages(bench, batch, places, biased)
         found = page_attend.page_attention(q, keys, values, pages, DIM**-0.5)
-        tables = [x.cpu() if x is not None else None for x in (pages.table, pages.page_len, pages.n_page, pages.bias, pages.bias_row)]
+        tables = [
+            x.cpu() if x is not None else None
+            for x in (pages.table, pages.page_len, pages.n_page, pages.bias, pages.bias_row)
+        ]
         exact = page_attend.page_attention(*_wide(q, keys, values), Pages(*tables), DIM**-0.5)  # type: ignore[arg-type]
         assert found.mass is not None
         assert exact.mass is not None
@@ -115,7 +136,9 @@ def _scores(bench: Bench) -> Iterator[CheckRow]:
 def _spans(bench: Bench) -> Iterator[CheckRow]:
     kv_heads, places, at = 2, 3, bench.device.at
     meta, flat, start = torch.zeros(1, kv_heads, places, 4, dtype=torch.int64), [], 0
-    for place, (n, rank_k, rank_v) in enumerate(((64, 16, 16), (37, 5, 12), (0, 0, 0), (128, 32, 7), (20, 1, 32), (64, 32, 32))):
+    for place, (n, rank_k, rank_v) in enumerate(
+        ((64, 16, 16), (37, 5, 12), (0, 0, 0), (128, 32, 7), (20, 1, 32), (64, 32, 32))
+    ):
         meta.view(-1, 4)[place] = torch.tensor((start, n, rank_k, rank_v))
         size = (rank_k + rank_v) * (n + DIM + 1)
         flat.append(torch.randn(size) * 0.5)
@@ -129,8 +152,13 @@ def _spans(bench: Bench) -> Iterator[CheckRow]:
     read = exact_lses > -torch.inf
     yield _near("k3 attend: parts", parts, exact)
     yield _near("k3 attend: LSE", lses.cpu()[read], exact_lses[read])
-    tiles = torch.tensor([(place, first, i) for i, (place, first) in enumerate(((0, 0), (0, 32), (1, 0), (1, 32), (3, 96), (5, 32)))])
-    slots = [torch.zeros(8, PAGE, kv_heads, DIM, dtype=dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float64, torch.float64)]
+    tiles = torch.tensor(
+        [(place, first, i) for i, (place, first) in enumerate(((0, 0), (0, 32), (1, 0), (1, 32), (3, 96), (5, 32)))]
+    )
+    slots = [
+        torch.zeros(8, PAGE, kv_heads, DIM, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.bfloat16, torch.float64, torch.float64)
+    ]
     views = [slot.transpose(1, 2) for slot in (slots[0].to(at), slots[1].to(at), slots[2], slots[3])]
     lowrank_spans.reconstruct(spans, tiles.to(at), views[0], views[1])
     lowrank_spans.reconstruct(exact_spans, tiles, views[2], views[3])
@@ -146,7 +174,9 @@ def _moves(bench: Bench) -> Iterator[CheckRow]:
     unit = (torch.randperm(256).repeat(2)[:count] * kv.kv_heads + heads).int()
     unit[3] = -1
     slot = (torch.arange(count) // kv.kv_heads).int()
-    keys, values = (torch.zeros(count, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2))
+    keys, values = (
+        torch.zeros(count, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)
+    )
     moved = [x.to(bench.device.at) for x in (unit, slot)]
     there = [x.to(bench.device.at) for x in (keys, values)]
     page_moves.gather(pool, *moved, *there)
@@ -174,10 +204,17 @@ def _plan(bench: Bench) -> Iterator[CheckRow]:
             fire = (torch.rand(2, HEADS) < 0.7).int()
             found = recall_plan.recall_plan(want.to(bench.device.at), fire.to(bench.device.at), ours)
             exact = recall_plan.recall_plan_torch(want, fire, reference)
-            pairs = [(getattr(found, name), getattr(exact, name)) for name in ("slot", "unit", "victim", "hits", "misses")]
+            pairs = [
+                (getattr(found, name), getattr(exact, name)) for name in ("slot", "unit", "victim", "hits", "misses")
+            ]
             pairs += [(ours.page, reference.page), (ours.used, reference.used)]
             equal = equal and all(torch.equal(one.cpu(), two) for one, two in pairs)
-        yield CheckRow(f"k5, {wishes} wishes, {held} slots, 6 steps: plan and held pages, bit for bit", float(not equal), 0.0, equal)
+        yield CheckRow(
+            f"k5, {wishes} wishes, {held} slots, 6 steps: plan and held pages, bit for bit",
+            float(not equal),
+            0.0,
+            equal,
+        )
 
 
 def _zones(bench: Bench) -> Iterator[CheckRow]:
@@ -190,11 +227,22 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
             found = zone_plan.zone_plan(ours[0], ours[1], zones.there(wishes, bench.device.at), ours[2])
             exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
             for tables in (ours[0], reference[0]):
-                tables.stamp[:, 0] = 0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
+                tables.stamp[:, 0] = (
+                    0  # of the span that nobody wishes for: the torch plan writes there what belongs to none
+                )
             both = zip((found, *ours[:2]), (exact, *reference[:2]), strict=True)
-            pairs = [pair for one, two in both for pair in zip(dataclasses.astuple(one), dataclasses.astuple(two), strict=True)]
-            equal = equal and all(torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs)
-        name = f"zone plan, {shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, 8 steps, bit for bit"
+            pairs = [
+                pair
+                for one, two in both
+                for pair in zip(dataclasses.astuple(one), dataclasses.astuple(two), strict=True)
+            ]
+            equal = equal and all(
+                torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs
+            )
+        name = (
+            f"zone plan, {shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, 8 "
+            f"steps, bit for bit"
+        )
         yield CheckRow(name, float(not equal), 0.0, equal)
 
 
@@ -207,17 +255,23 @@ def _arrived(bench: Bench) -> Iterator[CheckRow]:
             fill_cells((given.new[0], given.new[1]), found.turn, given.span, given.offset, given.fill, *given.cells)
             listed.append(found)
         name = f"arrivals, {places} of {spans} spans"
-        for what, one, two in zip((*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True):
+        for what, one, two in zip(
+            (*Arrivals._fields, "cells"), (*listed[0], ours.cells), (*listed[1], exact.cells), strict=True
+        ):
             yield _same(f"{name}: {what}", one, two)
 
 
 def _tables(bench: Bench) -> Iterator[CheckRow]:
-    for count, page, parts in ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False)):
+    for count, page, parts in (
+        ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False))
+    ):
         reads = slots.drawn(HEADS, GROUP, count, count // 16, parts)
         exact = slot_tables.slot_tables(reads, page)
         found = slot_tables.slot_tables(slots.there(reads, bench.device.at), page)
         name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
-        for what, one, two in zip(("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True):
+        for what, one, two in zip(
+            ("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True
+        ):
             assert one is not None
             assert two is not None
             yield _same(f"{name}: {what}", one, two)
@@ -235,6 +289,14 @@ def measure_engine(bench: Bench) -> list[CheckRow]:
 
 TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
 PART = Part(
-    "checks", measure, ("kernel_checks.py", "arrived.py", "slots.py", "zones.py"), "free the device's memory; this part takes about 1 GB"
+    "checks",
+    measure,
+    ("kernel_checks.py", "arrived.py", "slots.py", "zones.py"),
+    "free the device's memory; this part takes about 1 GB",
 )
-ENGINE = Part("engine", measure_engine, ("kernel_checks.py", "tier.py", *TIER), "free the device's memory; this part takes a few MB")
+ENGINE = Part(
+    "engine",
+    measure_engine,
+    ("kernel_checks.py", "tier.py", *TIER),
+    "free the device's memory; this part takes a few MB",
+)

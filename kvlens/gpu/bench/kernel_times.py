@@ -1,4 +1,5 @@
-"""Times of single kernels at the 8B shape against the ceiling that limits each, launched in a graph over more data than caches hold."""
+"""Times of single kernels at the 8B shape against the ceiling that limits each, launched in a graph over more data than
+caches hold."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def measure(bench: Bench) -> Iterator[KernelRow]:
         yield from kernel(bench)
 
 
-def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size: int, limit: str, aim: float | None = None) -> KernelRow:
+def _row(
+    bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size: int, limit: str, aim: float | None = None
+) -> KernelRow:
     """`make` builds one call on fresh data. A failure is the row's reason; the other rows go on."""
     copies = 2 if bench.dry else max(2, min(64, math.ceil(SPREAD / size)))
     try:
@@ -52,7 +55,9 @@ def _row(bench: Bench, kernel: str, setting: str, make: Callable[[], Step], size
     finally:
         bench.device.release()
     best = ceiling(bench.result, limit)
-    return KernelRow(kernel, setting, seconds, size, size / seconds, limit, size / seconds / best if best else None, aim)
+    return KernelRow(
+        kernel, setting, seconds, size, size / seconds, limit, size / seconds / best if best else None, aim
+    )
 
 
 def _context(bench: Bench, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -83,11 +88,15 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             yield _row(bench, "k1", name, partial(_k1_step, bench, tokens, False, None), size, COPY, aim)
             yield _row(bench, "k1", f"{name}, masses", partial(_k1_step, bench, tokens, True, None), size, COPY, aim)
             for splits in () if bench.dry else (8, 16, 32, 64):
-                yield _row(bench, "k1", f"{name}, {splits} splits", partial(_k1_step, bench, tokens, False, splits), size, COPY)
+                yield _row(
+                    bench, "k1", f"{name}, {splits} splits", partial(_k1_step, bench, tokens, False, splits), size, COPY
+                )
             if share == 1:
                 yield _row(bench, "SDPA", name, partial(_library_step, bench, tokens, calls.sdpa), size, COPY)
                 if not bench.dry:
-                    yield _row(bench, "flex_attention", name, partial(_library_step, bench, tokens, calls.flex), size, COPY)
+                    yield _row(
+                        bench, "flex_attention", name, partial(_library_step, bench, tokens, calls.flex), size, COPY
+                    )
 
 
 def _score_step(bench: Bench, places: int, top: bool) -> Step:
@@ -108,7 +117,14 @@ def _scores(bench: Bench) -> Iterator[KernelRow]:
         places = context // PAGE
         size = bench.model.kv.kv_heads * places * bench.model.kv.head_token_bytes
         yield _row(bench, "k2", f"{places} pages, MeanS", partial(_score_step, bench, places, False), size, COPY)
-        yield _row(bench, "k2 and topk", f"{places} pages, MeanS, 32 wanted", partial(_score_step, bench, places, True), size, COPY)
+        yield _row(
+            bench,
+            "k2 and topk",
+            f"{places} pages, MeanS, 32 wanted",
+            partial(_score_step, bench, places, True),
+            size,
+            COPY,
+        )
 
 
 def _span_step(bench: Bench, spans: int, unit: int) -> Step:
@@ -125,7 +141,9 @@ def _spans(bench: Bench) -> Iterator[KernelRow]:
     unit = factor_bytes(SPAN, RANK, RANK, kv.head_dim, kv.itemsize)
     for spans in (2,) if bench.dry else (26, 102):
         setting = f"{spans} spans of {SPAN} tokens, rank {RANK}"
-        yield _row(bench, "k3 attend", setting, partial(_span_step, bench, spans, unit), kv.kv_heads * spans * unit, COPY)
+        yield _row(
+            bench, "k3 attend", setting, partial(_span_step, bench, spans, unit), kv.kv_heads * spans * unit, COPY
+        )
 
 
 def _move_step(bench: Bench, count: int, to_pool: bool, ctas: int | None) -> Step:
@@ -145,7 +163,9 @@ def _moves(bench: Bench) -> Iterator[KernelRow]:
     for count in (16,) if bench.dry else (16, 36, 77, 256, 2048):
         size = count * PAGE * bench.model.kv.head_token_bytes
         aim = AIM if count >= 256 else None
-        yield _row(bench, "k4 gather", f"{count} units", partial(_move_step, bench, count, False, None), size, TO_DEVICE, aim)
+        yield _row(
+            bench, "k4 gather", f"{count} units", partial(_move_step, bench, count, False, None), size, TO_DEVICE, aim
+        )
         for ctas in () if bench.dry else (4, 8, 16, 32):
             setting = f"{count} units, {ctas} CTAs"
             yield _row(bench, "k4 gather", setting, partial(_move_step, bench, count, False, ctas), size, TO_DEVICE)
@@ -183,24 +203,43 @@ def _zones(bench: Bench) -> Iterator[KernelRow]:
             yield _row(bench, name, setting, partial(_zone_step, bench, shape, plan), size, COPY)
 
 
-def _arrived_step(bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]) -> Step:
-    given = zones.there(arrived.drawn(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at)
+def _arrived_step(
+    bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]
+) -> Step:
+    given = zones.there(
+        arrived.drawn(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at
+    )
 
     def step() -> None:
         listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, arrived.ITEM)
-        fill((given.new[0], given.new[1]), listed.turn, given.span, given.offset, given.fill, given.cells[0], given.cells[1])
+        fill(
+            (given.new[0], given.new[1]),
+            listed.turn,
+            given.span,
+            given.offset,
+            given.fill,
+            given.cells[0],
+            given.cells[1],
+        )
 
     return step
 
 
 def _arrived(bench: Bench) -> Iterator[KernelRow]:
-    """What stands around k3 in a static step, by bytes of what comes: all places of a KV head, none of another, a third of the others'."""
+    """What stands around k3 in a static step, by bytes of what comes: all places of a KV head, none of another, a third
+    of the others'."""
     kv = bench.model.kv
     for spans, places in ((40, 3),) if bench.dry else ((513, 26), (2048, 102)):
         taken = (1 + (kv.kv_heads - 2) / 3) * places
-        size = round(kv.kv_heads * (9 * spans + 24 * places + places * SPAN) + taken * (24 + SPAN * 0.75 * (24 + 2 * kv.head_token_bytes)))
+        size = round(
+            kv.kv_heads * (9 * spans + 24 * places + places * SPAN)
+            + taken * (24 + SPAN * 0.75 * (24 + 2 * kv.head_token_bytes))
+        )
         name = f"{places} of {spans} spans of {SPAN // 2} to {SPAN} tokens"
-        for kernel, calls_ in (("arrivals", (arrivals, fill_cells)), ("arrivals by PyTorch", (arrivals_torch, fill_cells_torch))):
+        for kernel, calls_ in (
+            ("arrivals", (arrivals, fill_cells)),
+            ("arrivals by PyTorch", (arrivals_torch, fill_cells_torch)),
+        ):
             yield _row(bench, kernel, name, partial(_arrived_step, bench, spans, places, *calls_), size, COPY)
 
 
@@ -219,9 +258,19 @@ def _tables(bench: Bench) -> Iterator[KernelRow]:
             name = f"{count} slots, pages of {page}"
             yield _row(bench, "slot tables", name, partial(_table_step, bench, count, page, slot_tables), size, COPY)
         name = f"{count} slots, pages of {PAGE}"
-        yield _row(bench, "slot tables by PyTorch", name, partial(_table_step, bench, count, PAGE, slot_tables_torch), size, COPY)
+        yield _row(
+            bench,
+            "slot tables by PyTorch",
+            name,
+            partial(_table_step, bench, count, PAGE, slot_tables_torch),
+            size,
+            COPY,
+        )
 
 
 PART = Part(
-    "kernels", measure, ("kernel_times.py", "arrived.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"), SMALLER
+    "kernels",
+    measure,
+    ("kernel_times.py", "arrived.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"),
+    SMALLER,
 )

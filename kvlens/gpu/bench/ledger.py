@@ -1,5 +1,6 @@
-"""Bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes; a zero-copy
-gather appears as a kernel, so its launches are counted there and its bytes by the units that arrived in emptied slots."""
+"""Bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes; a
+zero-copy gather appears as a kernel, so its launches are counted there and its bytes by the units that arrived in
+emptied slots."""
 
 from __future__ import annotations
 
@@ -54,14 +55,31 @@ def _copies(bench: Bench) -> list[LedgerRow]:
 
     if bench.dry:
         work()
-        return [LedgerRow(f"copies, {way}", ledger.total[way], copied[way], 0, "dry run: no profiler", ledger.total[way] == copied[way])
-                for way in copied]  # fmt: skip
+        return [
+            LedgerRow(
+                f"copies, {way}",
+                ledger.total[way],
+                copied[way],
+                0,
+                "dry run: no profiler",
+                ledger.total[way] == copied[way],
+            )
+            for way in copied
+        ]
     events = [event for event in _events(work, bench) if event.get("cat") == "gpu_memcpy"]
     found = []
     for way, name in (("h2d", "HtoD"), ("d2h", "DtoH")):
         seen = [int(event["args"]["bytes"]) for event in events if name in event["name"]]
-        found.append(LedgerRow(f"copies, {way}", ledger.total[way], sum(seen), len(seen), "torch.profiler, Memcpy events",
-                               ledger.total[way] == sum(seen)))  # fmt: skip
+        found.append(
+            LedgerRow(
+                f"copies, {way}",
+                ledger.total[way],
+                sum(seen),
+                len(seen),
+                "torch.profiler, Memcpy events",
+                ledger.total[way] == sum(seen),
+            )
+        )
     return found
 
 
@@ -71,7 +89,10 @@ def _zero_copy(bench: Bench) -> LedgerRow:
     want = wishes(kv.kv_heads, places, wanted, 7)[:count, None].to(at)
     hot = HotPages.empty(torch.arange(wanted, dtype=torch.int32, device=at).expand(1, kv.kv_heads, wanted).contiguous())
     fire = torch.ones(1, kv.kv_heads, dtype=torch.int32, device=at)
-    keys, values = (torch.empty(wanted, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16, device=at).transpose(1, 2) for _ in range(2))
+    keys, values = (
+        torch.empty(wanted, PAGE, kv.kv_heads, kv.head_dim, dtype=torch.bfloat16, device=at).transpose(1, 2)
+        for _ in range(2)
+    )
     counted, arrived = torch.zeros((), dtype=torch.int64, device=at), torch.zeros((), dtype=torch.int64, device=at)
 
     def work() -> None:
@@ -93,9 +114,18 @@ def _zero_copy(bench: Bench) -> LedgerRow:
         work()
         launches, how = count, "dry run: bytes that arrived in emptied slots"
     else:
-        launches = sum(event["name"].startswith("_move") for event in _events(work, bench) if event.get("cat") == "kernel")
+        launches = sum(
+            event["name"].startswith("_move") for event in _events(work, bench) if event.get("cat") == "kernel"
+        )
         how = f"{count} launches; bytes that arrived in emptied slots"
-    return LedgerRow("zero-copy gather", int(counted), int(arrived), launches, how, int(counted) == int(arrived) and launches == count)
+    return LedgerRow(
+        "zero-copy gather",
+        int(counted),
+        int(arrived),
+        launches,
+        how,
+        int(counted) == int(arrived) and launches == count,
+    )
 
 
 PART = Part("ledger", measure, ("ledger.py", "replay.py"), "free the host's memory; this part pins 4 GB")

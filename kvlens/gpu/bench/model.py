@@ -1,4 +1,5 @@
-"""A Hugging Face decoder of the benchmark's shape with random weights, and a prompt whose keys and values are random: no prefill."""
+"""A Hugging Face decoder of the benchmark's shape with random weights, and a prompt whose keys and values are random:
+no prefill."""
 
 from __future__ import annotations
 
@@ -34,10 +35,19 @@ def random_model(bench: Bench) -> LoadedModel:
 
     shape = bench.model
     config = LlamaConfig(
-        hidden_size=shape.hidden, intermediate_size=shape.inner, vocab_size=shape.vocabulary, num_hidden_layers=shape.kv.layers,
-        num_attention_heads=shape.kv.q_heads, num_key_value_heads=shape.kv.kv_heads, head_dim=shape.kv.head_dim,
-        max_position_embeddings=1 << 18, tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=shape.hidden,
+        intermediate_size=shape.inner,
+        vocab_size=shape.vocabulary,
+        num_hidden_layers=shape.kv.layers,
+        num_attention_heads=shape.kv.q_heads,
+        num_key_value_heads=shape.kv.kv_heads,
+        head_dim=shape.kv.head_dim,
+        max_position_embeddings=1 << 18,
+        tie_word_embeddings=False,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -51,8 +61,8 @@ def random_model(bench: Bench) -> LoadedModel:
 
 
 def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
-    """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a method places
-    them, so that a long prompt takes no more than a layer; a mark ends every chunk of 16 tokens."""
+    """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a
+    method places them, so that a long prompt takes no more than a layer; a mark ends every chunk of 16 tokens."""
     from kvlens.engine.prefill import ReadPrompt
 
     kv, normal, n = bench.model.kv, bench.device.normal, context - 1
@@ -66,5 +76,7 @@ def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     nats[0] = torch.nan
     peeked = Peeked(of_layers(kv.q_heads, 1), of_layers(kv.kv_heads, 1), of_layers(kv.kv_heads, 1))
     queries = of_layers(kv.q_heads, min(OBSERVED, n))
-    read = ReadPrompt(tuple(ids), of_layers(kv.kv_heads, n), of_layers(kv.kv_heads, n), queries, peeked, nats.to(bench.device.at))
+    read = ReadPrompt(
+        tuple(ids), of_layers(kv.kv_heads, n), of_layers(kv.kv_heads, n), queries, peeked, nats.to(bench.device.at)
+    )
     return Prompt(PromptText("random"), tuple(ids), pieces, (None,) * context), read

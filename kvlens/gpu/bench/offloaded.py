@@ -1,7 +1,8 @@
-"""transformers' own offloaded cache: every layer's keys and values go to host memory after their use and come back a layer ahead.
+"""transformers' own offloaded cache: every layer's keys and values go to host memory after their use and come back a
+layer ahead.
 
-It is transformers' code as it is, on the same model, with transformers' SDPA attention: pageable host memory, whole tensors both ways, a
-concatenation per layer and step, no graph. Several sequences are one batch of it.
+It is transformers' code as it is, on the same model, with transformers' SDPA attention: pageable host memory, whole
+tensors both ways, a concatenation per layer and step, no graph. Several sequences are one batch of it.
 """
 
 from __future__ import annotations
@@ -26,24 +27,32 @@ ROOM = 1.25
 
 
 def refused(bench: Bench, context: int, batch: int, link: float | None) -> str | None:
-    """Why it is not tried: host memory that does not suffice, or a bus that would be held too long. link: bytes per second, if known."""
+    """Why it is not tried: host memory that does not suffice, or a bus that would be held too long. link: bytes per
+    second, if known."""
     whole = batch * bench.model.kv.full_kv_bytes(context)
     free = host_bytes()
     if free is not None and ROOM * whole > free and not bench.dry:
-        return f"does not fit: needs {ROOM * whole / 1e9:.1f} GB of host memory, {free / 1e9:.1f} GB free; --batches 1 needs less"
+        return (
+            f"does not fit: needs {ROOM * whole / 1e9:.1f} GB of host memory, {free / 1e9:.1f} GB free; "
+            f"--batches 1 needs less"
+        )
     wait = FEWEST * 2 * whole / link if link else 0.0
     if wait > SECONDS and not bench.dry:
         return f"left out: {FEWEST} steps would hold the bus for {wait:.0f} s at the least"
     return None
 
 
-GROUPS = (("memory.max", "memory.current", "memory.stat", "inactive_file"),
-          ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"))  # fmt: skip
-"""where a control group of either version says its limit, what is used of it, and how much of that are files it can forget"""
+GROUPS = (
+    ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+)
+"""where a control group of either version says its limit, what is used of it, and how much of that are files it can
+forget"""
 
 
 def host_bytes(system: Path = Path("/")) -> int | None:
-    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not known."""
+    """Host memory that can still be had, by the kernel and by the limit that this process's group is under; None: not
+    known."""
 
     def number(path: str, name: str) -> int:
         lines = (line.split() for line in (system / path).read_text(encoding="ascii").splitlines())
@@ -84,14 +93,21 @@ def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
         loaded.model.set_attn_implementation(ATTENTION)
     few = f"; {count} steps instead of {bench.repeats}" if count < bench.repeats else ""
     return {
-        "graph": False, "steps": count, "median": statistics.median(times), "p95": p95(times), "stall": None,
-        "peak_bytes": bench.device.peak_bytes(), "resident_bytes": 0, "kernels": "torch",
+        "graph": False,
+        "steps": count,
+        "median": statistics.median(times),
+        "p95": p95(times),
+        "stall": None,
+        "peak_bytes": bench.device.peak_bytes(),
+        "resident_bytes": 0,
+        "kernels": "torch",
         "note": "transformers' DynamicCache with offloading and SDPA" + few,
-    }  # fmt: skip
+    }
 
 
 def _filled(bench: Bench, config: Any, context: int, batch: int) -> Any:
-    """A cache that holds `context` random tokens of every sequence in every layer, all but the first layer's in host memory."""
+    """A cache that holds `context` random tokens of every sequence in every layer, all but the first layer's in host
+    memory."""
     from transformers import DynamicCache
 
     kv, normal = bench.model.kv, bench.device.normal

@@ -75,8 +75,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Part:
-    """`run` may give its rows one by one: those before a failure are kept. `files`: sources whose change makes an old entry stale, beside
-    the kernels and what all parts share."""
+    """`run` may give its rows one by one: those before a failure are kept. `files`: sources whose change makes an old
+    entry stale, beside the kernels and what all parts share."""
 
     name: str
     run: Callable[[Bench], Iterable[Row]]

@@ -1,8 +1,9 @@
 """The attention path of one decode step: per method, the kernels its step launches, in order, on random data.
 
-A path is called by the dense part once per layer, between `begin` and `end`. What is wanted, missed and corrected is replayed
-(replay.py): the scores are computed and ranked, and the ranking is dropped. `moves` off leaves plans and transfers out, so that two
-timings give the time they cost. Layers have keys, values and summaries of their own; page tables and wishes are shared.
+A path is called by the dense part once per layer, between `begin` and `end`. What is wanted, missed and corrected is
+replayed (replay.py): the scores are computed and ranked, and the ranking is dropped. `moves` off leaves plans and
+transfers out, so that two timings give the time they cost. Layers have keys, values and summaries of their own; page
+tables and wishes are shared.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ class Full(Path):
                 self.note += f"{name} failed ({type(problem).__name__}); "
         fastest = min(times, key=lambda name: times[name])
         self.attend = calls_by_name[fastest]  # type: ignore[method-assign]
-        self.note += f"fastest of {', '.join(f'{name} {1e6 * t:.0f} us' for name, t in times.items())} a layer: {fastest}"
+        self.note += (
+            f"fastest of {', '.join(f'{name} {1e6 * t:.0f} us' for name, t in times.items())} a layer: {fastest}"
+        )
 
     def _k1(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         keys, values = self.layers[layer]
@@ -106,15 +109,18 @@ class Full(Path):
 
 
 class Retrieval(Path):
-    """k2, topk, k5, k4, k1. FreeKV: corrected heads' pages come before the attention, the others' behind its back, by the end of the
-    step; blocking recall: all come before. One softmax over sinks, window and the recalled pages' slots, whose table never changes."""
+    """k2, topk, k5, k4, k1. FreeKV: corrected heads' pages come before the attention, the others' behind its back, by
+    the end of the step; blocking recall: all come before. One softmax over sinks, window and the recalled pages' slots,
+    whose table never changes."""
 
     def __init__(self, bench: Bench, shape: StepShape, context: int, batch: int, alike: bool = False) -> None:
         super().__init__(bench, shape, context, batch)
         at, heads, places = bench.device.at, self.kv.kv_heads, context // shape.page
         self.pages = self.table(shape.pages, shape.held)
         self.layers = [(self.slots(batch * shape.held), self.slots(batch * shape.held)) for _ in range(self.kv.layers)]
-        self.bounds = [tuple(bench.device.normal(batch, heads, places, self.kv.head_dim) for _ in range(2)) for _ in self.layers]
+        self.bounds = [
+            tuple(bench.device.normal(batch, heads, places, self.kv.head_dim) for _ in range(2)) for _ in self.layers
+        ]
         self.live = torch.full((batch, heads), places, dtype=torch.int32, device=at)
         self._replay(places, alike, shape.held)
 
@@ -122,10 +128,14 @@ class Retrieval(Path):
         """Wishes, corrections and slots: the last ones of the `held` that each sequence has."""
         shape, at = self.shape, self.bench.device.at
         first = torch.arange(self.batch, dtype=torch.int32)[:, None, None]
-        want = wishes(self.batch * self.kv.kv_heads, places, shape.wanted, shape.missed, alike).unflatten(1, (self.batch, -1))
+        want = wishes(self.batch * self.kv.kv_heads, places, shape.wanted, shape.missed, alike).unflatten(
+            1, (self.batch, -1)
+        )
         self.wants = (want + first * places).to(at)
         self.counter = Counter.zero(len(want), at)
-        fires = corrections(len(want), self.kv.layers, self.batch * self.kv.kv_heads, shape.blocking).unflatten(2, (self.batch, -1))
+        fires = corrections(len(want), self.kv.layers, self.batch * self.kv.kv_heads, shape.blocking).unflatten(
+            2, (self.batch, -1)
+        )
         self.fires = fires.to(at)
         slot = first * held + (held - shape.wanted) + torch.arange(shape.wanted, dtype=torch.int32)
         each = slot.expand(self.batch, self.kv.kv_heads, shape.wanted).contiguous().to(at)
@@ -163,8 +173,8 @@ class Retrieval(Path):
 
 
 class Zoned(Retrieval):
-    """As blocking recall, but planned as a static step's recall zone, since k5 plans for 128 slots at most. To the plan the KV heads of all
-    sequences are those of one: page p of sequence b is page p B + b of the pool."""
+    """As blocking recall, but planned as a static step's recall zone, since k5 plans for 128 slots at most. To the plan
+    the KV heads of all sequences are those of one: page p of sequence b is page p B + b of the pool."""
 
     reuse_alike = False
     """every KV head reuses as many pages as the one that can reuse fewest"""
@@ -207,7 +217,8 @@ class Chunks(Zoned):
 
 
 def by_layer(bench: Bench, pages: int, page: int) -> list[torch.Tensor]:
-    """Each layer's part of the host pool, as pages of `page` entries; layers overlap where the pool is smaller than all together."""
+    """Each layer's part of the host pool, as pages of `page` entries; layers overlap where the pool is smaller than all
+    together."""
     kv, pool = bench.model.kv, bench.pool
     pool = pool.view(-1, kv.kv_heads, 2, page, kv.head_dim)
     if pages > len(pool):

@@ -1,4 +1,5 @@
-"""Attention paths that are not k2, k5, k4, k1 in a row: SeKV's two resolutions, recall led by the host, and a full cache over the bus."""
+"""Attention paths that are not k2, k5, k4, k1 in a row: SeKV's two resolutions, recall led by the host, and a full
+cache over the bus."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from kvlens.kernels.page_scores import page_scores
 
 
 class SeKV(Zoned):
-    """Routing by small summaries, topk, zone plan, k4 (a zoom waits for its factors), k1 over anchors, window and coarse entries with their
-    bias, k3 over the zoomed spans' factors, one merge. A unit of factors (rank 16, 64 tokens) rides in a page's 16 KiB."""
+    """Routing by small summaries, topk, zone plan, k4 (a zoom waits for its factors), k1 over anchors, window and
+    coarse entries with their bias, k3 over the zoomed spans' factors, one merge. A unit of factors (rank 16, 64 tokens)
+    rides in a page's 16 KiB."""
 
     note = "factors of 12 KiB move as units of 16 KiB"
 
@@ -53,8 +55,8 @@ class SeKV(Zoned):
 
 
 class HostRecall(Path):
-    """Blocking recall as ArkVale does it: every layer the host reads which pages are wanted, copies whole pages over all heads, one call
-    each, and attention waits. It cannot be captured."""
+    """Blocking recall as ArkVale does it: every layer the host reads which pages are wanted, copies whole pages over
+    all heads, one call each, and attention waits. It cannot be captured."""
 
     graph = False
     note = "indices read by the host, one copy per page, launched one by one"
@@ -65,9 +67,14 @@ class HostRecall(Path):
         self.pages = self.table(shape.pages, shape.held)
         size = (batch * shape.held, 2, PAGE, kv.kv_heads, kv.head_dim)
         self.storage = [bench.device.normal(*size) for _ in range(kv.layers)]
-        self.bounds = [tuple(bench.device.normal(batch, kv.kv_heads, places, kv.head_dim) for _ in range(2)) for _ in range(kv.layers)]
+        self.bounds = [
+            tuple(bench.device.normal(batch, kv.kv_heads, places, kv.head_dim) for _ in range(2))
+            for _ in range(kv.layers)
+        ]
         self.live = torch.full((batch, kv.kv_heads), places, dtype=torch.int32, device=at)
-        self.pools = [pool.view(-1, 2, PAGE, kv.kv_heads, kv.head_dim) for pool in by_layer(bench, batch * places, PAGE)]
+        self.pools = [
+            pool.view(-1, 2, PAGE, kv.kv_heads, kv.head_dim) for pool in by_layer(bench, batch * places, PAGE)
+        ]
         self.order = [torch.randperm(places).tolist() for _ in range(batch)]
         self.step = 0
 
@@ -80,7 +87,8 @@ class HostRecall(Path):
         return calls.k1(q, keys, values, self.pages)
 
     def _recall(self, layer: int) -> None:
-        """The pages that this step's window over the order has and the last one's had not, into the slots of those that left."""
+        """The pages that this step's window over the order has and the last one's had not, into the slots of those that
+        left."""
         shape, places = self.shape, self.context // PAGE
         for b, order in enumerate(self.order):
             for i in range(self.step * shape.missed, (self.step + 1) * shape.missed):
@@ -97,7 +105,8 @@ class HostRecall(Path):
 
 
 class FullOffload(Path):
-    """FullKV kept in host memory: each layer's keys and values are copied whole, a layer ahead of their use, into two buffers."""
+    """FullKV kept in host memory: each layer's keys and values are copied whole, a layer ahead of their use, into two
+    buffers."""
 
     note = "ours; transformers' offloaded cache is among the whole steps"
 
@@ -129,7 +138,8 @@ class FullOffload(Path):
 
 
 class Chess(Short):
-    """k1 over the selected pages of a whole context; a selection is one product with all page vectors of all layers, and topk."""
+    """k1 over the selected pages of a whole context; a selection is one product with all page vectors of all layers,
+    and topk."""
 
     def selection(self) -> object:
         """One selection, on page vectors over all layers and KV heads [B, pages, L * H_kv * D]."""

@@ -1,5 +1,5 @@
-"""The rates that steps are replayed at: what `kvlens bench rates` has recorded, what the papers say, and what is swept. Plain JSON, so that
-a machine that has torch alone can read them."""
+"""The rates that steps are replayed at: what `kvlens bench rates` has recorded, what the papers say, and what is swept.
+Plain JSON, so that a machine that has torch alone can read them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,11 @@ class RateTable:
 
     def told(self) -> str:
         """One sentence: where the rates of a result come from."""
-        return f"Rates of replayed decisions: recorded ({self.about}), where a row says no other." if self.recorded else MISSING
+        return (
+            f"Rates of replayed decisions: recorded ({self.about}), where a row says no other."
+            if self.recorded
+            else MISSING
+        )
 
 
 def at_papers(method: str) -> Rates:
@@ -77,8 +81,8 @@ def at_papers(method: str) -> Rates:
 
 
 def read(path: Path | None = None) -> RateTable:
-    """The recorded rates, of kvlens's own results where no file is named; an empty table where there is no file. Raises ValueError with one
-    sentence for a file of something else."""
+    """The recorded rates, of kvlens's own results where no file is named; an empty table where there is no file. Raises
+    ValueError with one sentence for a file of something else."""
     path = path or FILE
     if not path.is_file():
         return RateTable()
@@ -87,14 +91,27 @@ def read(path: Path | None = None) -> RateTable:
         lines = {method: _line(method, found["methods"][method]) for method in RECORDED}
         return RateTable(lines, _about(found["about"], lines))
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        why = f"'{problem.args[0]}' is missing" if isinstance(problem, KeyError) else str(problem).splitlines()[0].rstrip(".")
-        raise ValueError(f"'{path.name}' does not hold recorded rates ({why}): make it anew with kvlens bench rates.") from None
+        why = (
+            f"'{problem.args[0]}' is missing"
+            if isinstance(problem, KeyError)
+            else str(problem).splitlines()[0].rstrip(".")
+        )
+        raise ValueError(
+            f"'{path.name}' does not hold recorded rates ({why}): make it anew with kvlens bench rates."
+        ) from None
 
 
 def _line(method: str, found: dict[str, Any]) -> Line:
     rates = {name: _share(method, name, found["rates"][name]["mean"]) for name in USED[method]}
-    spread = {name: tuple(_share(method, name, found["rates"][name][end]) for end in ("p10", "p90")) for name in USED[method]}
-    return Line(Rates(**rates), {name: (low, high) for name, (low, high) in spread.items()}, int(found["prompts"]), int(found["steps"]))
+    spread = {
+        name: tuple(_share(method, name, found["rates"][name][end]) for end in ("p10", "p90")) for name in USED[method]
+    }
+    return Line(
+        Rates(**rates),
+        {name: (low, high) for name, (low, high) in spread.items()},
+        int(found["prompts"]),
+        int(found["steps"]),
+    )
 
 
 def _share(method: str, name: str, value: Any) -> float:
@@ -106,7 +123,8 @@ def _share(method: str, name: str, value: Any) -> float:
 def _about(about: dict[str, Any], lines: Mapping[str, Line]) -> str:
     asked, line = about["request"], next(iter(lines.values()))
     return (
-        f"model {asked['model']}, tasks {', '.join(asked['tasks'])} of {asked['length']} tokens, right answers, budget {asked['budget']}, "
+        f"model {asked['model']}, tasks {', '.join(asked['tasks'])} of {asked['length']} tokens, right "
+        f"answers, budget {asked['budget']}, "
         f"{line.prompts} prompts, {line.steps} steps of each method, {about['date']}"
     )
 
@@ -117,8 +135,8 @@ def words(rates: Mapping[str, float], source: RateSource) -> str:
 
 
 def swept(table: RateTable, methods: Sequence[str]) -> list[tuple[str, Rates]]:
-    """What a sweep measures of `methods`: FreeKV and blocking recall over misses and corrections, the papers' among them; and where default
-    cells are at recorded rates, the other methods that recall at the papers'."""
+    """What a sweep measures of `methods`: FreeKV and blocking recall over misses and corrections, the papers' among
+    them; and where default cells are at recorded rates, the other methods that recall at the papers'."""
     found = []
     for miss in (0.1, 0.3, 1.0):
         found.append(("blocking", Rates(miss=miss)))

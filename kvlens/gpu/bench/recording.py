@@ -1,7 +1,8 @@
 """What recording adds to a whole decode step: nothing, a few numbers per query head, the mass of every span besides.
 
-Masses come out of k1, from the pass that attends; they are summed up by role and by span in rings on the device, which the host reads
-every 16 steps, and that is in the times. Kvlens's recorder and store run on the host and are not in them (docs/benchmarks.md).
+Masses come out of k1, from the pass that attends; they are summed up by role and by span in rings on the device, which
+the host reads every 16 steps, and that is in the times. Kvlens's recorder and store run on the host and are not in them
+(docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ def measure(bench: Bench) -> list[RecordingRow]:
     found: list[RecordingRow] = []
     for recording in KINDS:
         made = decode.begin(
-            bench, METHOD, context, bench.rates.of(METHOD), 0 if recording == "off" else RING, "heads" if recording == "off" else recording
+            bench,
+            METHOD,
+            context,
+            bench.rates.of(METHOD),
+            0 if recording == "off" else RING,
+            "heads" if recording == "off" else recording,
         )
         try:
             made.steps(1 if bench.dry else decode.WARM)

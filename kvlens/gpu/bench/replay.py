@@ -1,7 +1,8 @@
-"""Decisions that depend on meaning, made by rate: which pages each head wants at each step, and which heads are corrected.
+"""Decisions that depend on meaning, made by rate: which pages each head wants at each step, and which heads are
+corrected.
 
-A head's wishes are a window sliding over a random order of its pages, so that every step misses exactly so many and the pattern closes
-without a jump. All layers share the wishes; each has its own slots and its own corrections.
+A head's wishes are a window sliding over a random order of its pages, so that every step misses exactly so many and the
+pattern closes without a jump. All layers share the wishes; each has its own slots and its own corrections.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A method whose decisions that depend on meaning are replayed: random weights cannot make them. Everything it computes to decide is
-computed, and its answer is then replaced.
+"""A method whose decisions that depend on meaning are replayed: random weights cannot make them. Everything it computes
+to decide is computed, and its answer is then replaced.
 
-Each KV head wants a window that slides over a random order of its spans, so that every step misses the stated share exactly. What lies
-in host memory is random as well: prefill's offload, one copy per unit, is left out.
+Each KV head wants a window that slides over a random order of its spans, so that every step misses the stated share
+exactly. What lies in host memory is random as well: prefill's offload, one copy per unit, is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ TURNS = 256
 
 
 class Replay:
-    """Wishes and corrections of all layers, on the device. `moves` off: nobody wishes, so that two timings give what recall costs."""
+    """Wishes and corrections of all layers, on the device. `moves` off: nobody wishes, so that two timings give what
+    recall costs."""
 
     def __init__(self, shape: StepShape, rates: Rates, alike: bool, blocking: bool) -> None:
         self.shape, self.rates, self.alike, self.blocking = shape, rates, alike, blocking
@@ -43,7 +44,11 @@ class Replay:
         while wanted + self.missed > len(full) and wanted > 1:
             wanted, self.missed = wanted - 1, min(self.missed, wanted - 1)
         self.wanted, self.tokens = wanted, longest
-        orders = [torch.randperm(len(full))] * kv.kv_heads if self.alike else [torch.randperm(len(full)) for _ in range(kv.kv_heads)]
+        orders = (
+            [torch.randperm(len(full))] * kv.kv_heads
+            if self.alike
+            else [torch.randperm(len(full)) for _ in range(kv.kv_heads)]
+        )
         self.order = torch.tensor(full)[torch.stack(orders)].to(device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         self.want = self._window(wanted)

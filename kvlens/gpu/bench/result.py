@@ -1,5 +1,5 @@
-"""The result file: rows of each part, provenance, and atomic replacement. Plain dataclasses and JSON, so that a machine that has torch
-alone can measure; `schema.py` checks a file where it is read."""
+"""The result file: rows of each part, provenance, and atomic replacement. Plain dataclasses and JSON, so that a machine
+that has torch alone can measure; `schema.py` checks a file where it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class CeilingRow:
-    """What the device or the bus can do. amount: bytes (reads and writes both) or floating-point operations of one call."""
+    """What the device or the bus can do. amount: bytes (reads and writes both) or floating-point operations of one
+    call."""
 
     name: str
     setting: str
@@ -40,8 +41,8 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel at one setting. `bytes`: what it has to move at least; `ceiling`: name and rate of what limits it; `share`: of that,
-    None where the ceiling was not measured; `aim`: the share asked for, where one is."""
+    """One kernel at one setting. `bytes`: what it has to move at least; `ceiling`: name and rate of what limits it;
+    `share`: of that, None where the ceiling was not measured; `aim`: the share asked for, where one is."""
 
     kernel: str
     setting: str
@@ -57,12 +58,13 @@ class KernelRow:
 
 
 Scope = Literal["path", "decode", "compiled"]
-"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; compiled: the same, compiled
-whole"""
+"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; compiled: the
+same, compiled whole"""
 
 
 RateSource = Literal["recorded", "papers", "set", "none"]
-"""where replayed rates come from: runs of ours; the papers, and ours where they give none; set, to be swept; the method has none"""
+"""where replayed rates come from: runs of ours; the papers, and ours where they give none; set, to be swept; the method
+has none"""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class StepRow:
     rates_from: RateSource = "none"
     scope: Scope = "path"
     loop: float | None = None
-    """mean of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window every few steps"""
+    """mean of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window
+    every few steps"""
     counted_bytes: int | None = None
     """over the bus per step, by the run's own counter"""
     kernels: str = "triton"
@@ -106,7 +109,8 @@ class StepRow:
 
 @dataclass(frozen=True)
 class HeadlineRow:
-    """A paper's ratio beside ours and the floor's, both at the same replayed rates; None where a cell was not measured at them."""
+    """A paper's ratio beside ours and the floor's, both at the same replayed rates; None where a cell was not measured
+    at them."""
 
     name: str
     quantity: str
@@ -154,7 +158,8 @@ Row = CeilingRow | CheckRow | KernelRow | StepRow | HeadlineRow | RecordingRow |
 
 @dataclass(frozen=True)
 class Entry:
-    """One part. `sources`: digest of the code that measured it; a done entry with the digest of today is not measured again."""
+    """One part. `sources`: digest of the code that measured it; a done entry with the digest of today is not measured
+    again."""
 
     part: str
     status: Literal["done", "failed"]
@@ -192,10 +197,15 @@ def begin(path: Path, header: dict[str, Any]) -> dict[str, Any]:
         return fresh
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        same = all(_same(found[name], header[name]) for name in ("dry_run", "device", "versions")) and found["format"] == FORMAT
+        same = (
+            all(_same(found[name], header[name]) for name in ("dry_run", "device", "versions"))
+            and found["format"] == FORMAT
+        )
         return {**fresh, "entries": found["entries"]} if same else fresh
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"'{path.name}' is not a result of this benchmark: name another folder, or delete it.") from None
+        raise ValueError(
+            f"'{path.name}' is not a result of this benchmark: name another folder, or delete it."
+        ) from None
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -20,7 +20,19 @@ from kvlens.gpu.bench.result import CheckRow, Entry, KernelRow, LedgerRow, Row, 
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "steps", "recording", "sweep", "ledger", "compiled", "headlines")
+NAMES = (
+    "ceilings",
+    "checks",
+    "engine",
+    "kernels",
+    "decode",
+    "steps",
+    "recording",
+    "sweep",
+    "ledger",
+    "compiled",
+    "headlines",
+)
 
 Say = Callable[[str], None]
 
@@ -57,8 +69,9 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest. Whole steps of
-    several sequences take long, so they come after those of one, recording and ledger; first at the context of the headlines."""
+    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest.
+    Whole steps of several sequences take long, so they come after those of one, recording and ledger; first at the
+    context of the headlines."""
     one, *more = sorted(set(batches))
     middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
     others = [context for context in contexts if context != middle]
@@ -67,13 +80,27 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         return [part for context in contexts for batch in batches for part in decode.decodes(context, batch)]
 
     def paths(contexts: Sequence[int]) -> list[Part]:
-        return [attention_step.steps(context, batch) for context in contexts for batch in sorted(set(batches), reverse=True)]
+        return [
+            attention_step.steps(context, batch) for context in contexts for batch in sorted(set(batches), reverse=True)
+        ]
 
     return [
-        ceilings.PART, kernel_checks.PART, kernel_checks.ENGINE, kernel_times.PART, *whole(contexts, [one]), recording.PART, ledger.PART,
-        *whole([middle], more), *paths([middle]), *whole(others, more), *paths(others), attention_step.sweep(middle, large),
-        decode.sweep(middle), decode.compiled(middle), headlines.PART,
-    ]  # fmt: skip
+        ceilings.PART,
+        kernel_checks.PART,
+        kernel_checks.ENGINE,
+        kernel_times.PART,
+        *whole(contexts, [one]),
+        recording.PART,
+        ledger.PART,
+        *whole([middle], more),
+        *paths([middle]),
+        *whole(others, more),
+        *paths(others),
+        attention_step.sweep(middle, large),
+        decode.sweep(middle),
+        decode.compiled(middle),
+        headlines.PART,
+    ]
 
 
 def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path:
@@ -90,18 +117,35 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.told()}"}
     result = begin(path, header)
     bench = Bench(device, contexts, batches, result, rates)
-    parts = [part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))]
+    parts = [
+        part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
+    ]
     begun = time.monotonic()
     missing = [part.name for part in parts if not _done(result, part)]
     # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
-    order = sorted((part for part in parts if not _done(result, part)), key=lambda p: (p is headlines.PART, p.name in result["entries"]))
+    order = sorted(
+        (part for part in parts if not _done(result, part)),
+        key=lambda p: (p is headlines.PART, p.name in result["entries"]),
+    )
     for part in order:
         if time.monotonic() - begun > 60 * request.minutes:
             say(f"{request.minutes:g} minutes are over; run again for: {', '.join(missing)}.")
             break
         say(f"{part.name} ...")
         # should the process end in the midst, what is there says so, and the part comes last the next time
-        put(result, Entry(part.name, "failed", part.sources, commit(), today(), 0.0, _held(result, part), "it was begun and did not end"))
+        put(
+            result,
+            Entry(
+                part.name,
+                "failed",
+                part.sources,
+                commit(),
+                today(),
+                0.0,
+                _held(result, part),
+                "it was begun and did not end",
+            ),
+        )
         save(path, result)
         entry, broken = _measure_part(bench, part)
         put(result, entry)
@@ -145,7 +189,9 @@ def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
     if not broken:
         bench.device.release()
     status: Literal["done", "failed"] = "done" if reason is None else "failed"
-    return Entry(part.name, status, part.sources, commit(), today(), time.monotonic() - begun, rows, reason, suggestion), broken
+    return Entry(
+        part.name, status, part.sources, commit(), today(), time.monotonic() - begun, rows, reason, suggestion
+    ), broken
 
 
 def _missing(row: Row) -> str | None:
@@ -159,7 +205,9 @@ def _lacks(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if isinstance(row, StepRow | KernelRow):
             if row.reason is not None:
-                whose.setdefault(row.reason, []).append(row.method if isinstance(row, StepRow) else f"{row.kernel}, {row.setting}")
+                whose.setdefault(row.reason, []).append(
+                    row.method if isinstance(row, StepRow) else f"{row.kernel}, {row.setting}"
+                )
         elif isinstance(row, CheckRow | LedgerRow) and not row.passed:
             whose.setdefault("FAILED", []).append(row.name)
     return [f"{'; '.join(names)}: {reason}" for reason, names in whose.items()]

@@ -18,7 +18,9 @@ def read(path: Path) -> Result:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ValueError(f"the result file '{path.name}' does not hold a GPU result ({where}: {first['msg']}); measure it again.") from None
+        raise ValueError(
+            f"the result file '{path.name}' does not hold a GPU result ({where}: {first['msg']}); measure it again."
+        ) from None
 
 
 def measured(folder: Path) -> list[Path]:

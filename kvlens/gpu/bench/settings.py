@@ -15,8 +15,8 @@ from kvlens.shape import KVShape
 
 @dataclass(frozen=True)
 class Setting:
-    """What StaticDecoder is given. kernels: None: what it would choose; blocking: every KV head's wishes are waited for; alike: all KV
-    heads want the same."""
+    """What StaticDecoder is given. kernels: None: what it would choose; blocking: every KV head's wishes are waited
+    for; alike: all KV heads want the same."""
 
     method: type[Method]
     params: Any
@@ -46,9 +46,15 @@ def setting(name: str, shape: StepShape, kv: KVShape, context: int, max_new: int
         return Setting(found, make(usage=0.1, length=CHUNK, deviation=1, marks="one", sinks=SINKS))
     if name == "sekv":
         params = make(
-            segmentation="chunks", l_max=SPAN, l_min=16, max_rank=RANK, form="factors", dim=ROUTE, window=min(512, context // 2),
+            segmentation="chunks",
+            l_max=SPAN,
+            l_min=16,
+            max_rank=RANK,
+            form="factors",
+            dim=ROUTE,
+            window=min(512, context // 2),
             sinks=SINKS,
-        )  # fmt: skip
+        )
         return Setting(found, params, _zoom_budget(params, shape, kv, context, max_new))
     raise ValueError(f"no setting for '{name}' in whole steps.")
 

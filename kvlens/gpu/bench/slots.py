@@ -11,7 +11,8 @@ from kvlens.memory.bias import CODES
 
 
 def drawn(heads: int, group: int, slots: int, spans: int, parts: bool) -> SlotReads:
-    """On the CPU. All roles; a stretch of free slots, and a KV head that has none but free ones; parts: spans are read in part."""
+    """On the CPU. All roles; a stretch of free slots, and a KV head that has none but free ones; parts: spans are read
+    in part."""
     role = torch.randint(0, max(CODES) + 1, (heads, slots), dtype=torch.uint8)
     role[:, slots // 3 : slots // 2] = CODES.free
     role[0] = CODES.free
@@ -19,7 +20,9 @@ def drawn(heads: int, group: int, slots: int, spans: int, parts: bool) -> SlotRe
     governed, is_hot, fine = (torch.rand(size) < 0.7 for size in ((spans,), (heads, spans), (heads, group, spans)))
     logs = torch.randint(1, 99, (spans,)).float().log()
     tokens = torch.randint(0, 32, (heads, group, spans)) if parts else None
-    return SlotReads(role, span, position, logs, torch.zeros(spans, dtype=torch.int32), governed, is_hot, group, CODES, fine, tokens)
+    return SlotReads(
+        role, span, position, logs, torch.zeros(spans, dtype=torch.int32), governed, is_hot, group, CODES, fine, tokens
+    )
 
 
 def there(reads: SlotReads, device: torch.device) -> SlotReads:

@@ -1,5 +1,5 @@
-"""The engine on the device against the engine on the CPU: every method on the demo model, in fp32. What runs first on a machine with a
-GPU: pinned memory, streams, events and the kernels as sessions use them.
+"""The engine on the device against the engine on the CPU: every method on the demo model, in fp32. What runs first on a
+machine with a GPU: pinned memory, streams, events and the kernels as sessions use them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _Sink:
 
 
 def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
-    """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others go on."""
+    """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
+    go on."""
     from kvlens import methods
     from kvlens.memory.link import link_name
 
@@ -61,18 +62,31 @@ def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
     return found
 
 
-def _compare(label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float,
-             steps: int) -> list[CheckRow]:  # fmt: skip
+def _compare(
+    label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float, steps: int
+) -> list[CheckRow]:
     (host, host_sink), (ours, our_sink) = (_run(name, overrides, where, steps) for where in ("cpu", str(device)))
     wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
     gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
     failed = [check.name for check in ours.checks if not check.passed]
     return [
         CheckRow(f"{label}: share of tokens that differ ({ours.kernels})", wrong, 0.0, wrong == 0),
-        CheckRow(f"{label}: share of the ledger's {sum(host_sink.bytes.values())} B that differs", gap, tolerance, gap <= tolerance),
-        CheckRow(f"{label}: self-checks that fail, copies that end before they begin{': ' * bool(failed)}{', '.join(failed)}",
-                 float(len(failed) + our_sink.backwards), 0.0, not failed and not our_sink.backwards),
-    ]  # fmt: skip
+        CheckRow(
+            f"{label}: share of the ledger's {sum(host_sink.bytes.values())} B that differs",
+            gap,
+            tolerance,
+            gap <= tolerance,
+        ),
+        CheckRow(
+            (
+                f"{label}: self-checks that fail, copies that end before they "
+                f"begin{': ' * bool(failed)}{', '.join(failed)}"
+            ),
+            float(len(failed) + our_sink.backwards),
+            0.0,
+            not failed and not our_sink.backwards,
+        ),
+    ]
 
 
 def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple[Any, _Sink]:
@@ -90,4 +104,6 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
     budget = None if method.keeps_all else Budget.parse(SHARE)
     sink = _Sink()
-    return Engine(loaded).run(prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink), sink
+    return Engine(loaded).run(
+        prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink
+    ), sink

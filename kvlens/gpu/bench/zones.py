@@ -14,8 +14,9 @@ ROLES = (0, 1, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """wishes and cells of a KV head; spans that there are; tokens of a row; tokens of the longest span, the shortest has half as many;
-    factors: half of the spans lie as factors; parts: a part of a span is read, and KV heads reuse alike."""
+    """wishes and cells of a KV head; spans that there are; tokens of a row; tokens of the longest span, the shortest
+    has half as many; factors: half of the spans lie as factors; parts: a part of a span is read, and KV heads reuse
+    alike."""
 
     name: str
     wishes: int
@@ -34,7 +35,11 @@ SHAPES = (
     Shape("SentKVCompress at 32K", 205, 3277, 2048, 1, 16, parts=True),
     Shape("SentKVCompress at 128K", 819, 13_107, 8192, 1, 16, parts=True),
 )
-SMALL = (Shape("pages", 5, 5, 20, 32, 32), Shape("factors", 6, 40, 30, 1, 12, factors=True), Shape("parts", 6, 40, 30, 1, 12, parts=True))
+SMALL = (
+    Shape("pages", 5, 5, 20, 32, 32),
+    Shape("factors", 6, 40, 30, 1, 12, factors=True),
+    Shape("parts", 6, 40, 30, 1, 12, parts=True),
+)
 
 
 def empty(heads: int, spans: int, cells: int, page: int, at: torch.device | None = None) -> tuple[ZoneTables, Names]:
@@ -70,6 +75,9 @@ def wishes(shape: Shape, heads: int, group: int, step: int, fires: float = 1.0) 
 
 
 def there(value: Any, device: torch.device) -> Any:
-    """The same on a device: a dataclass of tensors and of what is none. Tables are copied, so that two plans do not share them."""
+    """The same on a device: a dataclass of tensors and of what is none. Tables are copied, so that two plans do not
+    share them."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return type(value)(**{name: x.clone().to(device) if isinstance(x, torch.Tensor) else x for name, x in fields.items()})
+    return type(value)(
+        **{name: x.clone().to(device) if isinstance(x, torch.Tensor) else x for name, x in fields.items()}
+    )

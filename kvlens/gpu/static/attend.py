@@ -1,8 +1,10 @@
-"""How a static step attends its slots: on CUDA by k1 over pages of the slot pool, elsewhere by PyTorch over the whole pool.
+"""How a static step attends its slots: on CUDA by k1 over pages of the slot pool, elsewhere by PyTorch over the whole
+pool.
 
-k1 reads the pages in which anybody attends anything; which those are, and how many, lies in tensors. Where nobody selects and the live
-slots are the pool's first ones, there is no bias at all. Where the selection is made between steps, pages and bias are made once per
-step for all layers. Shapes: H KV heads, G = Hq / H, C slots, N pages of P slots, D head size.
+k1 reads the pages in which anybody attends anything; which those are, and how many, lies in tensors. Where nobody
+selects and the live slots are the pool's first ones, there is no bias at all. Where the selection is made between
+steps, pages and bias are made once per step for all layers. Shapes: H KV heads, G = Hq / H, C slots, N pages of P
+slots, D head size.
 """
 
 from __future__ import annotations
@@ -20,27 +22,36 @@ from kvlens.memory.tiers import Memory
 
 
 class SlotAttention:
-    """Attends for a static session. kernels: 'triton' (k1) or 'torch'; weights: whether the weight of every slot is wanted."""
+    """Attends for a static session. kernels: 'triton' (k1) or 'torch'; weights: whether the weight of every slot is
+    wanted."""
 
     def __init__(self, memory: Memory, kernels: Backend, weights: bool, set_between_steps: bool) -> None:
         self.memory, self.kernels, self.weights = memory, kernels, weights
         smallest = min(pool.zones.slots for pool in memory.hot.pools)
         self.page = 1 if weights else page_of(smallest)  # 1: instruments ask for the mass of every slot
-        self._prefix = [not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools]
+        self._prefix = [
+            not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools
+        ]
         self._shared: dict[int, Live] = {}
         heads, group = memory.shape.kv_heads, memory.shape.group
         for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
             if self._prefix[at]:
-                self._shared[at] = live_prefix(torch.zeros((), dtype=torch.long, device=memory.device), heads, pool.zones.slots, self.page)
+                self._shared[at] = live_prefix(
+                    torch.zeros((), dtype=torch.long, device=memory.device), heads, pool.zones.slots, self.page
+                )
             elif set_between_steps:
-                self._shared[at] = live_pages(torch.zeros(heads, group, pool.zones.slots, device=memory.device), self.page)
+                self._shared[at] = live_pages(
+                    torch.zeros(heads, group, pool.zones.slots, device=memory.device), self.page
+                )
         self._pool_of = [at for at, pool in enumerate(memory.hot.pools) for _ in pool.layers]
         self.check()
 
     @property
     def bytes(self) -> int:
         """Device bytes of what is kept from layer to layer."""
-        return sum(x.numel() * x.element_size() for live in self._shared.values() for x in live.tensors() if x is not None)
+        return sum(
+            x.numel() * x.element_size() for live in self._shared.values() for x in live.tensors() if x is not None
+        )
 
     def check(self) -> None:
         """Between steps: what is shared by layers is alike in them."""
@@ -49,11 +60,15 @@ class SlotAttention:
                 assert not pool.gaps, "the live slots were a prefix of the pool, and are no more"
             elif at in self._shared:
                 for table in (pool.position, pool.span, pool.role):
-                    assert bool((table == table[:1]).all()), "a selection made between steps is read by layers that hold different tokens"
+                    assert bool((table == table[:1]).all()), (
+                        "a selection made between steps is read by layers that hold different tokens"
+                    )
 
-    # --------------------------------------------------------------------------------------------------------------- in the step
+    # --------------------------------------------------------------------------------------------------------------- in
+    # the step
     def begin(self, position: torch.Tensor, selection: Selection | None) -> None:
-        """position int64 [1] of the step's token, whose slot has been taken; selection: of all layers, where it was made between steps."""
+        """position int64 [1] of the step's token, whose slot has been taken; selection: of all layers, where it was
+        made between steps."""
         memory = self.memory
         for at, live in self._shared.items():
             pool = memory.hot.pools[at]
@@ -72,10 +87,11 @@ class SlotAttention:
         slots = memory.hot.slots(layer)
         return slot_reads(slots, memory.spans, memory.governed, memory.is_hot[layer], memory.shape.group, selection)
 
-    def attend(self, layer: int, q: torch.Tensor, selection: Selection | None,
-               scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-        """q [1, Hq, 1, D] -> output of the same shape; weights [H, G, C] where they are wanted; which slots somebody attends, bool
-        [H, C], with them."""
+    def attend(
+        self, layer: int, q: torch.Tensor, selection: Selection | None, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """q [1, Hq, 1, D] -> output of the same shape; weights [H, G, C] where they are wanted; which slots somebody
+        attends, bool [H, C], with them."""
         memory = self.memory
         slots = memory.hot.slots(layer)
         live = self._shared.get(self._pool_of[layer])
@@ -89,8 +105,9 @@ class SlotAttention:
         weights = attention_weights(q[0, :, 0], slots.keys, bias, scaling) if self.weights else None
         return out, weights, (bias > -torch.inf).any(1) if self.weights else None
 
-    def _by_k1(self, q: torch.Tensor, slots: Slots, live: Live,
-               scaling: float) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    def _by_k1(
+        self, q: torch.Tensor, slots: Slots, live: Live, scaling: float
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         out, mass = attend_slots(q[0, :, 0], slots.keys, slots.values, live, scaling, self.page, self.weights)
         if not self.weights:
             return out[None, :, None], None, None

@@ -1,7 +1,8 @@
 """Several sequences in one step: one forward of the Hugging Face modules for all, with a static session for each.
 
-The matrices are read once for all sequences. Attention paths (the method's `select`, plan, recall, k1) are issued sequence by sequence,
-since every sequence has slots, span tables and a cold tier of its own; on CUDA they run beside one another on streams of their own.
+The matrices are read once for all sequences. Attention paths (the method's `select`, plan, recall, k1) are issued
+sequence by sequence, since every sequence has slots, span tables and a cold tier of its own; on CUDA they run beside
+one another on streams of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Lanes(Protocol):
     """Where the sequences' attention paths go."""
 
     def of(self, row: int) -> AbstractContextManager[object]:
-        """What is issued inside sees what was issued before outside and in this row's lane, and nothing of the other rows'."""
+        """What is issued inside sees what was issued before outside and in this row's lane, and nothing of the other
+        rows'."""
 
     def join(self) -> None:
         """What is issued from now on sees what was issued in all lanes."""
@@ -40,13 +42,15 @@ class OneLane:
 
 
 class StreamLanes:
-    """A CUDA stream for each sequence. It forks where keys and values come and joins before the output projection, in every layer, so a
-    captured graph has as many branches. What the step waits for goes before what was put aside, so lanes have high priority. Tensors need
-    no marks for the allocator: whatever passes between lanes and the main stream is held until the next fork or join."""
+    """A CUDA stream for each sequence. It forks where keys and values come and joins before the output projection, in
+    every layer, so a captured graph has as many branches. What the step waits for goes before what was put aside, so
+    lanes have high priority. Tensors need no marks for the allocator: whatever passes between lanes and the main stream
+    is held until the next fork or join."""
 
     def __init__(self, device: torch.device, rows: int) -> None:
         self._device = device
-        # torch hands out 32 streams of each priority in turn: of this one nobody else takes any, so no lane is somebody's side stream
+        # torch hands out 32 streams of each priority in turn: of this one nobody else takes any, so no lane is
+        # somebody's side stream
         self._streams = [torch.cuda.Stream(device, priority=-1) for _ in range(rows)]
 
     def of(self, row: int) -> AbstractContextManager[object]:
@@ -93,15 +97,18 @@ class BatchSessions:
 class BatchLayer(SessionLayer):
     """A cache layer that hands each row's keys and values to its session."""
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         self.session.write(self.layer, key_states, value_states)
         key_states.kvlens_session = self.session  # type: ignore[attr-defined]
         return key_states, value_states
 
 
 class BatchDecoder:
-    """Generations of as many prompts as there are decoders, one token each per step. The decoders have prefilled and made no step; from
-    now on they step here alone. Prompts may differ in length; what the host does between steps it does for one after the other."""
+    """Generations of as many prompts as there are decoders, one token each per step. The decoders have prefilled and
+    made no step; from now on they step here alone. Prompts may differ in length; what the host does between steps it
+    does for one after the other."""
 
     def __init__(self, decoders: Sequence[StaticDecoder]) -> None:
         assert decoders, "a batch has one sequence at least"
@@ -129,13 +136,14 @@ class BatchDecoder:
         positions = torch.stack([session.position for session in self.sessions])
         out = self.model(
             input_ids=self._tokens, position_ids=positions, past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )  # fmt: skip
+        )
         for session in self.sessions:
             session.end()
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 
-    # ----------------------------------------------------------------------------------------------------------------- decoding
+    # -----------------------------------------------------------------------------------------------------------------
+    # decoding
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Feed a token to each sequence -> logits [B, V]. At step 0 they are the prompts' last tokens."""
@@ -150,17 +158,19 @@ class BatchDecoder:
         return logits
 
     def decode(self, steps: int) -> list[list[int]]:
-        """`steps` steps from the start, each sequence fed its likeliest token -> the tokens chosen, a list for each sequence."""
+        """`steps` steps from the start, each sequence fed its likeliest token -> the tokens chosen, a list for each
+        sequence."""
         tokens, ids = [decoder.prompt.ids[-1] for decoder in self.decoders], []
         for _ in range(steps):
             tokens = self.step(tokens).argmax(-1).tolist()
             ids.append(tokens)
         return [list(row) for row in zip(*ids, strict=True)]
 
-    # -------------------------------------------------------------------------------------------------------------- other drivers
+    # --------------------------------------------------------------------------------------------------------------
+    # other drivers
     def compiled(self, backend: Any = "inductor") -> BatchDecoder:
-        """As StaticDecoder.compiled, all sequences in one graph. Sequences run one after the other there: what runs beside what is not
-        the compiler's to see."""
+        """As StaticDecoder.compiled, all sequences in one graph. Sequences run one after the other there: what runs
+        beside what is not the compiler's to see."""
         self.seam.lanes = OneLane()
         for session in self.sessions:
             session.aside = cuda.InOrder()
@@ -172,7 +182,9 @@ class BatchDecoder:
     def capture(self) -> None:
         """As StaticDecoder.capture: one CUDA graph for all sequences. Raises RuntimeError on a CPU."""
         device = self.model.device
-        assert device.type != "cuda" or self._warm, "make a step like those to come before capturing; step 0 is another program"
+        assert device.type != "cuda" or self._warm, (
+            "make a step like those to come before capturing; step 0 is another program"
+        )
         run = cuda.capture(self._plain, device)
         self._run, self._captured = run, True
 
@@ -188,7 +200,8 @@ class BatchDecoder:
         return self._run()
 
     def moved_bytes(self) -> torch.Tensor:
-        """Payload brought to the device so far, int64 [B, 2, L, H_kv]: before attentions that waited, and after them."""
+        """Payload brought to the device so far, int64 [B, 2, L, H_kv]: before attentions that waited, and after
+        them."""
         return torch.stack([decoder.moved_bytes() for decoder in self.decoders])
 
     def close(self) -> None:

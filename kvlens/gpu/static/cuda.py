@@ -1,5 +1,6 @@
-"""All that a static step does on CUDA and nowhere else: pinned memory, the kernel that reads it, a stream for what is needed later,
-capture. Small, and apart, since none of it runs without a GPU (docs/static-step.md says what has been run)."""
+"""All that a static step does on CUDA and nowhere else: pinned memory, the kernel that reads it, a stream for what is
+needed later, capture. Small, and apart, since none of it runs without a GPU (docs/static-step.md says what has been
+run)."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ PAGE_BYTES = 1 << 14
 # Launches are custom operators: torch.compile takes each as one call, and need not understand Triton's launch options.
 
 
-@torch.library.custom_op("kvlens::fetch_rows", mutates_args=("keys", "values"),
-                         schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
+@torch.library.custom_op(
+    "kvlens::fetch_rows",
+    mutates_args=("keys", "values"),
+    schema="(Tensor pool, Tensor unit, Tensor(a!) keys, Tensor(b!) values) -> ()",
+)
 def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Units into cells by the zero-copy kernel; as kvlens.gpu.static.recall.fetch."""
     unit_bytes = 2 * pool.shape[3] * pool.shape[4] * pool.element_size()
@@ -29,9 +33,14 @@ def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: to
     move_triton(pool, unit, None, keys.transpose(0, 1), values.transpose(0, 1), to_pool=False, ctas=ctas)
 
 
-@torch.library.custom_op("kvlens::reconstruct_spans", mutates_args=("keys", "values"),
-                         schema="(Tensor flat, Tensor meta, int rank, Tensor tiles, Tensor(a!) keys, Tensor(b!) values) -> ()")  # fmt: skip
-def reconstruct(flat: torch.Tensor, meta: torch.Tensor, rank: int, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+@torch.library.custom_op(
+    "kvlens::reconstruct_spans",
+    mutates_args=("keys", "values"),
+    schema="(Tensor flat, Tensor meta, int rank, Tensor tiles, Tensor(a!) keys, Tensor(b!) values) -> ()",
+)
+def reconstruct(
+    flat: torch.Tensor, meta: torch.Tensor, rank: int, tiles: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> None:
     """meta [H_kv, S, 4]; tiles and keys, values as kvlens.kernels.lowrank_spans.reconstruct."""
     reconstruct_triton(Spans(flat, meta[None], rank), tiles, keys, values)
 
@@ -40,8 +49,8 @@ class Aside(Protocol):
     """Where work goes that nothing in this step waits for."""
 
     def later(self, keep: object) -> AbstractContextManager[object]:
-        """What is issued inside sees everything issued before, and runs beside what is issued after. keep: holds the tensors that it
-        reads, whose memory must not be given to others before `join`."""
+        """What is issued inside sees everything issued before, and runs beside what is issued after. keep: holds the
+        tensors that it reads, whose memory must not be given to others before `join`."""
 
     def join(self) -> None:
         """What is issued from now on sees all of it."""
@@ -58,7 +67,8 @@ class InOrder:
 
 
 class SideStream:
-    """A second CUDA stream, forked after the layer's attention and joined at the end of the step, so that a captured graph has it."""
+    """A second CUDA stream, forked after the layer's attention and joined at the end of the step, so that a captured
+    graph has it."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -86,7 +96,9 @@ def capture(step: Callable[[], torch.Tensor], device: torch.device) -> Callable[
     Raises RuntimeError where there is no CUDA device, and what `kvlens.gpu.capture.captured` does.
     """
     if device.type != "cuda":
-        raise RuntimeError("a CUDA graph needs a model on a CUDA device; on the CPU use step() as it is, or compiled().")
+        raise RuntimeError(
+            "a CUDA graph needs a model on a CUDA device; on the CPU use step() as it is, or compiled()."
+        )
     graph, out = captured(step, device)
 
     def replay() -> torch.Tensor:

@@ -20,15 +20,24 @@ from kvlens.prompts import Prompt
 
 
 class StaticDecoder:
-    """One generation. `step` takes the token to feed and returns the logits it produces; which token comes next is the caller's."""
+    """One generation. `step` takes the token to feed and returns the logits it produces; which token comes next is the
+    caller's."""
 
     @torch.inference_mode()
     def __init__(
-        self, loaded: LoadedModel, prompt: Prompt, method: type[Method], params: Any, budget: Budget | None = None,
-        options: Options | None = None, ring: int = 0, read: ReadPrompt | None = None, **session: Any,
-    ) -> None:  # fmt: skip
-        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read before; session: what
-        else StaticSession takes (record, host, kernels).
+        self,
+        loaded: LoadedModel,
+        prompt: Prompt,
+        method: type[Method],
+        params: Any,
+        budget: Budget | None = None,
+        options: Options | None = None,
+        ring: int = 0,
+        read: ReadPrompt | None = None,
+        **session: Any,
+    ) -> None:
+        """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read
+        before; session: what else StaticSession takes (record, host, kernels).
 
         Raises BudgetInfeasible.
         """
@@ -58,7 +67,9 @@ class StaticDecoder:
         """Surprisal of every prompt token."""
         session = self._ordinary
         if read is None:
-            surprisal = prefill(self.loaded, self.prompt, session, SessionCache(session, self.loaded.shape.layers), chunk)
+            surprisal = prefill(
+                self.loaded, self.prompt, session, SessionCache(session, self.loaded.shape.layers), chunk
+            )
         else:
             assert read.ids == self.prompt.ids
             session.adopt(read.keys, read.values, read.last_queries, read.peeked)
@@ -69,7 +80,8 @@ class StaticDecoder:
     def _step(self) -> torch.Tensor:
         return self.session.step(self._token)
 
-    # ----------------------------------------------------------------------------------------------------------------- decoding
+    # -----------------------------------------------------------------------------------------------------------------
+    # decoding
     @torch.inference_mode()
     def step(self, token: int) -> torch.Tensor:
         """Feed `token` -> logits [V]. At step 0 it has to be the prompt's last token."""
@@ -103,7 +115,8 @@ class StaticDecoder:
         return end
 
     def decode(self, steps: int, forced: tuple[int, ...] | None = None) -> list[int]:
-        """`steps` steps from the start, each fed the likeliest token of the one before, or the `forced` one -> the tokens chosen."""
+        """`steps` steps from the start, each fed the likeliest token of the one before, or the `forced` one -> the
+        tokens chosen."""
         token, ids = self.prompt.ids[-1], []
         for step in range(steps):
             logits = self.step(token)
@@ -111,11 +124,12 @@ class StaticDecoder:
             ids.append(token)
         return ids
 
-    # -------------------------------------------------------------------------------------------------------------- other drivers
+    # --------------------------------------------------------------------------------------------------------------
+    # other drivers
     def compiled(self, backend: Any = "inductor") -> StaticDecoder:
-        """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not like the others
-        for every method (FreeKV has nothing to speculate on yet), so it runs as it is. There is no second stream in it: who holds the
-        memory that the other one still reads is not the compiler's to see."""
+        """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. Step 0 is not
+        like the others for every method (FreeKV has nothing to speculate on yet), so it runs as it is. There is no
+        second stream in it: who holds the memory that the other one still reads is not the compiler's to see."""
         self.session.aside = cuda.InOrder()
         self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
         self._warm = False
@@ -123,23 +137,27 @@ class StaticDecoder:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. A step after step 0, which is not like the others, must
-        have been made the same way before. A second call captures anew. Raises RuntimeError on a CPU."""
+        """Put the step, as it is or compiled, into a CUDA graph; `replay` runs it. A step after step 0, which is not
+        like the others, must have been made the same way before. A second call captures anew. Raises RuntimeError on a
+        CPU."""
         device = self.loaded.model.device
-        assert device.type != "cuda" or self._warm, "make a step like those to come before capturing; step 0 is another program"
+        assert device.type != "cuda" or self._warm, (
+            "make a step like those to come before capturing; step 0 is another program"
+        )
         run = cuda.capture(self._plain, device)
         self._run, self._captured = run, True
 
     def replay(self, token: int) -> torch.Tensor:
-        """`step` through the captured graph; its logits are overwritten by the next replay. Raises RuntimeError without a capture."""
+        """`step` through the captured graph; its logits are overwritten by the next replay. Raises RuntimeError without
+        a capture."""
         if not self._captured:
             raise RuntimeError("nothing has been captured: call capture() first, on a CUDA device.")
         return self.step(token)
 
     @torch.inference_mode()
     def launch(self) -> torch.Tensor:
-        """Issue the step as it is driven now, on the token fed last, without what lies between steps: for timing alone. The position
-        moves on, the method is not told."""
+        """Issue the step as it is driven now, on the token fed last, without what lies between steps: for timing alone.
+        The position moves on, the method is not told."""
         return self._run()
 
     def moved_bytes(self) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (SeKV sec. 3.2, eq. 8).
 
-Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins. What a step misses
-is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three launches: kernels/arrivals.py lists
-what came, the kernel of kernels/lowrank_spans.py reads the factors in pinned memory, each number once, and tokens go into their cells.
-Shapes: H KV heads, S span ids, M cells (tokens) of the zone, A spans that can arrive at once, T tokens of the longest span, D head size.
+Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins.
+What a step misses is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three
+launches: kernels/arrivals.py lists what came, the kernel of kernels/lowrank_spans.py reads the factors in pinned
+memory, each number once, and tokens go into their cells. Shapes: H KV heads, S span ids, M cells (tokens) of the zone,
+A spans that can arrive at once, T tokens of the longest span, D head size.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Host = Callable[[int, tuple[int, ...], torch.dtype], Sequence[torch.Tensor]]
 
 
 class FactorRows:
-    """The factors of l layers. meta int64 [l, H, S, 4] on the device: where a unit begins in its layer's flat pool, tokens, ranks of keys
-    and values; 0 tokens: the span lies elsewhere. `publish` brings what was named since to the device.
+    """The factors of l layers. meta int64 [l, H, S, 4] on the device: where a unit begins in its layer's flat pool,
+    tokens, ranks of keys and values; 0 tokens: the span lies elsewhere. `publish` brings what was named since to the
+    device.
     """
 
     def __init__(self, memory: Memory, form: FactorForm, layers: int, units: int, host: Host) -> None:
@@ -49,8 +51,8 @@ class FactorRows:
         self._scratch: tuple[torch.Tensor, ...] = ()
 
     def use(self, kernels: Backend) -> None:
-        """Before the first step: who lists, reconstructs and copies what comes. On CUDA k3 reconstructs in any case, since PyTorch reads no
-        host memory from there. Takes the room that k3 writes to."""
+        """Before the first step: who lists, reconstructs and copies what comes. On CUDA k3 reconstructs in any case,
+        since PyTorch reads no host memory from there. Takes the room that k3 writes to."""
         self.kernels, self._scratch = kernels, ()
         if kernels == "torch" and not self.meta.is_cuda:
             return
@@ -89,24 +91,38 @@ class FactorRows:
             self.meta.copy_(self._named)
             self._stale = False
 
-    # --------------------------------------------------------------------------------------------------------------- in the step
+    # --------------------------------------------------------------------------------------------------------------- in
+    # the step
     def tokens_of(self, at: int) -> torch.Tensor:
         """int64 [H, S]: tokens of the spans that lie here, 0 for others."""
         return self.meta[at, :, :, 1]
 
-    def bring(self, at: int, layer: int, came: torch.Tensor, span: torch.Tensor, offset: torch.Tensor, fill: torch.Tensor,
-              keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # fmt: skip
-        """Reconstruct the spans in `came` bool [H, S] and put their tokens into cells -> bytes of their units, int64 [H]. keys, values
-        [H, M, D]; span, offset int64 [H, M]: what lies in each cell, to be written where `fill` bool [H, M]."""
+    def bring(
+        self,
+        at: int,
+        layer: int,
+        came: torch.Tensor,
+        span: torch.Tensor,
+        offset: torch.Tensor,
+        fill: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """Reconstruct the spans in `came` bool [H, S] and put their tokens into cells -> bytes of their units, int64
+        [H]. keys, values [H, M, D]; span, offset int64 [H, M]: what lies in each cell, to be written where `fill` bool
+        [H, M]."""
         triton = self.kernels == "triton"
         places = span.shape[1] // self._shortest
-        listed = (arrivals_triton if triton else arrivals_torch)(came, self.meta[at], places, self.head_dim, self.flat[at].itemsize)
+        listed = (arrivals_triton if triton else arrivals_torch)(
+            came, self.meta[at], places, self.head_dim, self.flat[at].itemsize
+        )
         rebuilt = self._rebuild(at, layer, listed.tiles)
         (fill_cells_triton if triton else fill_cells_torch)(rebuilt, listed.turn, span, offset, fill, keys, values)
         return listed.bytes
 
     def _rebuild(self, at: int, layer: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tiles: as `Arrivals` has them -> keys, values [H, A, T, D] as attention uses them; whatever is behind the spans' ends."""
+        """tiles: as `Arrivals` has them -> keys, values [H, A, T, D] as attention uses them; whatever is behind the
+        spans' ends."""
         heads, spans, _ = self.meta.shape[1:]
         turn, place = self.form.turn, tiles[:, 0].view(heads, -1)
         keys, values = self._by_kernel(at, tiles) if self._scratch else self._by_torch(at, place)
@@ -124,8 +140,11 @@ class FactorRows:
         keys = self._dense(at, start, n, rank_k, wide=self.form.turn is not None)
         return keys, self._dense(at, start + rank_k * (n + self.head_dim + 1), n, rank_v)
 
-    def _dense(self, at: int, start: torch.Tensor, n: torch.Tensor, rank: torch.Tensor, wide: bool = False) -> torch.Tensor:
-        """[U (n, r) | g (r) | V (r, D)] at `start` [H, A] of a layer's pool -> [H, A, T, D]; ranks padded with zeros to the largest."""
+    def _dense(
+        self, at: int, start: torch.Tensor, n: torch.Tensor, rank: torch.Tensor, wide: bool = False
+    ) -> torch.Tensor:
+        """[U (n, r) | g (r) | V (r, D)] at `start` [H, A] of a layer's pool -> [H, A, T, D]; ranks padded with zeros to
+        the largest."""
         flat, device = self.flat[at], start.device
         start, n, rank = (x[..., None, None] for x in (start, n, rank))
         t, r, d = (torch.arange(size, device=device) for size in (self.tokens, self.rank, self.head_dim))

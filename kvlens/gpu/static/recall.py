@@ -18,8 +18,9 @@ ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)
 
 
 class StaticRecall:
-    """The recall zones of a run. `moved` int64 [2, L, H_kv]: bytes moved since the session began, before an attention that waited for
-    them and after it, exactly. `bytes`: of the tables it keeps on the device. `kernels`: what plans, and puts factors' tokens into cells.
+    """The recall zones of a run. `moved` int64 [2, L, H_kv]: bytes moved since the session began, before an attention
+    that waited for them and after it, exactly. `bytes`: of the tables it keeps on the device. `kernels`: what plans,
+    and puts factors' tokens into cells.
     """
 
     def __init__(self, memory: Memory, rows: HostRows, kernels: Backend | None = None) -> None:
@@ -33,7 +34,9 @@ class StaticRecall:
             if cells:
                 # storages of their own: a compiled function may not write to inputs that lie in one
                 sizes = (spans, spans, cells, cells)
-                held, stamp, span, offset = (torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes)
+                held, stamp, span, offset = (
+                    torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes
+                )
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
         if rows.factors is not None:
@@ -41,7 +44,8 @@ class StaticRecall:
         self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
 
     def _rounds(self, cells: int) -> int:
-        """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot take one more."""
+        """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot
+        take one more."""
         page = self.rows.page
         if page > 1:
             return rounds_for(1, 1)
@@ -64,9 +68,11 @@ class StaticRecall:
         factors = self.rows.factors.bytes if self.rows.factors is not None else 0
         return factors + sum(x.numel() * x.element_size() for x in (*tables, self.moved))
 
-    def bring(self, layer: int, selection: Selection, fire: torch.Tensor, clock: torch.Tensor, later: bool) -> torch.Tensor | None:
-        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position. -> bytes moved
-        [H_kv]; None where the layer has no recall zone or nobody can wish."""
+    def bring(
+        self, layer: int, selection: Selection, fire: torch.Tensor, clock: torch.Tensor, later: bool
+    ) -> torch.Tensor | None:
+        """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position.
+        -> bytes moved [H_kv]; None where the layer has no recall zone or nobody can wish."""
         tables, want = self.tables.get(layer), selection.want
         if tables is None or want.shape[1] == 0:
             return None
@@ -86,7 +92,9 @@ class StaticRecall:
             assert moves.came is not None
             assert moves.rebuilt is not None
             at = rows.at(layer)
-            moved = moved + factors.bring(at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer))
+            moved = moved + factors.bring(
+                at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer)
+            )
         self.moved[int(later), layer].add_(moved)
         return moved
 
@@ -107,12 +115,14 @@ class StaticRecall:
 
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)
-        return Names(slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer], ROLES)
+        return Names(
+            slots.position[:, zone], slots.span[:, zone], slots.role[:, zone], self.memory.is_hot[layer], ROLES
+        )
 
 
 def fetch(pool: torch.Tensor, unit: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P, D]. A plain gather
-    that reads a unit for every cell: fixed shapes, whatever is missing."""
+    """pool [rows, H_kv, 2, P, D], unit int32 [H_kv, M] (row H_kv + head, -1: none) into cells keys, values [H_kv, M, P,
+    D]. A plain gather that reads a unit for every cell: fixed shapes, whatever is missing."""
     found = pool.flatten(0, 1)[unit.clamp(min=0)]
     new = (unit >= 0)[:, :, None, None]
     keys.copy_(torch.where(new, found[:, :, 0], keys))

@@ -17,9 +17,10 @@ Record = Literal["heads", "spans"]
 
 @dataclass
 class Told:
-    """Steps so far. mass float32 [T, L, Hq, roles]: attention mass by role of the entry (kvlens.rows.ROLES); attended, moved int64
-    [T, L, H_kv] tokens in the softmax, [T, 2, L, H_kv] bytes moved before the attention and after it;
-    spans float16 [T, L, H_kv, S]: attention mass of each span, mean over the query heads of the group (S = 0: not recorded)."""
+    """Steps so far. mass float32 [T, L, Hq, roles]: attention mass by role of the entry (kvlens.rows.ROLES); attended,
+    moved int64 [T, L, H_kv] tokens in the softmax, [T, 2, L, H_kv] bytes moved before the attention and after it; spans
+    float16 [T, L, H_kv, S]: attention mass of each span, mean over the query heads of the group (S = 0: not
+    recorded)."""
 
     mass: np.ndarray
     attended: np.ndarray
@@ -54,12 +55,14 @@ class Ring:
     def bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.row, *self._rings))
 
-    # ------------------------------------------------------------------------------------------------------------- in the step
+    # ------------------------------------------------------------------------------------------------------------- in
+    # the step
     def begin(self) -> None:
         self.moved.index_fill_(0, self.row, 0)
 
     def attention(self, layer: int, slots: Slots, weights: torch.Tensor, seen: torch.Tensor) -> None:
-        """One layer's attention: weights [H_kv, G, C] of its slots, seen bool [H_kv, C]: slots that a query head attends."""
+        """One layer's attention: weights [H_kv, G, C] of its slots, seen bool [H_kv, C]: slots that a query head
+        attends."""
         role = slots.role.long()
         by_role = weights.new_zeros(*weights.shape[:2], FREE + 1)
         by_role = by_role.scatter_add(-1, role[:, None].expand_as(weights), weights)[..., : len(ROLE)]
@@ -67,7 +70,9 @@ class Ring:
         exact = seen & (role != ROLE["coarse"])
         self.attended[:, layer].index_copy_(0, self.row, exact.sum(-1)[None])
         if self.spans:
-            by_span = weights.new_zeros(weights.shape[0], self.spans).scatter_add(-1, slots.span.long(), weights.mean(1))
+            by_span = weights.new_zeros(weights.shape[0], self.spans).scatter_add(
+                -1, slots.span.long(), weights.mean(1)
+            )
             self.by_span[:, layer].index_copy_(0, self.row, by_span.half()[None])
 
     def recalled(self, layer: int, moved: torch.Tensor, later: bool) -> None:
@@ -77,7 +82,8 @@ class Ring:
     def end(self) -> None:
         self.row.copy_((self.row + 1) % self.steps)
 
-    # ------------------------------------------------------------------------------------------------------------ between steps
+    # ------------------------------------------------------------------------------------------------------------
+    # between steps
     def stepped(self) -> None:
         """The host knows that a step has been issued; a full ring is read."""
         self._waiting += 1

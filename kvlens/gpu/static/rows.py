@@ -1,7 +1,8 @@
-"""The cold tier as a static step reads it: one pool of rows per layer, so that what a step misses is addressed by numbers on the device.
+"""The cold tier as a static step reads it: one pool of rows per layer, so that what a step misses is addressed by
+numbers on the device.
 
-A row is P tokens of all KV heads, in the layout of kernels/page_moves.py: a page where all spans are pages of P tokens, else one token.
-Rows follow the positions, so a span's first row follows from where it starts.
+A row is P tokens of all KV heads, in the layout of kernels/page_moves.py: a page where all spans are pages of P tokens,
+else one token. Rows follow the positions, so a span's first row follows from where it starts.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ COLD = ("cold", "coarse")
 
 
 class HostRows(ColdTier):
-    """A cold tier whose raw units are views of a pool [rows, H_kv, 2, P, D] per layer that offloads, pinned where the device is CUDA.
-    Spans that lie as factors are in `factors`."""
+    """A cold tier whose raw units are views of a pool [rows, H_kv, 2, P, D] per layer that offloads, pinned where the
+    device is CUDA. Spans that lie as factors are in `factors`."""
 
     def __init__(self, memory: Memory, last: int, form: FactorForm | None = None, host: Host | None = None) -> None:
-        """Takes over the units that lie in `memory`'s cold tier now, and gives back the host memory that they lay in. last: no token will
-        ever lie at this position or after it; form: of units that are not raw; host: gives host memory instead of the link's.
+        """Takes over the units that lie in `memory`'s cold tier now, and gives back the host memory that they lay in.
+        last: no token will ever lie at this position or after it; form: of units that are not raw; host: gives host
+        memory instead of the link's.
 
         Raises Shortage where there is not enough to pin: both memories are held until the units have been copied.
         """

@@ -1,6 +1,8 @@
-"""A session whose decode step has fixed shapes and keeps its state in device tensors, so that it can be compiled or captured whole.
+"""A session whose decode step has fixed shapes and keeps its state in device tensors, so that it can be compiled or
+captured whole.
 
-Prefill, placement and what happens between steps are the ordinary session's; inside a step nothing is decided on the host.
+Prefill, placement and what happens between steps are the ordinary session's; inside a step nothing is decided on the
+host.
 """
 
 from __future__ import annotations
@@ -43,17 +45,24 @@ class Window:
 
 
 class StaticSession:
-    """Takes over a session whose prefill has finished; the session must not decode any more, and its recall bookkeeping on the host
-    is not used. Per step: `between_steps` on the host, then `step` on the device.
+    """Takes over a session whose prefill has finished; the session must not decode any more, and its recall bookkeeping
+    on the host is not used. Per step: `between_steps` on the host, then `step` on the device.
     """
 
     def __init__(
-        self, session: Session, model: Any, last: int, ring: int = 0, record: Record = "heads", host: Host | None = None,
+        self,
+        session: Session,
+        model: Any,
+        last: int,
+        ring: int = 0,
+        record: Record = "heads",
+        host: Host | None = None,
         kernels: Backend | None = None,
-    ) -> None:  # fmt: skip
-        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no instruments; record:
-        what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels: what attends and plans recalls, None:
-        the kernels on CUDA (k1 where heads are as wide as a power of two), PyTorch elsewhere."""
+    ) -> None:
+        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no
+        instruments; record: what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels:
+        what attends and plans recalls, None: the kernels on CUDA (k1 where heads are as wide as a power of two),
+        PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
         assert not any(pool.zones.held for pool in session.memory.hot.pools), "holds are the ordinary session's"
@@ -64,14 +73,18 @@ class StaticSession:
         self.rows = rows = HostRows(memory, last, self.method.factor_form(), host)
         memory.cold = memory.recaller.cold = rows
         self.recall = StaticRecall(memory, rows, kernels)
-        self.ring = Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
+        self.ring = (
+            Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
+        )
         self.kernels: Backend = kernels or (backend(memory.is_hot) if fits(memory.shape.head_dim) else "torch")
         self.slots = SlotAttention(memory, self.kernels, self.ring is not None, self.method.selects_between_steps)
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)
         self.position = torch.full((1,), session.context.prompt_tokens, dtype=torch.long, device=memory.device)
         self._windows = [Window(pool, torch.zeros_like(self.position)) for pool in memory.hot.pools]
-        self._window_of = [(window, layer - window.pool.layers.start) for window in self._windows for layer in window.pool.layers]
+        self._window_of = [
+            (window, layer - window.pool.layers.start) for window in self._windows for layer in window.pool.layers
+        ]
         self._all = torch.ones(memory.shape.kv_heads, dtype=torch.bool, device=memory.device)
         self._set: Selection | None = None
         self._shown: object = self
@@ -83,13 +96,20 @@ class StaticSession:
     @property
     def bytes(self) -> int:
         """Device bytes of what a static step keeps beside the session's memory; they are not in the budget."""
-        own = (self.position, self._all, *(window.slot for window in self._windows), *(() if self._set is None else (self._set.fine,)))
+        own = (
+            self.position,
+            self._all,
+            *(window.slot for window in self._windows),
+            *(() if self._set is None else (self._set.fine,)),
+        )
         rings = self.ring.bytes if self.ring is not None else 0
         return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
-    # ------------------------------------------------------------------------------------------------------------ between steps
+    # ------------------------------------------------------------------------------------------------------------
+    # between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
-        """On the host: what the method does because a step has ended, tokens that leave the window, a selection made anew."""
+        """On the host: what the method does because a step has ended, tokens that leave the window, a selection made
+        anew."""
         memory, spans = self.memory, len(self.memory.spans)
         self.session.between_steps(step, previous)
         memory.advance(self.session.context.prompt_tokens + step)
@@ -108,13 +128,18 @@ class StaticSession:
         if self.ring is not None:
             self.ring.stepped()
 
-    # --------------------------------------------------------------------------------------------------------------- in the step
+    # --------------------------------------------------------------------------------------------------------------- in
+    # the step
     def step(self, token: torch.Tensor) -> torch.Tensor:
         """token int64 [1, 1] through the model -> logits [V]. Tensors only; the position moves on by one."""
         self.begin()
         out = self.model(
-            input_ids=token, position_ids=self.position[None], past_key_values=self.cache, use_cache=True, logits_to_keep=1
-        )  # fmt: skip
+            input_ids=token,
+            position_ids=self.position[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
         self.end()
         logits: torch.Tensor = out.logits[0, -1]
         return logits
@@ -145,8 +170,8 @@ class StaticSession:
         window.pool.values[at].index_copy_(1, window.slot, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now is moved, then
-        attended, then the rest is moved for the next step."""
+        """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now
+        is moved, then attended, then the rest is moved for the next step."""
         selection = self._set if self._set is not None else self.method.select(layer, q[0, :, 0])
         if selection is not None:
             self._bring(layer, selection, self._all if selection.now is None else selection.now, later=False)

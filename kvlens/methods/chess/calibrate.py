@@ -25,15 +25,20 @@ FIRST_SEED = 9_000_000
 
 
 def calibrate(
-    loaded: LoadedModel, sources: list[PromptText], out: Path, max_new: int = 256, percentile: float = 99.0,
+    loaded: LoadedModel,
+    sources: list[PromptText],
+    out: Path,
+    max_new: int = 256,
+    percentile: float = 99.0,
     report: Callable[[dict[str, Any]], None] = lambda figures: None,
-) -> Path:  # fmt: skip
-    """Greedy answers of at most `max_new` tokens under full KV, cut into pages as CHESS cuts them; the given percentile of the pages'
-    entropy and varentropy, each by itself, goes to `out`.
+) -> Path:
+    """Greedy answers of at most `max_new` tokens under full KV, cut into pages as CHESS cuts them; the given percentile
+    of the pages' entropy and varentropy, each by itself, goes to `out`.
 
     A page size of which fewer pages were filled than the percentile has parts (100 for the 99th) is left out.
 
-    Raises ValueError when the percentile is none or too few pages were filled, BadPrompt for a text that does not fit the model.
+    Raises ValueError when the percentile is none or too few pages were filled, BadPrompt for a text that does not fit
+    the model.
     """
     if not 0 < percentile < 100:
         raise ValueError(f"the percentile must lie between 0 and 100, not {percentile:g}.")
@@ -52,14 +57,20 @@ def calibrate(
     filled = {str(page): figures for page, figures in sizes.items() if figures["pages"] >= least}
     if not filled:
         raise ValueError(
-            f"the answers filled {sizes[PAGES[0]]['pages']} pages of {PAGES[0]} tokens, and percentile {percentile:g} needs {least}: give "
+            f"the answers filled {sizes[PAGES[0]]['pages']} pages of {PAGES[0]} tokens, and percentile "
+            f"{percentile:g} needs {least}: give "
             "more texts, texts that the model continues for longer, a larger --max-new or a lower --percentile."
         )
     origin = provenance(
-        loaded, percentile=percentile, max_new=max_new, prompts=len(sources), tokens=sum(len(values) for _, values in answers),
-        prompt_tokens=_ends([n for n, _ in answers]), tasks=sorted({s.task for s in sources if s.task}),
+        loaded,
+        percentile=percentile,
+        max_new=max_new,
+        prompts=len(sources),
+        tokens=sum(len(values) for _, values in answers),
+        prompt_tokens=_ends([n for n, _ in answers]),
+        tasks=sorted({s.task for s in sources if s.task}),
         seeds=_ends([s.seed for s in sources if s.seed is not None]),
-    )  # fmt: skip
+    )
     return save(out, "chess", {"pages": filled}, origin)
 
 
@@ -72,21 +83,30 @@ def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]
     """`count` prompts of the demo language in the model's own tokens, those that leave room for `max_new`."""
     lengths = [length for length in LENGTHS if length + max_new <= loaded.max_positions]
     if not lengths:
-        raise BadPrompt(f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and {max_new} new ones.")
+        raise BadPrompt(
+            f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and "
+            f"{max_new} new ones."
+        )
     made = []
     for index in range(count):
         task, size = GENERATED[index % len(GENERATED)]
         length = lengths[index // len(GENERATED) % len(lengths)]
         text = make_prompt(
-            task, length, (index % 5) / 4, FIRST_SEED + index, lambda text: loaded.tokenizer.encode(text, add_special_tokens=False),
-            hops=size, items=size,
-        )  # fmt: skip
+            task,
+            length,
+            (index % 5) / 4,
+            FIRST_SEED + index,
+            lambda text: loaded.tokenizer.encode(text, add_special_tokens=False),
+            hops=size,
+            items=size,
+        )
         made.append(PromptText(text.text, text.answer, text.needle, text.task, text.seed))
     return made
 
 
 def _watching(seen: list[tuple[float, float]]) -> type[FullKV]:
-    """Full KV that notes what CHESS would be told of each step: (entropy, varentropy) of the distribution it produced."""
+    """Full KV that notes what CHESS would be told of each step: (entropy, varentropy) of the distribution it
+    produced."""
 
     class Watch(FullKV):
         def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
@@ -97,7 +117,8 @@ def _watching(seen: list[tuple[float, float]]) -> type[FullKV]:
 
 
 def pages_of(answer: tuple[int, list[tuple[float, float]]], page: int) -> list[list[tuple[float, float]]]:
-    """An answer (position of its first distribution, values) -> the pages that lie in it whole, at the method's page boundaries."""
+    """An answer (position of its first distribution, values) -> the pages that lie in it whole, at the method's page
+    boundaries."""
     start, values = answer
     first = -start % page
     return [values[at : at + page] for at in range(first, len(values) - page + 1, page)]

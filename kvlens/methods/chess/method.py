@@ -1,4 +1,5 @@
-"""CHESS: all KV stays on the device; a hierarchy of key means selects the pages to attend, anew when the model is unsure."""
+"""CHESS: all KV stays on the device; a hierarchy of key means selects the pages to attend, anew when the model is
+unsure."""
 
 from __future__ import annotations
 
@@ -23,16 +24,18 @@ UNCERTAIN, DUE = 1.0, 2.0
 
 
 class Chess(Method):
-    """One selection of pages for all layers and heads, made at the end of prefill and again when a page of generated tokens was uncertain
-    (sec. 3). Nothing is copied or moved: a selection is a table of page names, pages that leave the window are renamed where they lie.
-    Resident bytes are those of full KV plus page vectors and tables; what shrinks is what is attended. docs/fidelity.md has the choices.
+    """One selection of pages for all layers and heads, made at the end of prefill and again when a page of generated
+    tokens was uncertain (sec. 3). Nothing is copied or moved: a selection is a table of page names, pages that leave
+    the window are renamed where they lie. Resident bytes are those of full KV plus page vectors and tables; what
+    shrinks is what is attended. docs/fidelity.md has the choices.
     """
 
     name = "chess"
     title = "CHESS"
     paper = "Fei et al., CHESS: Context-aware Hierarchical Efficient Semantic Selection for Long-Context LLM Inference"
     summary = (
-        "keeps every token on the device, attends sinks, the newest pages and the pages whose keys resemble theirs, and selects again when "
+        "keeps every token on the device, attends sinks, the newest pages and the pages whose keys resemble "
+        "theirs, and selects again when "
         "the model becomes uncertain"
     )
     Parameters = ChessParameters
@@ -42,20 +45,40 @@ class Chess(Method):
     selects_between_steps = True
     untrained = {"trigger": "fixed"}  # noqa: RUF012
     journal_names = {  # noqa: RUF012
-        "grid_score": "inner product of query anchor and the grid's vector, by grid; scale of squared keys; none: not in the hierarchy",
-        "chunk_score": "inner product of query anchor and the chunk's vector, by chunk; scale of squared keys; none: not in the hierarchy",
-        "page_score": "inner product of query anchor and the page's vector, by page; scale of squared keys; none: not in the hierarchy",
+        "grid_score": (
+            "inner product of query anchor and the grid's vector, by grid; scale of squared keys; "
+            "none: not in "
+            "the hierarchy"
+        ),
+        "chunk_score": (
+            "inner product of query anchor and the chunk's vector, by chunk; scale of squared keys; "
+            "none: not "
+            "in the hierarchy"
+        ),
+        "page_score": (
+            "inner product of query anchor and the page's vector, by page; scale of squared keys; "
+            "none: not in "
+            "the hierarchy"
+        ),
         "grid_kept": "1 if the grid was kept at this reconstruction, else 0, by grid",
         "chunk_kept": "1 if the chunk was kept at this reconstruction, else 0, by chunk",
-        "page_kept": "1 if the page was kept at this reconstruction, else 0, by page; sinks and window are attended besides",
+        "page_kept": (
+            "1 if the page was kept at this reconstruction, else 0, by page; sinks and window are attended besides"
+        ),
         "safe_pages": "always attended at this reconstruction: number of sink pages, first page of the window, its end",
         "page_completed": "number of the page whose last token the step before this one fed",
-        "page_entropy_nats": "mean entropy of the next-token distributions of that page's tokens; none: it holds prompt tokens",
-        "page_varentropy_nats2": "varentropy of that page in nats squared, as the parameter varentropy defines it; none: it holds prompt "
+        "page_entropy_nats": (
+            "mean entropy of the next-token distributions of that page's tokens; none: it holds prompt tokens"
+        ),
+        "page_varentropy_nats2": "varentropy of that page in nats squared, as the parameter varentropy defines it; "
+        "none: it "
+        "holds prompt "
         "tokens",
         "reconstructed": "of that page: 0 no, 1 yes since it was uncertain, 2 yes since its turn had come",
         "threshold_entropy_nats": "above it a page's entropy is high; noted once; none: the trigger uses no threshold",
-        "threshold_varentropy_nats2": "above it a page's varentropy is high; noted once; none: the trigger uses no threshold",
+        "threshold_varentropy_nats2": (
+            "above it a page's varentropy is high; noted once; none: the trigger uses no threshold"
+        ),
     }
     params: ChessParameters
 
@@ -79,7 +102,8 @@ class Chess(Method):
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         return [_span(params, page) for page in range(Sizes.of(params, prompt.prompt_tokens, prompt.max_new).leaving)]
 
-    # ------------------------------------------------------------------------------------------------------------ end of prefill
+    # ------------------------------------------------------------------------------------------------------------ end
+    # of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -90,8 +114,17 @@ class Chess(Method):
         self.refuse_below(self.floor_bytes(p, context.shape, n, context.max_new))
         features = context.shape.layers * context.shape.kv_heads * context.shape.head_dim
         first = p.sink_pages if p.candidates == "older" else 0
-        self._tree = Tree(sizes.grids, sizes.chunks, sizes.pages, features, p.chunk_pages, p.grid_chunks, first, context.dtype,
-                          context.device)  # fmt: skip
+        self._tree = Tree(
+            sizes.grids,
+            sizes.chunks,
+            sizes.pages,
+            features,
+            p.chunk_pages,
+            p.grid_chunks,
+            first,
+            context.dtype,
+            context.device,
+        )
         self._mask = torch.zeros(sizes.spans, dtype=torch.bool, device=context.device)
         self._want = torch.full((context.shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
         complete = n // p.page
@@ -106,9 +139,12 @@ class Chess(Method):
         spans = self.segments(p, context, ())
         kept = torch.arange(sizes.leaving * p.page, device=context.device)
         placement = Placement(
-            spans, ["resident"] * len(spans), [self._role(page) for page in pages], kept,
+            spans,
+            ["resident"] * len(spans),
+            [self._role(page) for page in pages],
+            kept,
             selectable=[page for page in pages if page >= p.sink_pages],
-        )  # fmt: skip
+        )
         return sizes.layout(p, context.shape, n, context.max_new), placement
 
     def _vectors(self, keys: torch.Tensor, start: int, page: int) -> torch.Tensor:
@@ -128,10 +164,13 @@ class Chess(Method):
     def _note_thresholds(self) -> None:
         import torch
 
-        for name, value in zip(("entropy_nats", "varentropy_nats2"), self._thresholds or (float("nan"),) * 2, strict=True):
+        for name, value in zip(
+            ("entropy_nats", "varentropy_nats2"), self._thresholds or (float("nan"),) * 2, strict=True
+        ):
             self.note(f"threshold_{name}", torch.tensor([value]))
 
-    # --------------------------------------------------------------------------------------------------------------- the hierarchy
+    # ---------------------------------------------------------------------------------------------------------------
+    # the hierarchy
     def _advance(self, complete: int, left: int) -> None:
         """`complete` pages are written, `left` of them have left the window."""
         self._complete, self._left = complete, left
@@ -163,7 +202,8 @@ class Chess(Method):
         self._renew()
 
     def _renew(self) -> None:
-        """The table that every layer reads; None when all that has left the window is selected, so that attention is full attention."""
+        """The table that every layer reads; None when all that has left the window is selected, so that attention is
+        full attention."""
         from kvlens.memory.placement import Selection
 
         if self._selected.issuperset(range(self.params.sink_pages, self._left)):
@@ -172,7 +212,8 @@ class Chess(Method):
         shape = self.context.shape
         self._selection = Selection(self._mask.expand(shape.kv_heads, shape.group, -1), self._want)
 
-    # ------------------------------------------------------------------------------------------------------------------ decoding
+    # ------------------------------------------------------------------------------------------------------------------
+    # decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         return self._selection
 
@@ -194,7 +235,12 @@ class Chess(Method):
         self._since += 1
         entropy, varentropy = self._judge(start)
         why = self._why(entropy, varentropy)
-        noted = {"page_completed": page, "page_entropy_nats": entropy, "page_varentropy_nats2": varentropy, "reconstructed": why}
+        noted = {
+            "page_completed": page,
+            "page_entropy_nats": entropy,
+            "page_varentropy_nats2": varentropy,
+            "reconstructed": why,
+        }
         for name, value in noted.items():
             self.note(name, torch.tensor([value]))
         if why:
@@ -204,7 +250,9 @@ class Chess(Method):
         if out < 0:
             return None
         kept = torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device)
-        placement = Placement([_span(p, out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else [])
+        placement = Placement(
+            [_span(p, out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else []
+        )
         return WindowLeave(out * p.page, (out + 1) * p.page, placement)
 
     def _judge(self, start: int) -> tuple[float, float]:
@@ -232,4 +280,6 @@ class Chess(Method):
 def _span(p: ChessParameters, page: int) -> Span:
     chunk = page // p.chunk_pages
     kind = "sink" if page < p.sink_pages else "page"
-    return Span(page * p.page, (page + 1) * p.page, kind, f"Page {page}, in chunk {chunk}, in grid {chunk // p.grid_chunks}.")
+    return Span(
+        page * p.page, (page + 1) * p.page, kind, f"Page {page}, in chunk {chunk}, in grid {chunk // p.grid_chunks}."
+    )

@@ -20,51 +20,84 @@ class ChessParameters:
     chunk_ratio: float = param(0.2, "share of the chunks under kept grids that is kept", symbol="ρ_c")
     page_ratio: float = param(0.1, "share of the pages under kept chunks that is kept", symbol="ρ_p")
     trigger: str = param(
-        "dynamic", "when the context is reconstructed (sec. 3.3, app. C): dynamic: when a page of generated tokens was uncertain; fixed: "
-        "every `interval` pages; every: at every page; never: only at the end of prefill", choices=("dynamic", "fixed", "every", "never"),
-    )  # fmt: skip
+        "dynamic",
+        "when the context is reconstructed (sec. 3.3, app. C): dynamic: when a page of generated tokens was "
+        "uncertain; fixed: "
+        "every `interval` pages; every: at every page; never: only at the end of prefill",
+        choices=("dynamic", "fixed", "every", "never"),
+    )
     interval: int = param(6, "pages between reconstructions with trigger=fixed (app. C)")
 
     chunk_pages: int = param(8, "pages per chunk; the paper gives no number", symbol="N_c", ours=True)
     grid_chunks: int = param(8, "chunks per grid; the paper gives no number", symbol="N_g", ours=True)
-    window_pages: int = param(4, "newest complete pages, always attended; the page being written comes on top", symbol="|W|", ours=True)
+    window_pages: int = param(
+        4, "newest complete pages, always attended; the page being written comes on top", symbol="|W|", ours=True
+    )
     sink_pages: int = param(1, "first pages, always attended", ours=True)
     candidates: str = param(
-        "all", "pages in the hierarchy; all: every complete page, the window's too, so that one may be selected before it leaves; older: "
+        "all",
+        "pages in the hierarchy; all: every complete page, the window's too, so that one may be selected "
+        "before it leaves; older: "
         "those after the sinks that have left the window, so that no selection is spent on pages attended anyway",
-        choices=("all", "older"), ours=True,
-    )  # fmt: skip
+        choices=("all", "older"),
+        ours=True,
+    )
     quantile: str = param(
-        "active", "active: a ratio is of the units whose parent was kept, at least one, ties to the older unit; paper_literal: "
+        "active",
+        "active: a ratio is of the units whose parent was kept, at least one, ties to the older unit; paper_literal: "
         "Algorithm 1 as printed, a quantile over all units with the scores of inactive ones set to zero",
-        choices=("active", "paper_literal"), ours=True,
-    )  # fmt: skip
+        choices=("active", "paper_literal"),
+        ours=True,
+    )
     keep: float = param(
-        0.0, "0: the ratios; else the share of tokens attended, sinks and window counted: grids and chunks are kept by the cube root of "
-        "the pages' share, pages by their number, at least one (so sinks, window and one page are attended whatever it says); for "
-        "comparisons at equal attended tokens", ours=True,
-    )  # fmt: skip
+        0.0,
+        "0: the ratios; else the share of tokens attended, sinks and window counted: grids and chunks are kept "
+        "by the cube root of "
+        "the pages' share, pages by their number, at least one (so sinks, window and one page are attended "
+        "whatever it says); for "
+        "comparisons at equal attended tokens",
+        ours=True,
+    )
     scale: str = param(
-        "plain", "plain: keys as they are, so layers with long keys weigh more; layer: each layer's part of a page vector has length 1",
-        choices=("plain", "layer"), ours=True,
-    )  # fmt: skip
+        "plain",
+        (
+            "plain: keys as they are, so layers with long keys weigh more; layer: each layer's part of a page "
+            "vector has length 1"
+        ),
+        choices=("plain", "layer"),
+        ours=True,
+    )
     keys: str = param(
-        "rotated", "keys in the page vectors: rotated: as the cache holds them; unrotated: with RoPE taken back, so that distance plays no "
-        "part", choices=("rotated", "unrotated"), ours=True,
-    )  # fmt: skip
+        "rotated",
+        "keys in the page vectors: rotated: as the cache holds them; unrotated: with RoPE taken back, so that "
+        "distance plays no "
+        "part",
+        choices=("rotated", "unrotated"),
+        ours=True,
+    )
     anchor_tail: bool = param(False, "the unfinished page counts in the query anchor of the first selection", ours=True)
     condition: str = param(
-        "and", "dynamic: entropy and varentropy above their thresholds, or one of them", choices=("and", "or"), ours=True
+        "and",
+        "dynamic: entropy and varentropy above their thresholds, or one of them",
+        choices=("and", "or"),
+        ours=True,
     )
     varentropy: str = param(
         "page",
-        "page: variance of the entropies of a page's tokens (the paper's Var(H)_p); token: mean over them of the variance of -log p (what "
-        "the word means elsewhere)", choices=("page", "token"), ours=True,
-    )  # fmt: skip
+        "page: variance of the entropies of a page's tokens (the paper's Var(H)_p); token: mean over them of "
+        "the variance of -log p (what "
+        "the word means elsewhere)",
+        choices=("page", "token"),
+        ours=True,
+    )
     max_interval: int = param(0, "dynamic: reconstruct after so many pages at the latest; 0: no such limit", ours=True)
-    threshold_entropy: float = param(-1.0, "nats, instead of the calibrated threshold; negative: the calibrated one", ours=True)
+    threshold_entropy: float = param(
+        -1.0, "nats, instead of the calibrated threshold; negative: the calibrated one", ours=True
+    )
     threshold_varentropy: float = param(-1.0, "nats squared, likewise", ours=True)
-    calibration: str = param("", "file made by `kvlens calibrate chess`; empty: the one shipped for the demo model", ours=True)
+    calibration: str = param(
+        "", "file made by `kvlens calibrate chess`; empty: the one shipped for the demo model", ours=True
+    )
 
     def __post_init__(self) -> None:
         for name in ("page", "interval", "chunk_pages", "grid_chunks", "window_pages"):
@@ -79,7 +112,9 @@ class ChessParameters:
         if not 0 <= self.keep <= 1:
             raise ValueError("keep must lie between 0 (use the ratios) and 1.")
         if self.keep and self.quantile == "paper_literal":
-            raise ValueError("keep counts pages, which quantile=paper_literal does not: set the ratios instead, or quantile=active.")
+            raise ValueError(
+                "keep counts pages, which quantile=paper_literal does not: set the ratios instead, or quantile=active."
+            )
         for name in ("threshold_entropy", "threshold_varentropy"):
             if math.isnan(getattr(self, name)):
                 raise ValueError(f"{name} must be a number.")
@@ -90,8 +125,9 @@ class ChessParameters:
 
 
 AGGRESSIVE = {"grid_ratio": 0.5, "chunk_ratio": 0.2, "page_ratio": 0.1}
-#: Table 1's three settings; 'paper' is the headline one. 'demo' has the same ratios over a hierarchy scaled down for 2048 tokens: 256
-#: pages of 8 tokens, 64 chunks, 16 grids, where pages of 32 would leave 64 pages in 8 chunks in one grid.
+#: Table 1's three settings; 'paper' is the headline one. 'demo' has the same ratios over a hierarchy scaled down for
+#: 2048 tokens: 256 pages of 8 tokens, 64 chunks, 16 grids, where pages of 32 would leave 64 pages in 8 chunks in one
+#: grid.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "aggressive": dict(AGGRESSIVE),
@@ -103,7 +139,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What one run needs room for. Page j has tokens [j * page, (j + 1) * page); span ids are page + 1, since 0 is the window."""
+    """What one run needs room for. Page j has tokens [j * page, (j + 1) * page); span ids are page + 1, since 0 is the
+    window."""
 
     pages: int
     """complete pages at the last reconstruction that can come"""
@@ -127,12 +164,16 @@ class Sizes:
         return Layout(zones, self.spans, window_from=first, dense=tuple(range(shape.layers)))
 
     def bytes(self, p: ChessParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
-        """Device bytes: full KV with its tables, the vectors of all units (layers * KV heads * head size numbers each), the selection."""
-        vectors = (self.grids + self.chunks + self.pages) * shape.layers * shape.kv_heads * shape.head_dim * shape.itemsize
+        """Device bytes: full KV with its tables, the vectors of all units (layers * KV heads * head size numbers each),
+        the selection."""
+        vectors = (
+            (self.grids + self.chunks + self.pages) * shape.layers * shape.kv_heads * shape.head_dim * shape.itemsize
+        )
         return self.layout(p, shape, prompt_tokens, max_new).bytes(shape) + vectors + self.spans
 
 
 def pages_within(p: ChessParameters, tokens: int) -> int:
-    """Pages that `keep` leaves to the selection of a context of `tokens` tokens, after sinks, window and a full unfinished page."""
+    """Pages that `keep` leaves to the selection of a context of `tokens` tokens, after sinks, window and a full
+    unfinished page."""
     safe = (p.sink_pages + p.window_pages + 1) * p.page
     return max(1, (math.floor(p.keep * tokens + 1e-9) - safe) // p.page)

@@ -1,7 +1,8 @@
-"""CHESS's hierarchy: page vectors, the centroids above them, their scores in one product, and the top-down cascade (sec. 3, Alg. 1).
+"""CHESS's hierarchy: page vectors, the centroids above them, their scores in one product, and the top-down cascade
+(sec. 3, Alg. 1).
 
-A level's members are consecutive, so a level is a half-open range of unit numbers. Shapes: F = layers * KV heads * head size numbers
-per vector; keys [L, H_kv, m, D].
+A level's members are consecutive, so a level is a half-open range of unit numbers. Shapes: F = layers * KV heads * head
+size numbers per vector; keys [L, H_kv, m, D].
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ LEVELS = ("grid", "chunk", "page")
 
 
 def page_vectors(keys: torch.Tensor, page: int, scale: str = "plain") -> torch.Tensor:
-    """keys of whole pages [L, H_kv, m * page, D] -> means [m, F] in float32, flattened over layers, KV heads and D (eq. 1)."""
+    """keys of whole pages [L, H_kv, m * page, D] -> means [m, F] in float32, flattened over layers, KV heads and D (eq.
+    1)."""
     means = keys.float().unflatten(2, (-1, page)).mean(3)
     if scale == "layer":
         means = means / means.square().sum((1, 3), keepdim=True).sqrt().clamp(min=1e-12)
@@ -24,7 +26,8 @@ def page_vectors(keys: torch.Tensor, page: int, scale: str = "plain") -> torch.T
 
 @dataclass(frozen=True)
 class Cascade:
-    """One reconstruction's outcome. Per level, in the order of LEVELS: the first unit, the scores [u] and which were kept [u]."""
+    """One reconstruction's outcome. Per level, in the order of LEVELS: the first unit, the scores [u] and which were
+    kept [u]."""
 
     first: tuple[int, ...]
     scores: tuple[torch.Tensor, ...]
@@ -34,8 +37,18 @@ class Cascade:
 class Tree:
     """Vectors of all units in one tensor [grids + chunks + pages, F], as one matrix product wants them (sec. 4.2)."""
 
-    def __init__(self, grids: int, chunks: int, pages: int, features: int, chunk_pages: int, grid_chunks: int, first: int,
-                 dtype: torch.dtype, device: torch.device) -> None:  # fmt: skip
+    def __init__(
+        self,
+        grids: int,
+        chunks: int,
+        pages: int,
+        features: int,
+        chunk_pages: int,
+        grid_chunks: int,
+        first: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.chunk_pages, self.grid_chunks = chunk_pages, grid_chunks
         self.first, self.stop = first, first
         """pages in the hierarchy"""
@@ -52,7 +65,8 @@ class Tree:
         return (rows if tail is None else torch.cat([rows, tail])).mean(0)
 
     def join(self, stop: int) -> None:
-        """Pages up to `stop` are in the hierarchy: the centroids above them become means of their members so far (eq. 2)."""
+        """Pages up to `stop` are in the hierarchy: the centroids above them become means of their members so far (eq.
+        2)."""
         if stop <= self.stop:
             return
         before, self.stop = self.stop, stop
@@ -71,9 +85,11 @@ class Tree:
         chunks = _parents(pages, self.chunk_pages)
         return _parents(chunks, self.grid_chunks), chunks, pages
 
-    def select(self, anchor: torch.Tensor, ratios: tuple[float, float, float], quantile: str, pages: int | None = None) -> Cascade:
-        """Scores of all units in one product (eq. 4), then grids, chunks under kept grids, pages under kept chunks. `pages`: how many
-        pages instead of the last ratio."""
+    def select(
+        self, anchor: torch.Tensor, ratios: tuple[float, float, float], quantile: str, pages: int | None = None
+    ) -> Cascade:
+        """Scores of all units in one product (eq. 4), then grids, chunks under kept grids, pages under kept chunks.
+        `pages`: how many pages instead of the last ratio."""
         ranges = self.ranges()
         every = (self.vectors.float() @ anchor).split([len(self._grids), len(self._chunks), len(self._pages)])
         scores = tuple(level[first:stop] for level, (first, stop) in zip(every, ranges, strict=True))
@@ -93,7 +109,8 @@ def _parents(units: tuple[int, int], width: int) -> tuple[int, int]:
 
 
 def _active(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int | None) -> torch.Tensor:
-    """The best ceil(ratio * active), or `count`, of the active units; at least one, ties to the lower number. scores, active [u]."""
+    """The best ceil(ratio * active), or `count`, of the active units; at least one, ties to the lower number. scores,
+    active [u]."""
     candidates = int(active.sum())
     most = max(1, math.ceil(ratio * candidates - 1e-9)) if count is None else count
     order = scores.masked_fill(~active, float("-inf")).argsort(descending=True, stable=True)
@@ -103,7 +120,8 @@ def _active(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int
 
 
 def _literal(scores: torch.Tensor, active: torch.Tensor, ratio: float, count: int | None) -> torch.Tensor:
-    """Algorithm 1 as printed: scores of inactive units become zero and count in the quantile; equal scores pass together."""
+    """Algorithm 1 as printed: scores of inactive units become zero and count in the quantile; equal scores pass
+    together."""
     if not len(scores):
         return torch.zeros_like(active)
     threshold = torch.quantile(scores * active, 1 - ratio)

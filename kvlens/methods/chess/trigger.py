@@ -13,15 +13,16 @@ SHIPPED = REPOSITORY / "kvlens" / "demo" / "chess_thresholds.json"
 
 
 def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tuple[float, float]:
-    """(entropy, varentropy of one distribution) of a page's tokens -> the page's mean entropy (nats) and varentropy (nats squared):
-    'page': population variance of the entropies, 'token': mean of the distributions' own."""
+    """(entropy, varentropy of one distribution) of a page's tokens -> the page's mean entropy (nats) and varentropy
+    (nats squared): 'page': population variance of the entropies, 'token': mean of the distributions' own."""
     mean = sum(entropy for entropy, _ in values) / len(values)
     spread = sum((entropy - mean) ** 2 if varentropy == "page" else own for entropy, own in values)
     return mean, spread / len(values)
 
 
 def thresholds(params: ChessParameters, context: RunContext) -> tuple[float, float]:
-    """Entropy and varentropy above which a page is uncertain. Raises ValueError with what to do when they are not known."""
+    """Entropy and varentropy above which a page is uncertain. Raises ValueError with what to do when they are not
+    known."""
     from kvlens.calibrate.provenance import read
 
     given = params.threshold_entropy, params.threshold_varentropy
@@ -29,7 +30,8 @@ def thresholds(params: ChessParameters, context: RunContext) -> tuple[float, flo
         return given
     if not params.calibration and context.model_name != "demo":
         raise ValueError(
-            f"chess: nothing says when '{context.model_name}' is uncertain: run `kvlens calibrate chess --model M --out FILE` and set "
+            f"chess: nothing says when '{context.model_name}' is uncertain: run `kvlens calibrate chess "
+            f"--model M --out FILE` and set "
             "calibration=FILE, or use trigger=fixed, which needs no thresholds."
         )
     path = Path(params.calibration).expanduser() if params.calibration else SHIPPED
@@ -38,7 +40,8 @@ def thresholds(params: ChessParameters, context: RunContext) -> tuple[float, flo
         sizes = found["pages"]
         if str(params.page) not in sizes:
             raise ValueError(
-                f"'{path.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: set page to one of them, "
+                f"'{path.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: "
+                f"set page to one of them, "
                 "threshold_entropy and threshold_varentropy, or trigger=fixed."
             )
         entry = sizes[str(params.page)]

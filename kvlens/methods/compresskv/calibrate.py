@@ -1,4 +1,5 @@
-"""CompressKV's offline figures for a model: semantic and traditional retrieval heads, and layer errors, on generated needle prompts."""
+"""CompressKV's offline figures for a model: semantic and traditional retrieval heads, and layer errors, on generated
+needle prompts."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Settings:
     minimal: int = 32
     """ours: prompt tokens per layer of the 'minimal-size compression' under which layer errors are measured"""
     span: str = "answer"
-    """ours: the answer span of eq. 1. answer: the tokens of the value (the authors' code); sentence: of the sentence that states it"""
+    """ours: the answer span of eq. 1. answer: the tokens of the value (the authors' code); sentence: of the sentence
+    that states it"""
     top: int = 0
     """ours: k of the top-k rule of traditional retrieval heads; 0: the answer span's length (as HeadKV)"""
     kinds: tuple[str, ...] = ("code", "badge", "pass", "note", "born", "job")
@@ -63,9 +65,12 @@ class Trial:
     span: list[int]
 
 
-def make_trials(loaded: LoadedModel, sources: Sequence[PromptText], trials: int, length: int, settings: Settings) -> Iterator[Trial]:
-    """Prompts to measure on. A source with an answer and a needle is asked as it is, once; the sentences of the others hide generated
-    needles, at depths 0 to 1, lengths and kinds of facts in turn, in the model's own tokens; without any, generated filler does.
+def make_trials(
+    loaded: LoadedModel, sources: Sequence[PromptText], trials: int, length: int, settings: Settings
+) -> Iterator[Trial]:
+    """Prompts to measure on. A source with an answer and a needle is asked as it is, once; the sentences of the others
+    hide generated needles, at depths 0 to 1, lengths and kinds of facts in turn, in the model's own tokens; without
+    any, generated filler does.
 
     Raises ValueError when a text is too short to hide a needle, BadPrompt for a source that does not fit the model.
     """
@@ -91,7 +96,9 @@ def make_trials(loaded: LoadedModel, sources: Sequence[PromptText], trials: int,
         made = make_prompt("needle", wanted, depth, settings.first_seed + index, encode, kind=kind, filler=filler)
         trial = ready(PromptText(made.text, made.answer, made.needle), made.answer)
         if texts and len(trial.prompt.ids) < wanted // 2:
-            raise ValueError(f"a text that needles shall be hidden in has too few sentences for {wanted} tokens: give a longer one.")
+            raise ValueError(
+                f"a text that needles shall be hidden in has too few sentences for {wanted} tokens: give a longer one."
+            )
         yield trial
 
 
@@ -101,8 +108,8 @@ def sentences(text: str) -> list[str]:
 
 
 def answer_span(prompt: Prompt, answer: str, span: str) -> list[int]:
-    """Positions of the tokens of the answer inside the needle, or of the whole needle (span 'sentence', or where the answer does not
-    stand in it word by word)."""
+    """Positions of the tokens of the answer inside the needle, or of the whole needle (span 'sentence', or where the
+    answer does not stand in it word by word)."""
     ranges = list(prompt.source.needle)
     value = answer.strip().rstrip(".")
     if span == "answer":
@@ -118,10 +125,16 @@ def recall(answer: str, output: str) -> float:
 
 
 def calibrate(
-    loaded: LoadedModel, sources: Sequence[PromptText] | None, out: Path, trials: int = 40, length: int = 1024,
-    report: Callable[[dict[str, Any]], None] = lambda figures: None, settings: Settings | None = None,
-) -> Path:  # fmt: skip
-    """Measure and write the calibration file `out`. `trials` generated prompts of up to `length` tokens; `sources`: see `make_trials`.
+    loaded: LoadedModel,
+    sources: Sequence[PromptText] | None,
+    out: Path,
+    trials: int = 40,
+    length: int = 1024,
+    report: Callable[[dict[str, Any]], None] = lambda figures: None,
+    settings: Settings | None = None,
+) -> Path:
+    """Measure and write the calibration file `out`. `trials` generated prompts of up to `length` tokens; `sources`: see
+    `make_trials`.
 
     Raises ValueError with one sentence when the model answers no prompt, or its output projections are not found.
     """
@@ -143,13 +156,18 @@ def calibrate(
             sums[kind] += scores.scores[kind]
         report({"measuring": "heads", "prompts": asked, "answered": counted})
     if not counted:
-        raise ValueError(f"'{loaded.name}' answered none of {asked} needle prompts, so its heads cannot be scored: try a smaller --length.")
+        raise ValueError(
+            f"'{loaded.name}' answered none of {asked} needle prompts, so its heads cannot be scored: try a "
+            f"smaller --length."
+        )
     means = {kind: total / counted for kind, total in sums.items()}
     heads = [chosen(row.tolist(), shape.q_heads, settings.top_heads, "all") for row in means["srh"]]
     errors, done = torch.zeros(shape.layers, dtype=torch.float64), 0
     for trial in make_trials(loaded, given, trials, length, settings):
         read = engine.read(trial.prompt, queries=settings.window)
-        watcher = LayerErrors(projections, minimal_cache(read, heads, shape.group, settings), read.keys.shape[2], settings.epsilon)
+        watcher = LayerErrors(
+            projections, minimal_cache(read, heads, shape.group, settings), read.keys.shape[2], settings.epsilon
+        )
         _answer(engine, trial, read, watcher, settings)
         errors, done = errors + watcher.errors, done + 1
         report({"measuring": "layer errors", "prompts": done})
@@ -157,15 +175,19 @@ def calibrate(
         "scores": {kind: [[round(x, 6) for x in row.tolist()] for row in mean] for kind, mean in means.items()},
         "layer_error": [round(x, 6) for x in (errors / errors.sum()).tolist()],
         "layer_error_sum": [round(x, 4) for x in errors.tolist()],
-        "srh_chance": round(chance / counted, 6), "asked": asked, "answered": counted,
-    }  # fmt: skip
+        "srh_chance": round(chance / counted, 6),
+        "asked": asked,
+        "answered": counted,
+    }
     origin = provenance(loaded, trials=trials, length=length, sources=len(given), settings=dataclasses.asdict(settings))
     return save(out, "compresskv", figures, origin)
 
 
-def minimal_cache(read: ReadPrompt, heads: Sequence[Sequence[int]], group: int, settings: Settings) -> list[torch.Tensor]:
-    """Positions left per layer of those that prefill covered, when `minimal` prompt tokens are kept, chosen as a run chooses them. The
-    last prompt token is one of them; step 0 feeds it."""
+def minimal_cache(
+    read: ReadPrompt, heads: Sequence[Sequence[int]], group: int, settings: Settings
+) -> list[torch.Tensor]:
+    """Positions left per layer of those that prefill covered, when `minimal` prompt tokens are kept, chosen as a run
+    chooses them. The last prompt token is one of them; step 0 feeds it."""
     n = read.keys.shape[2]
     inside = min(settings.window, n + 1) - 1
     kept = []
@@ -176,7 +198,9 @@ def minimal_cache(read: ReadPrompt, heads: Sequence[Sequence[int]], group: int, 
     return kept
 
 
-def _answer(engine: Engine, trial: Trial, read: ReadPrompt, watcher: HeadScores | LayerErrors, settings: Settings) -> str:
+def _answer(
+    engine: Engine, trial: Trial, read: ReadPrompt, watcher: HeadScores | LayerErrors, settings: Settings
+) -> str:
     """What the model answers under full attention: its first line."""
     decode = engine.loaded.tokenizer.decode
 

@@ -16,9 +16,9 @@ class HeadScores:
     `scores`: kind -> float64 [L, Hq].
     srh: eq. 1, the head's attention on the answer span, summed over the steps whose token occurs in the span.
     srh_code: the same, a step counted as often as its token occurs in the span (the authors' code).
-    trh: share of the span's length that the head copied: steps whose token stands where the head attends most (Wu et al.).
-    trh_topk: the same, for the `top` most attended positions instead of the one (HeadKV's relaxation as CompressKV sec. 3.1 puts it).
-    `chance`: the srh score of a head that attends all tokens alike.
+    trh: share of the span's length that the head copied: steps whose token stands where the head attends most (Wu et
+    al.). trh_topk: the same, for the `top` most attended positions instead of the one (HeadKV's relaxation as
+    CompressKV sec. 3.1 puts it). `chance`: the srh score of a head that attends all tokens alike.
     """
 
     def __init__(self, layers: int, q_heads: int, prompt: tuple[int, ...], span: list[int], top: int) -> None:
@@ -52,13 +52,15 @@ class HeadScores:
 
 
 class LayerErrors:
-    """Compression errors of one answer (eq. 2-4): a watcher. Full and compressed cache see the same query, so all layers are measured
-    in one pass, each as if it alone were compressed.
+    """Compression errors of one answer (eq. 2-4): a watcher. Full and compressed cache see the same query, so all
+    layers are measured in one pass, each as if it alone were compressed.
 
     `errors`: float64 [L], summed over the steps.
     """
 
-    def __init__(self, projections: list[torch.nn.Module], kept: list[torch.Tensor], prompt_tokens: int, epsilon: float) -> None:
+    def __init__(
+        self, projections: list[torch.nn.Module], kept: list[torch.Tensor], prompt_tokens: int, epsilon: float
+    ) -> None:
         """kept: prompt positions left in the compressed cache, per layer; decoded tokens are in both caches."""
         self.errors = torch.zeros(len(kept), dtype=torch.float64)
         self._projections, self._kept, self._n, self._epsilon = projections, kept, prompt_tokens, epsilon

@@ -1,8 +1,8 @@
-"""CompressKV's claims: what semantic retrieval heads are to the model (Table 2a, Fig. 9), and what they and the layer budgets are worth
-when tokens are dropped (Tables 2b, 3a, 3b).
+"""CompressKV's claims: what semantic retrieval heads are to the model (Table 2a, Fig. 9), and what they and the layer
+budgets are worth when tokens are dropped (Tables 2b, 3a, 3b).
 
-All arms answer the same prompts, so scores are compared prompt by prompt: a difference counts when the 95 % interval of its mean
-(normal approximation over the prompts) leaves out 0; otherwise nothing is decided.
+All arms answer the same prompts, so scores are compared prompt by prompt: a difference counts when the 95 % interval of
+its mean (normal approximation over the prompts) leaves out 0; otherwise nothing is decided.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def _load(engine: Engine, path: str) -> Calibration:
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------------------- Fig. 9
+# ----------------------------------------------------------------------------------------------------------------------
+# Fig. 9
 def _zero_layers(found: Calibration) -> Claim:
     srh, trh = np.array(found.scores["srh"]), np.array(found.scores["trh"])
     zero = [layer for layer in range(len(trh)) if trh[layer].max() == 0]
@@ -79,17 +80,28 @@ def _zero_layers(found: Calibration) -> Claim:
     chance = found.chance or math.nan
     says = "Layers in which no head passes the top-1 rule have semantic retrieval heads nonetheless."
     listed = ", ".join(f"layer {layer}: {value:.3f}" for layer, value in best.items()) or "there is none"
-    measured = f"Layers whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all tokens alike scores {chance:.3f}."
+    measured = (
+        f"Layers whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all tokens "
+        f"alike scores {chance:.3f}."
+    )
     figures = {"trh_zero_layers": zero, "largest_srh": best, "chance": chance, "srh": srh.tolist(), "trh": trh.tolist()}
     holds = None if not zero else any(value > RETRIEVES * chance for value in best.values())
-    reason = "" if holds else "The model has no layer without a traditional retrieval head." if not zero else (
-        "The scores there are above 0, as softmax weights always are, but no head attends the answer clearly more than attending all "
-        "tokens alike would: these layers do not retrieve."
-    )  # fmt: skip
+    reason = (
+        ""
+        if holds
+        else "The model has no layer without a traditional retrieval head."
+        if not zero
+        else (
+            "The scores there are above 0, as softmax weights always are, but no head attends the answer "
+            "clearly more than attending all "
+            "tokens alike would: these layers do not retrieve."
+        )
+    )
     return Claim("compresskv", "CompressKV Fig. 9, sec. 4.7", says, measured, holds, reason, figures)
 
 
-# ------------------------------------------------------------------------------------------------------------------------- Table 2a
+# ----------------------------------------------------------------------------------------------------------------------
+# Table 2a
 def ranked(scores: list[list[float]]) -> list[tuple[int, int]]:
     """(layer, head), best first; ties by layer, then head."""
     pairs = [(layer, head) for layer, row in enumerate(scores) for head in range(len(row))]
@@ -130,26 +142,39 @@ def _masking(engine: Engine, found: Calibration, prompts: int, report: Callable[
         rows = {kind: ", ".join(f"{drop[kind, count, when]:.2f}" for count in MASKED) for kind in ("srh", "trh")}
         drops[when] = f"SRH {rows['srh']}; TRH {rows['trh']}"
     measured = (
-        f"Drop in exact match (from {np.mean(right[NOTHING]):.2f}; {task}, {LENGTH} tokens, n={prompts}) with the {MASKED} best of "
-        f"{len(order['srh'])} heads off while decoding: {drops['decode']}; while reading too: {drops['prefill and decode']}; the "
+        f"Drop in exact match (from {np.mean(right[NOTHING]):.2f}; {task}, {LENGTH} tokens, n={prompts}) with "
+        f"the {MASKED} best of "
+        f"{len(order['srh'])} heads off while decoding: {drops['decode']}; while reading too: "
+        f"{drops['prefill and decode']}; the "
         f"{MASKED[-1]} heads of lowest SRH score off: {drop[CONTROL, MASKED[-1], 'decode']:.2f} and "
-        f"{drop[CONTROL, MASKED[-1], 'prefill and decode']:.2f}. The two lists hold different heads at {differ or 'none'} of these."
+        f"{drop[CONTROL, MASKED[-1], 'prefill and decode']:.2f}. The two lists hold different heads at "
+        f"{differ or 'none'} of these."
     )
     same = "Both rules rank the same heads first here, so masking cannot tell them apart."
-    told = f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}." if differ else same
+    told = (
+        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}." if differ else same
+    )
     reason = "" if holds else told
     if drop[CONTROL, MASKED[-1], "decode"] >= drop["srh", MASKED[-1], "decode"]:
         holds = None
-        reason = f"Masking as many heads of the lowest scores hurts as much, so a drop does not show that the masked heads retrieve. {told}"
+        reason = (
+            f"Masking as many heads of the lowest scores hurts as much, so a drop does not show that the "
+            f"masked heads retrieve. {told}"
+        )
     figures = {
-        "exact_match": [{"heads": arm[0], "off": arm[1], "when": arm[2], "mean": float(np.mean(v))} for arm, v in right.items()],
-        "srh_order": order["srh"][:10], "trh_order": order["trh"][:10], "n": prompts,
-    }  # fmt: skip
+        "exact_match": [
+            {"heads": arm[0], "off": arm[1], "when": arm[2], "mean": float(np.mean(v))} for arm, v in right.items()
+        ],
+        "srh_order": order["srh"][:10],
+        "trh_order": order["trh"][:10],
+        "n": prompts,
+    }
     says = "Masking the best semantic retrieval heads hurts retrieval far more than masking as many traditional ones."
     return Claim("compresskv", "CompressKV Table 2a, sec. 4.3", says, measured, holds, reason, figures)
 
 
-# ------------------------------------------------------------------------------------------------------------- Tables 2b, 3a and 3b
+# ------------------------------------------------------------------------------------------------------------- Tables
+# 2b, 3a and 3b
 def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]) -> dict[str, np.ndarray]:
     """Arm -> score per (task, budget, prompt): exact match, for lists the share of entries."""
     from kvlens import methods
@@ -166,7 +191,9 @@ def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]
             source, prompt, read = make(task, LENGTH, index)
             for b, tokens in enumerate(TOKENS):
                 for name, overrides in ARMS.items():
-                    params = methods.make_parameters(CompressKV, preset, {**overrides, "tokens": tokens, "calibration": path})
+                    params = methods.make_parameters(
+                        CompressKV, preset, {**overrides, "tokens": tokens, "calibration": path}
+                    )
                     result = engine.run(prompt, CompressKV, params, None, Options(max_new=NEW_TOKENS[task]), read=read)
                     out[name][t, b, index] = score(task, source.answer, result.text)
         report(f"compresskv selection: prompt {index + 1} of {prompts}")
@@ -175,11 +202,14 @@ def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]
 
 def half_width(differences: np.ndarray) -> float:
     """Of the 95 % interval of their mean; infinite for fewer than FEWEST."""
-    return 1.96 * float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size >= FEWEST else math.inf
+    return (
+        1.96 * float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size >= FEWEST else math.inf
+    )
 
 
 def decide(differences: np.ndarray) -> tuple[bool | None, str]:
-    """Is the mean of these differences above 0? None when its 95 % interval holds 0; with the mean and interval in words."""
+    """Is the mean of these differences above 0? None when its 95 % interval holds 0; with the mean and interval in
+    words."""
     mean = float(differences.mean())
     half = half_width(differences)
     verdict = None if abs(mean) <= half else mean > 0
@@ -190,10 +220,16 @@ def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
     per_prompt = {name: values.mean((0, 1)) for name, values in scores.items()}
     mean = {name: float(values.mean()) for name, values in scores.items()}
     about = (
-        f"mean score of {', '.join(TASKS)} at {LENGTH} tokens, {' and '.join(map(str, TOKENS))} kept per layer, n={prompts} prompts each"
+        f"mean score of {', '.join(TASKS)} at {LENGTH} tokens, {' and '.join(map(str, TOKENS))} kept per "
+        f"layer, n={prompts} prompts each"
     )
-    figures = {"mean": mean, "by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in scores.items()},
-               "tasks": TASKS, "tokens": TOKENS, "n": prompts}  # fmt: skip
+    figures = {
+        "mean": mean,
+        "by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in scores.items()},
+        "tasks": TASKS,
+        "tokens": TOKENS,
+        "n": prompts,
+    }
 
     def step(better: str, than: str) -> tuple[bool | None, str]:
         return decide(per_prompt[better] - per_prompt[than])
@@ -214,11 +250,24 @@ def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
     enough = False if any(verdict for verdict, _ in more) else True if max(uppers) < SUFFICE else None
     counts = ", ".join(f"{name} {mean[name]:.3f}" for name in ("2 SRH", "SRH", "6 SRH", "all heads"))
     return [
-        claim("CompressKV Table 2b", "Semantic retrieval heads choose better tokens than traditional ones.",
-              f"SRH {mean['SRH']:.3f}, TRH {mean['TRH']:.3f}, difference {gain}", selector),
-        claim("CompressKV Table 3a", "Choosing by semantic retrieval heads improves on all heads, layer budgets improve it further.",
-              f"all heads {mean['all heads']:.3f}, SRH {mean['SRH']:.3f} ({by_heads}), with layer budgets {mean['SRH + layers']:.3f} "
-              f"({by_layers})", both),
-        claim("CompressKV Table 3b", "Four heads per layer suffice: more bring nothing.",
-              f"{counts} (SRH: 4 heads); gain over 4 of 6 {more[0][1]}, of all {more[1][1]}", enough),
-    ]  # fmt: skip
+        claim(
+            "CompressKV Table 2b",
+            "Semantic retrieval heads choose better tokens than traditional ones.",
+            f"SRH {mean['SRH']:.3f}, TRH {mean['TRH']:.3f}, difference {gain}",
+            selector,
+        ),
+        claim(
+            "CompressKV Table 3a",
+            "Choosing by semantic retrieval heads improves on all heads, layer budgets improve it further.",
+            f"all heads {mean['all heads']:.3f}, SRH {mean['SRH']:.3f} ({by_heads}), with layer budgets "
+            f"{mean['SRH + layers']:.3f} "
+            f"({by_layers})",
+            both,
+        ),
+        claim(
+            "CompressKV Table 3b",
+            "Four heads per layer suffice: more bring nothing.",
+            f"{counts} (SRH: 4 heads); gain over 4 of 6 {more[0][1]}, of all {more[1][1]}",
+            enough,
+        ),
+    ]

@@ -32,7 +32,8 @@ def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calib
         return None
     if not params.calibration and model_name != "demo":
         raise ValueError(
-            f"compresskv has no calibration for '{model_name}': run `kvlens calibrate compresskv --model {model_name}` and set "
+            f"compresskv has no calibration for '{model_name}': run `kvlens calibrate compresskv --model "
+            f"{model_name}` and set "
             "calibration=FILE, or set heads=all and layers=equal."
         )
     path = Path(params.calibration).expanduser() if params.calibration else SHIPPED
@@ -45,15 +46,19 @@ def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calib
         raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate compresskv`.") from None
     complete = len(errors) == shape.layers and min(errors) >= 0
     for rows in scores.values():
-        complete = complete and len(rows) == shape.layers and all(len(row) == shape.q_heads and min(row) >= 0 for row in rows)
+        complete = (
+            complete and len(rows) == shape.layers and all(len(row) == shape.q_heads and min(row) >= 0 for row in rows)
+        )
     if not complete:
-        raise ValueError(f"'{path.name}' does not have a score for every query head and an error for every layer, all at least 0.")
+        raise ValueError(
+            f"'{path.name}' does not have a score for every query head and an error for every layer, all at least 0."
+        )
     return Calibration(scores, errors, chance)
 
 
 def chosen(scores: Sequence[float] | None, q_heads: int, count: int, unscored: str) -> list[int]:
-    """Query heads that choose a layer's tokens: the `count` best by score, the lower index first among equals; all of them without
-    scores, and, unless `unscored` is 'first', where no head has any."""
+    """Query heads that choose a layer's tokens: the `count` best by score, the lower index first among equals; all of
+    them without scores, and, unless `unscored` is 'first', where no head has any."""
     everyone = list(range(q_heads))
     if scores is None or (unscored == "all" and max(scores) == 0):
         return everyone

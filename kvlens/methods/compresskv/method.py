@@ -1,4 +1,5 @@
-"""CompressKV: a few heads per layer that find evidence choose one set of tokens for all heads; layers get tokens by their error."""
+"""CompressKV: a few heads per layer that find evidence choose one set of tokens for all heads; layers get tokens by
+their error."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
 
 
 class CompressKV(Method):
-    """When prefill ends, each layer keeps the tokens that its semantic retrieval heads attend from the last `window` prompt positions,
-    the same for all its KV heads, and drops the rest for good. Decoding is plain attention over what is left; decoded tokens are
-    appended and stay. Departures from the paper: docs/fidelity.md.
+    """When prefill ends, each layer keeps the tokens that its semantic retrieval heads attend from the last `window`
+    prompt positions, the same for all its KV heads, and drops the rest for good. Decoding is plain attention over what
+    is left; decoded tokens are appended and stay. Departures from the paper: docs/fidelity.md.
     """
 
     name = "compresskv"
     title = "CompressKV"
-    paper = "Lin et al., CompressKV: Semantic-Retrieval-Guided KV-Cache Compression for Resource-Efficient Long-Context LLM Inference, 2026"
+    paper = (
+        "Lin et al., CompressKV: Semantic-Retrieval-Guided KV-Cache Compression for Resource-Efficient "
+        "Long-Context LLM Inference, 2026"
+    )
     summary = (
-        "drops prompt tokens once, when prefill ends: four calibrated heads per layer choose one set of tokens for all heads, and "
+        "drops prompt tokens once, when prefill ends: four calibrated heads per layer choose one set of tokens "
+        "for all heads, and "
         "layers in which dropping does more harm keep more"
     )
     Parameters = CompressKVParameters
@@ -39,13 +44,23 @@ class CompressKV(Method):
     observed_queries = OBSERVED
     peeks = True
     journal_names = {  # noqa: RUF012
-        "srh_score": "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by query head; per layer",
-        "srh_chance": "semantic retrieval score of a head that would attend all tokens alike, mean over trials; one number",
-        "trh_score": "traditional retrieval score (top-1 rule, share of the answer copied, mean over trials) by query head; per layer",
+        "srh_score": (
+            "semantic retrieval score (eq. 1, attention mass summed over answer steps, mean over trials) by "
+            "query head; per layer"
+        ),
+        "srh_chance": (
+            "semantic retrieval score of a head that would attend all tokens alike, mean over trials; one number"
+        ),
+        "trh_score": (
+            "traditional retrieval score (top-1 rule, share of the answer copied, mean over trials) by query "
+            "head; per layer"
+        ),
         "selector": "1 for the query heads whose attention chose the tokens, else 0; per layer",
         "layer_error": "calibrated share of the compression error (eq. 4, shares add up to 1) by layer",
         "layer_budget_tokens": "prompt tokens kept, window included, by layer",
-        "token_score": "pooled attention of the window, mean over the choosing heads (no unit) by prompt position; none in the window; "
+        "token_score": "pooled attention of the window, mean over the choosing heads (no unit) by prompt "
+        "position; none "
+        "in the window; "
         "per layer",
         "kept_tokens": "1 for prompt tokens that are kept, else 0, by prompt position; per layer",
     }
@@ -55,13 +70,16 @@ class CompressKV(Method):
         super().__init__(params, context)
         self._calibration = load(params, context.shape, context.model_name)
         self._last = int(params.peek)
-        """prompt tokens that prefill does not cover and that count as the prompt's: the one that step 0 feeds, or none"""
+        """prompt tokens that prefill does not cover and that count as the prompt's: the one that step 0 feeds, or
+        none"""
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         last = int(params.peek)
         least = min(params.tokens or params.floor, prompt_tokens + last)
-        return budget.layout([least] * shape.layers, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
+        return budget.layout([least] * shape.layers, params.window, prompt_tokens, max_new, params.page, last).bytes(
+            shape
+        )
 
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
@@ -82,7 +100,8 @@ class CompressKV(Method):
         kept = self._select(prompt, tokens, layout.window_from)
         return layout, self._place(kept, self.segments(p, context, ()))
 
-    # ------------------------------------------------------------------------------------------------------------------ how many
+    # ------------------------------------------------------------------------------------------------------------------
+    # how many
     def _layer_tokens(self) -> list[int]:
         """Prompt tokens every layer keeps, window included."""
         context, p, shape = self.context, self.params, self.context.shape
@@ -93,7 +112,8 @@ class CompressKV(Method):
         most = max(budget.ceiling_of(total, layers, p.ceiling, n), floor)
         return budget.allocate(self._calibration.errors, total, floor, most)
 
-    # --------------------------------------------------------------------------------------------------------------------- which
+    # ------------------------------------------------------------------------------------------------------------------
+    # which
     def _select(self, prompt: Prefilled, tokens: list[int], window_from: int) -> list[torch.Tensor]:
         """Kept positions before `window_from`, per layer, ascending. tokens: as `_layer_tokens`."""
         import torch
@@ -137,7 +157,10 @@ class CompressKV(Method):
             counts = on_device[:, span.tok_start : span.tok_end].sum(1)
             some, all_of_it = int((counts > 0).sum()), bool((counts == len(span)).all())
             states.append("resident" if all_of_it else "partial" if some else "evicted")
-            why = f"{int(counts.min())} to {int(counts.max())} of its {len(span)} tokens are kept, by layer; none in {len(kept) - some}."
+            why = (
+                f"{int(counts.min())} to {int(counts.max())} of its {len(span)} tokens are kept, by layer; none in "
+                f"{len(kept) - some}."
+            )
             spans.append(Span(span.tok_start, span.tok_end, span.kind, span.reason if all_of_it else why))
         return Placement(spans, states, ["resident"] * len(spans), kept)
 
@@ -168,4 +191,6 @@ def _total(p: CompressKVParameters, prompt: PromptFacts) -> int:
         return layers * min(p.tokens, n)
     if prompt.budget_bytes is None:
         return layers * n
-    return budget.affordable(prompt.budget_bytes, prompt.shape, min(p.floor, n), prompt.prompt_tokens, prompt.max_new, p.page, int(p.peek))
+    return budget.affordable(
+        prompt.budget_bytes, prompt.shape, min(p.floor, n), prompt.prompt_tokens, prompt.max_new, p.page, int(p.peek)
+    )

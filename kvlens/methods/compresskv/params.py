@@ -1,4 +1,5 @@
-"""CompressKV's parameters and presets: what the paper publishes, and what we decided where it is silent (docs/fidelity.md)."""
+"""CompressKV's parameters and presets: what the paper publishes, and what we decided where it is silent
+(docs/fidelity.md)."""
 
 from __future__ import annotations
 
@@ -16,32 +17,52 @@ HEADS = ("srh", "srh_code", "trh", "trh_topk", "all")
 class CompressKVParameters:
     """Lengths are in tokens. Defaults are the paper's (sec. 4, implementation details) unless marked ours."""
 
-    window: int = param(8, "last prompt tokens: their queries score the others, and they are kept themselves", symbol="window_size")
+    window: int = param(
+        8, "last prompt tokens: their queries score the others, and they are kept themselves", symbol="window_size"
+    )
     peek: bool = param(
-        True, "the very last prompt token, which step 0 feeds, is the last of the window; off: the window ends with the token before it"
+        True,
+        (
+            "the very last prompt token, which step 0 feeds, is the last of the window; off: the window ends with "
+            "the token before it"
+        ),
     )
     kernel: int = param(5, "positions over which a head's scores are averaged", symbol="kernel_size")
     top_heads: int = param(4, "semantic retrieval heads per layer that choose the tokens", symbol="k (sec. 3.3)")
     floor: int = param(32, "fewest prompt tokens a layer keeps, window included", symbol="m")
-    ceiling: float = param(3.0, "most prompt tokens a layer keeps, as a multiple of the layers' average", symbol="M / B")
+    ceiling: float = param(
+        3.0, "most prompt tokens a layer keeps, as a multiple of the layers' average", symbol="M / B"
+    )
     tokens: int = param(
-        0, "prompt tokens kept per layer on average, window included; 0: as many as the byte budget holds", symbol="B", ours=True
+        0,
+        "prompt tokens kept per layer on average, window included; 0: as many as the byte budget holds",
+        symbol="B",
+        ours=True,
     )
     heads: str = param(
         "srh",
-        "whose attention chooses the tokens: srh (eq. 1), srh_code (eq. 1 as the authors' code counts it), trh and trh_topk (traditional "
-        "retrieval heads, top-1 and top-k rule), all (every head of the layer: SnapKV with one token set; needs no calibration)",
-        choices=HEADS, ours=True,
-    )  # fmt: skip
+        "whose attention chooses the tokens: srh (eq. 1), srh_code (eq. 1 as the authors' code counts it), trh "
+        "and trh_topk (traditional "
+        "retrieval heads, top-1 and top-k rule), all (every head of the layer: SnapKV with one token set; "
+        "needs no calibration)",
+        choices=HEADS,
+        ours=True,
+    )
     layers: str = param(
-        "error", "tokens per layer: by the calibrated layer errors (sec. 3.4), or equal (ablation; needs no calibration)",
-        choices=("error", "equal"), ours=True,
-    )  # fmt: skip
+        "error",
+        "tokens per layer: by the calibrated layer errors (sec. 3.4), or equal (ablation; needs no calibration)",
+        choices=("error", "equal"),
+        ours=True,
+    )
     unscored: str = param(
-        "all", "who chooses in a layer none of whose heads has a score: all its heads, or the first ones by index",
-        choices=("all", "first"), ours=True,
-    )  # fmt: skip
-    calibration: str = param("", "file made by `kvlens calibrate compresskv`; empty: the one shipped for the demo model", ours=True)
+        "all",
+        "who chooses in a layer none of whose heads has a score: all its heads, or the first ones by index",
+        choices=("all", "first"),
+        ours=True,
+    )
+    calibration: str = param(
+        "", "file made by `kvlens calibrate compresskv`; empty: the one shipped for the demo model", ours=True
+    )
     page: int = param(16, "tokens per page: pages are the spans that masses and evictions are logged for", ours=True)
 
     def __post_init__(self) -> None:
@@ -65,7 +86,8 @@ class CompressKVParameters:
         return self.heads != "all" or self.layers != "equal"
 
 
-#: 'demo': a 5 % budget of 2048 tokens is about 100 tokens per layer, decoded ones included; a floor of 32 would leave the layer
-#: errors almost nothing to divide. Its tokenizer makes every digit a token: the average reaches three tokens to each side, so that of a
-#: four-digit code that is attended at its first digit the last one is not lost (real tokenizers make one or two tokens of it).
+#: 'demo': a 5 % budget of 2048 tokens is about 100 tokens per layer, decoded ones included; a floor of 32 would leave
+#: the layer errors almost nothing to divide. Its tokenizer makes every digit a token: the average reaches three tokens
+#: to each side, so that of a four-digit code that is attended at its first digit the last one is not lost (real
+#: tokenizers make one or two tokens of it).
 PRESETS: dict[str, dict[str, Any]] = {"paper": {}, "demo": {"floor": 16, "kernel": 7}}

@@ -1,7 +1,7 @@
 """FreeKV's arithmetic: pages, window, slots and bytes of a run. No torch.
 
-Pages of p tokens follow one another after the sinks. A page is in the window until it leaves, then in the cold tier, with a summary on
-the device. Device bytes grow with the sequence through the summaries: 1/p of its KV.
+Pages of p tokens follow one another after the sinks. A page is in the window until it leaves, then in the cold tier,
+with a summary on the device. Device bytes grow with the sequence through the summaries: 1/p of its KV.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ INDEX_BYTES = 8
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run that keeps its pages in the cold tier. Everything but `recall` is fixed by prompt and parameters."""
+    """Sizes of a run that keeps its pages in the cold tier. Everything but `recall` is fixed by prompt and
+    parameters."""
 
     sinks: int
     window_from: int
@@ -44,19 +45,28 @@ class Plan:
         dense = tuple(range(params.dense_layers))
         zones = tuple(whole if layer in dense else paged for layer in range(shape.layers))
         return Layout(
-            zones, self.first_id + self.pages, params.page * shape.head_token_bytes, self.window_from, dense=dense, streamed=True,
-            token_major=True, cold_pages=self.pages, cold_page_tokens=params.page,
-        )  # fmt: skip
+            zones,
+            self.first_id + self.pages,
+            params.page * shape.head_token_bytes,
+            self.window_from,
+            dense=dense,
+            streamed=True,
+            token_major=True,
+            cold_pages=self.pages,
+            cold_page_tokens=params.page,
+        )
 
     def bytes(self, params: FreeKVParameters, shape: KVShape) -> int:
-        """Device bytes at their peak: slots, tables, staging, summaries, the last step's queries and selections, and a page on its
-        way out of the window."""
+        """Device bytes at their peak: slots, tables, staging, summaries, the last step's queries and selections, and a
+        page on its way out of the window."""
         layers = shape.layers - params.dense_layers
         summaries = self.pages * shape.kv_heads * shape.head_token_bytes
         queries = shape.q_heads * shape.head_dim * shape.itemsize
         selected = shape.kv_heads * self.recall * INDEX_BYTES
         leaving = params.page * shape.token_bytes if self.pages > self.pages_now else 0
-        return self.layout(params, shape).bytes(shape) + layers * (summaries + queries + selected) + INDEX_BYTES + leaving
+        return (
+            self.layout(params, shape).bytes(shape) + layers * (summaries + queries + selected) + INDEX_BYTES + leaving
+        )
 
 
 def window_from(params: FreeKVParameters, sinks: int, tokens: int) -> int:
@@ -94,7 +104,9 @@ def floor_bytes(params: FreeKVParameters, shape: KVShape, prompt_tokens: int, ma
     return paged if params.tokens else min(paged, whole)
 
 
-def plan_within(params: FreeKVParameters, shape: KVShape, prompt_tokens: int, max_new: int, budget: int | None) -> Plan | None:
+def plan_within(
+    params: FreeKVParameters, shape: KVShape, prompt_tokens: int, max_new: int, budget: int | None
+) -> Plan | None:
     """The plan for a budget that is at least the floor; None: all tokens stay on the device."""
     plan = smallest_plan(params, shape, prompt_tokens, max_new)
     if plan is None or params.tokens:

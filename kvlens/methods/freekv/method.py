@@ -20,19 +20,21 @@ if TYPE_CHECKING:
 
 
 class FreeKV(Method):
-    """Speculative retrieval (sec. 3.2): at step i a KV head attends sinks, window and the pages it selected with the query of step
-    i - 1, which were recalled behind that step's back; then it selects with its own query for step i + 1. Fine-grained correction
-    (sec. 3.3): a KV head whose queries turned since the last step selects and recalls before its attention instead. The first decode
-    step has nothing to speculate on and blocks for all heads.
+    """Speculative retrieval (sec. 3.2): at step i a KV head attends sinks, window and the pages it selected with the
+    query of step i - 1, which were recalled behind that step's back; then it selects with its own query for step i + 1.
+    Fine-grained correction (sec. 3.3): a KV head whose queries turned since the last step selects and recalls before
+    its attention instead. The first decode step has nothing to speculate on and blocks for all heads.
 
-    Pages that leave the window between two steps are candidates from the next selection on. Departures: docs/fidelity.md.
+    Pages that leave the window between two steps are candidates from the next selection on. Departures:
+    docs/fidelity.md.
     """
 
     name = "freekv"
     title = "FreeKV"
     paper = "Liu et al., FreeKV: Boosting KV Cache Retrieval for Efficient LLM Inference"
     summary = (
-        "keeps sinks, window and min-max summaries of all pages on the device, recalls the pages the last step's query asks for in "
+        "keeps sinks, window and min-max summaries of all pages on the device, recalls the pages the last "
+        "step's query asks for in "
         "the background, and waits only for heads whose query has changed"
     )
     Parameters = FreeKVParameters
@@ -43,7 +45,8 @@ class FreeKV(Method):
         super().__init__(params, context)
         self._plan: freekv_layout.Plan | None = None
         self._pages = 0
-        """pages that have left the window: rows of the summary table in use; `_filled` is the same number on the device"""
+        """pages that have left the window: rows of the summary table in use; `_filled` is the same number on the
+        device"""
         self._speculates = False
         """a step has ended, so there is a last query and a last selection"""
 
@@ -59,7 +62,8 @@ class FreeKV(Method):
         spans = [Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []
         return spans + fixed_chunks(sinks, n if plan is None else plan.window_from, params.page, kind="page")
 
-    # ------------------------------------------------------------------------------------------------------------ end of prefill
+    # ------------------------------------------------------------------------------------------------------------ end
+    # of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -105,7 +109,8 @@ class FreeKV(Method):
         last = {"last_queries": (self._queries,), "last_selection": (self._selected,)}
         return {"summaries": (self._summaries, self._filled), **last}
 
-    # ------------------------------------------------------------------------------------------------------------------ decoding
+    # ------------------------------------------------------------------------------------------------------------------
+    # decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
@@ -133,13 +138,20 @@ class FreeKV(Method):
         self._queries[at].copy_(q)
         self._selected[at].copy_(selected)
         return Selection(
-            self._fine(read, plan), (selected + plan.first_id).masked_fill(selected < 0, -1), now=now, cause=cause, fits=True,
-            reuse=reuse, score=logged, head_columns=head_columns, kv_columns=kv_columns,
-        )  # fmt: skip
+            self._fine(read, plan),
+            (selected + plan.first_id).masked_fill(selected < 0, -1),
+            now=now,
+            cause=cause,
+            fits=True,
+            reuse=reuse,
+            score=logged,
+            head_columns=head_columns,
+            kv_columns=kv_columns,
+        )
 
     def _corrected(self, similarity: torch.Tensor) -> torch.Tensor:
-        """Which KV heads [H_kv] recall before their attention. At the two ends tau is a mode, whatever the cosine comes to: it may be
-        negative, and 1.0 within rounding."""
+        """Which KV heads [H_kv] recall before their attention. At the two ends tau is a mode, whatever the cosine comes
+        to: it may be negative, and 1.0 within rounding."""
         import torch
 
         tau = self.params.tau
@@ -171,6 +183,13 @@ class FreeKV(Method):
         self._summaries[:, :, self._pages] = summarise(keys, params.page)[:, :, 0]
         self._pages += 1
         self._filled.fill_(self._pages)
-        span = Span(start, stop, "page", f"A full page, the oldest of the window when it held {end.position + 1 - start} tokens.")
+        span = Span(
+            start,
+            stop,
+            "page",
+            f"A full page, the oldest of the window when it held {end.position + 1 - start} tokens.",
+        )
         nothing = torch.zeros(0, dtype=torch.long, device=keys.device)
-        return WindowLeave(start, stop, Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec()))
+        return WindowLeave(
+            start, stop, Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec())
+        )

@@ -1,4 +1,5 @@
-"""FreeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided (docs/fidelity.md)."""
+"""FreeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided
+(docs/fidelity.md)."""
 
 from __future__ import annotations
 
@@ -15,38 +16,60 @@ class FreeKVParameters:
     """Lengths are in tokens. Defaults are the paper's for long inputs (appendix A) where it gives one."""
 
     tokens: int = param(
-        0, "tokens per KV head that attention may read: sinks, window and selected pages (2048 in the paper); 0: as many selected "
-        "pages as the byte budget holds", symbol="B",
-    )  # fmt: skip
+        0,
+        "tokens per KV head that attention may read: sinks, window and selected pages (2048 in the paper); 0: "
+        "as many selected "
+        "pages as the byte budget holds",
+        symbol="B",
+    )
     sinks: int = param(128, "first tokens always attended (app. A: 128, or 512 for long generation)", symbol="S")
     window: int = param(128, "newest tokens always attended (app. A: 128, or 512 for long generation)", symbol="W")
     page: int = param(32, "tokens per page (app. A)", symbol="p")
     tau: float = param(
-        0.8, "a KV head whose pooled query similarity is below this is corrected (sec. 3.3; 0.8 for long inputs, 0.9 for long "
-        "generation); 0: never; 1: at every step, so that nothing is speculated", symbol="τ",
-    )  # fmt: skip
+        0.8,
+        "a KV head whose pooled query similarity is below this is corrected (sec. 3.3; 0.8 for long inputs, "
+        "0.9 for long "
+        "generation); 0: never; 1: at every step, so that nothing is speculated",
+        symbol="τ",
+    )
     pooling: str = param(
-        "MeanS", "how a group agrees on its pages (app. B.2): mean or max over query vectors (Q), page scores (QK) or their softmax "
-        "(S)", choices=POOLINGS,
-    )  # fmt: skip
+        "MeanS",
+        "how a group agrees on its pages (app. B.2): mean or max over query vectors (Q), page scores (QK) or "
+        "their softmax "
+        "(S)",
+        choices=POOLINGS,
+    )
     correction_pooling: str = param(
-        "mean", "query similarity of a KV head over its group: mean (sec. 3.3), max (app. B.3, as printed), or min: corrected as soon "
-        "as one query head is below tau (ours)", choices=("mean", "max", "min"),
-    )  # fmt: skip
+        "mean",
+        "query similarity of a KV head over its group: mean (sec. 3.3), max (app. B.3, as printed), or min: "
+        "corrected as soon "
+        "as one query head is below tau (ours)",
+        choices=("mean", "max", "min"),
+    )
     dense_layers: int = param(1, "first layers that keep every token (app. A)")
 
     score_scale: str = param(
-        "none", "what page scores are divided by before the softmax: nothing (the authors' code), or sqrt of the head size",
-        choices=("none", "sqrt_d"), ours=True,
-    )  # fmt: skip
+        "none",
+        "what page scores are divided by before the softmax: nothing (the authors' code), or sqrt of the head size",
+        choices=("none", "sqrt_d"),
+        ours=True,
+    )
     window_rule: str = param(
-        "average", "the oldest page leaves so that the window holds W tokens on average (W + p/2 at most; the authors' accuracy code), "
-        "at least W, or at most W", choices=("average", "at_least", "at_most"), ours=True,
-    )  # fmt: skip
+        "average",
+        "the oldest page leaves so that the window holds W tokens on average (W + p/2 at most; the authors' "
+        "accuracy code), "
+        "at least W, or at most W",
+        choices=("average", "at_least", "at_most"),
+        ours=True,
+    )
     recall: str = param(
-        "misses", "misses: only pages that are not on the device are moved (the authors' code); all: every selected page, every step "
-        "(no reuse, the worst case)", choices=("misses", "all"), ours=True,
-    )  # fmt: skip
+        "misses",
+        "misses: only pages that are not on the device are moved (the authors' code); all: every selected "
+        "page, every step "
+        "(no reuse, the worst case)",
+        choices=("misses", "all"),
+        ours=True,
+    )
 
     def __post_init__(self) -> None:
         for name in ("tokens", "sinks", "window", "dense_layers"):
@@ -58,7 +81,8 @@ class FreeKVParameters:
             raise ValueError("tau must lie between 0 (no correction) and 1 (no speculation).")
         if self.ring < self.page:
             raise ValueError(
-                f"window={self.window} is too small for pages of {self.page}: the page being written must fit into the window."
+                f"window={self.window} is too small for pages of {self.page}: the page being written must fit "
+                f"into the window."
             )
         if 0 < self.tokens < self.sinks + self.window + self.page:
             least = self.sinks + self.window + self.page
@@ -70,9 +94,9 @@ class FreeKVParameters:
         return self.window + {"average": self.page // 2, "at_least": self.page - 1, "at_most": 0}[self.window_rule]
 
 
-#: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to sinks and window,
-#: 16 to a page on its way out, 8 to tables, staging and queries, and one page is left to select. Larger pages need fewer summaries, but
-#: answered less (docs/fidelity.md).
+#: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to
+#: sinks and window, 16 to a page on its way out, 8 to tables, staging and queries, and one page is left to select.
+#: Larger pages need fewer summaries, but answered less (docs/fidelity.md).
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"tokens": 2048},
     "paper-long-generation": {"tokens": 2048, "sinks": 512, "window": 512, "tau": 0.9},

@@ -41,8 +41,17 @@ class Run:
         similarity, hits, misses, moved, blocking = (reader.kv_cube(name) for name in names)
         corrected = reader.head_cube("corrected")[:, :, ::group]
         tau = config.get("tau")
-        return cls(similarity, corrected, hits, misses, moved, blocking, None if tau is None else float(tau),
-                   str(config.get("recall", "misses")), (layer, head // group))  # fmt: skip
+        return cls(
+            similarity,
+            corrected,
+            hits,
+            misses,
+            moved,
+            blocking,
+            None if tau is None else float(tau),
+            str(config.get("recall", "misses")),
+            (layer, head // group),
+        )
 
 
 def show(reader: TraceReader) -> None:
@@ -54,7 +63,8 @@ def show(reader: TraceReader) -> None:
         return
     if not (run.hits + run.misses > 0).any():
         st.info(
-            "All tokens stayed on the device, so no page was selected, recalled or corrected. Ask for a smaller budget, or set `tokens`."
+            "All tokens stayed on the device, so no page was selected, recalled or corrected. Ask for a "
+            "smaller budget, or set `tokens`."
         )
         parts.head_map(reader, "qcos", "Query similarity by query head")
         return
@@ -71,8 +81,11 @@ def show(reader: TraceReader) -> None:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
-        st.caption("Waiting also holds a copy's turn in the queue and the spreading of a page into its slots (the layout conversion of "
-                   "sec. 4.2), which moving leaves out.")  # fmt: skip
+        st.caption(
+            "Waiting also holds a copy's turn in the queue and the spreading of a page into its slots (the "
+            "layout conversion of "
+            "sec. 4.2), which moving leaves out."
+        )
 
 
 def in_words(run: Run) -> str:
@@ -86,9 +99,15 @@ def in_words(run: Run) -> str:
         rate, mean = float(run.corrected[decided].mean()), float(np.nanmean(run.similarity))
         cases = int(decided.sum())
         threshold = "not recorded" if run.tau is None else f"{run.tau:g}"
-        text = (f"Correction rate {rate:.3f} of {cases:,} decisions (steps 1 on, layers, KV heads) at τ {threshold}; mean query "
-                f"similarity {mean:.3f}. ")  # fmt: skip
-    came = f"{si_bytes(moved - waited)} came speculatively, {si_bytes(waited)} were waited for, {si_bytes(first)} of them at step 0."
+        text = (
+            f"Correction rate {rate:.3f} of {cases:,} decisions (steps 1 on, layers, KV heads) at τ "
+            f"{threshold}; mean query "
+            f"similarity {mean:.3f}. "
+        )
+    came = (
+        f"{si_bytes(moved - waited)} came speculatively, {si_bytes(waited)} were waited for, "
+        f"{si_bytes(first)} of them at step 0."
+    )
     return f"{text}Of {hits + misses:,.0f} selected pages {hits / (hits + misses):.1%} were on the device; {came}"
 
 
@@ -101,7 +120,10 @@ def _similarity(reader: TraceReader, run: Run) -> None:
     left, right = st.columns(2, gap="medium")
     with left:
         parts.head_map(reader, "qcos", "Query similarity by query head")
-        st.caption("C_i of sec. 3.1, of every layer, whether or not FreeKV selects there; the paper's like is Fig. 3a and Figs. 10-14.")
+        st.caption(
+            "C_i of sec. 3.1, of every layer, whether or not FreeKV selects there; the paper's like is Fig. 3a "
+            "and Figs. 10-14."
+        )
     with right:
         st.markdown("##### Query similarity by KV head")
         if not np.isfinite(run.similarity).any():
@@ -111,8 +133,11 @@ def _similarity(reader: TraceReader, run: Run) -> None:
         figure = figures.kv_map(values, "Query similarity of the group, mean over steps", "cosine", run.selected)
         table = _by_head(reader, values, "similarity_mean")
         parts.draw(reader, figure, key="freekv_similarity_map", alt="Query similarity by layer and KV head", data=table)
-        st.caption("What is compared with τ (sec. 3.3): C_i pooled over the query heads of a KV head. n/r: a layer in which FreeKV does "
-                   "not select (dense_layers). Colours span the recorded values.")  # fmt: skip
+        st.caption(
+            "What is compared with τ (sec. 3.3): C_i pooled over the query heads of a KV head. n/r: a layer in "
+            "which FreeKV does "
+            "not select (dense_layers). Colours span the recorded values."
+        )
     figure = figures.similarity_timeline(run.similarity, run.tau, run.selected)
     parts.draw(reader, figure, key="freekv_similarity_time", alt="Query similarity per decode step")
     st.caption("Steps below τ are corrected. Step 0 has no step before it. The paper's like is Fig. 3c.")
@@ -132,8 +157,11 @@ def _corrections(reader: TraceReader, run: Run) -> None:
     with right:
         figure = figures.correction_timeline(run.corrected)
         parts.draw(reader, figure, key="freekv_correction_time", alt="Corrections per decode step and layer")
-    st.caption("A corrected KV head selects and recalls before its attention, which waits (sec. 3.3). The rate is the one of Table 9, its "
-               "spread over layers that of Figs. 15-19. Step 0 blocks for all heads and counts as no correction.")  # fmt: skip
+    st.caption(
+        "A corrected KV head selects and recalls before its attention, which waits (sec. 3.3). The rate is the "
+        "one of Table 9, its "
+        "spread over layers that of Figs. 15-19. Step 0 blocks for all heads and counts as no correction."
+    )
 
 
 def _pages(reader: TraceReader, run: Run) -> None:
@@ -142,19 +170,32 @@ def _pages(reader: TraceReader, run: Run) -> None:
     hits = np.nansum(run.hits, (1, 2))
     blocking = np.nansum(np.where(waited, run.misses, 0), (1, 2))
     background = np.nansum(np.where(waited, 0, run.misses), (1, 2))
-    steps = pd.DataFrame({"step": np.arange(len(hits)), "hits": hits, "misses_blocking": blocking, "misses_background": background})
+    steps = pd.DataFrame(
+        {"step": np.arange(len(hits)), "hits": hits, "misses_blocking": blocking, "misses_background": background}
+    )
     figure = figures.pages(hits, blocking, background)
     parts.draw(reader, figure, key="freekv_pages", alt="Hits and misses per decode step", data=steps)
-    st.caption("A hit is a selected page that the device still holds. With recall=misses (sec. 4.1, the cache of selected pages) only "
-               "misses move; with recall=all every selected page does, and counts as a miss.")  # fmt: skip
+    st.caption(
+        "A hit is a selected page that the device still holds. With recall=misses (sec. 4.1, the cache of "
+        "selected pages) only "
+        "misses move; with recall=all every selected page does, and counts as a miss."
+    )
 
 
 def _reuse(reader: TraceReader, run: Run) -> None:
     st.markdown("##### Does similarity tell")
     if run.recall == "all" or not np.isfinite(run.similarity).any():
-        st.info("Not shown: without reuse of pages (recall=all), or with one step only, the trace does not tell which pages stayed.")
+        st.info(
+            "Not shown: without reuse of pages (recall=all), or with one step only, the trace does not tell "
+            "which pages stayed."
+        )
         return
     figure = figures.reuse_by_similarity(run.similarity, run.hits, run.misses, run.tau)
-    parts.draw(reader, figure, key="freekv_reuse", alt="Share of pages kept from the last selection by query similarity")
-    st.caption("Speculation assumes that near queries select the same pages (sec. 3.2). Left of τ the step waited for the new pages, right "
-               "of it it read the old ones. The paper has no such figure.")  # fmt: skip
+    parts.draw(
+        reader, figure, key="freekv_reuse", alt="Share of pages kept from the last selection by query similarity"
+    )
+    st.caption(
+        "Speculation assumes that near queries select the same pages (sec. 3.2). Left of τ the step waited for "
+        "the new pages, right "
+        "of it it read the old ones. The paper has no such figure."
+    )

@@ -1,7 +1,9 @@
-"""SeKV's claims: where it zooms (Fig. 5), what its parts and sizes are worth (Tables 5 and 7), what factors weigh (eq. 18-20).
+"""SeKV's claims: where it zooms (Fig. 5), what its parts and sizes are worth (Tables 5 and 7), what factors weigh (eq.
+18-20).
 
-All of it is measured live. Exact match is compared on the same prompts; a difference counts when a two-sided sign test over the prompts
-on which two arms disagree gives p < 0.05. What 'sparse' and 'concentrated' mean in numbers is ours: the paper shows colours.
+All of it is measured live. Exact match is compared on the same prompts; a difference counts when a two-sided sign test
+over the prompts on which two arms disagree gives p < 0.05. What 'sparse' and 'concentrated' mean in numbers is ours:
+the paper shows colours.
 """
 
 from __future__ import annotations
@@ -28,26 +30,50 @@ CHUNK = 40
 TABLE5: dict[str, tuple[dict[str, Any], str]] = {
     "fixed chunks": ({"segmentation": "chunks", "l_max": CHUNK}, "entropy-guided segmentation"),
     "no anchors": ({"anchors": False}, "anchor tokens"),
-    "uniform means": ({"weights": "uniform"}, "surprisal weights in summaries (the paper's mean pooling is the same arm here)"),
+    "uniform means": (
+        {"weights": "uniform"},
+        "surprisal weights in summaries (the paper's mean pooling is the same arm here)",
+    ),
     "untrained router": ({"router": "pca"}, "the trained zoom-in"),
     "no reconstruction": ({"zoom": "off"}, "SVD reconstruction"),
     "one threshold": ({}, "a threshold per head"),
 }
 """arm -> (parameters over the demo preset, what is missing)"""
 TABLE7: dict[str, dict[str, Any]] = {
-    "R_max 4": {"max_rank": 4}, "R_max 8": {"max_rank": 8}, "w 12": {"window": 12}, "w 48": {"window": 48},
-    "alpha 0.5": {"alpha": 0.5, "anchor_share": 1.0}, "alpha 1": {"anchor_share": 1.0}, "alpha 2": {"alpha": 2.0, "anchor_share": 1.0},
-}  # fmt: skip
+    "R_max 4": {"max_rank": 4},
+    "R_max 8": {"max_rank": 8},
+    "w 12": {"window": 12},
+    "w 48": {"window": 48},
+    "alpha 0.5": {"alpha": 0.5, "anchor_share": 1.0},
+    "alpha 1": {"anchor_share": 1.0},
+    "alpha 2": {"alpha": 2.0, "anchor_share": 1.0},
+}
 """sizes; alpha without the cap on anchors, which would bind at all of them"""
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """Checks all of them on the demo model; for any other there is neither a trained router nor a set of prompts."""
     if engine.loaded.name != "demo":
-        reason = f"the trained router and the prompts of these claims are the demo model's; '{engine.loaded.name}' was asked for"
-        return [Claim("sekv", "SeKV Fig. 5, Tables 5 and 7", "zooms are few and each part of the method helps", "nothing", None, reason)]
+        reason = (
+            f"the trained router and the prompts of these claims are the demo model's; '{engine.loaded.name}' "
+            f"was asked for"
+        )
+        return [
+            Claim(
+                "sekv",
+                "SeKV Fig. 5, Tables 5 and 7",
+                "zooms are few and each part of the method helps",
+                "nothing",
+                None,
+                reason,
+            )
+        ]
     bench = Bench(engine, prompts, report)
-    switches: dict[str, dict[str, Any]] = {"SeKV": {}, **{name: values for name, (values, _) in TABLE5.items()}, **TABLE7}
+    switches: dict[str, dict[str, Any]] = {
+        "SeKV": {},
+        **{name: values for name, (values, _) in TABLE5.items()},
+        **TABLE7,
+    }
     switches["factors only"] = {"form": "factors"}
     switches["one threshold"] = {"tau": _mean_threshold(engine)}
     of = bench.arms(switches)
@@ -59,11 +85,14 @@ def _mean_threshold(engine: Engine) -> float:
     from kvlens.methods.sekv.router import load_router
 
     shape = engine.loaded.shape
-    router = load_router(REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors", shape.layers, shape.q_heads, shape.head_dim)
+    router = load_router(
+        REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors", shape.layers, shape.q_heads, shape.head_dim
+    )
     return float(router.threshold.sigmoid().mean())
 
 
-# --------------------------------------------------------------------------------------------------------------------------- Fig. 5
+# ----------------------------------------------------------------------------------------------------------------------
+# Fig. 5
 def _zooms(bench: Bench) -> list[Claim]:
     runs: dict[str, list[np.ndarray]] = {"budget": [], "no limit": []}
     for index in range(bench.count):
@@ -74,7 +103,10 @@ def _zooms(bench: Bench) -> list[Claim]:
     what = f"needle, {MAP_LENGTH} tokens, n={bench.count}"
     dark = {name: float((rates < DARK).mean()) for name, rates in maps.items()}
     top = {name: _top_quarter(rates) for name, rates in maps.items()}
-    third = {name: (float(rates[: len(rates) // 3].mean()), float(rates[len(rates) // 3 :].mean())) for name, rates in maps.items()}
+    third = {
+        name: (float(rates[: len(rates) // 3].mean()), float(rates[len(rates) // 3 :].mean()))
+        for name, rates in maps.items()
+    }
     figures = {name: rates.round(5).tolist() for name, rates in maps.items()}
     source = "SeKV Fig. 5, sec. 4.5"
 
@@ -85,22 +117,37 @@ def _zooms(bench: Bench) -> list[Claim]:
     late = all(later > first for first, later in third.values())
     return [
         Claim(
-            "sekv", source, f"expansion is sparse: most query heads expand few spans (here: half of them less than {DARK:.0%})",
-            both(lambda name: f"{dark[name]:.0%} of heads expand less than {DARK:.0%}, mean zoom rate {maps[name].mean():.3f}"), sparse,
+            "sekv",
+            source,
+            f"expansion is sparse: most query heads expand few spans (here: half of them less than {DARK:.0%})",
+            both(
+                lambda name: (
+                    f"{dark[name]:.0%} of heads expand less than {DARK:.0%}, mean zoom rate {maps[name].mean():.3f}"
+                )
+            ),
+            sparse,
             "" if sparse else "a budget makes any gate sparse; the gates of the demo router ask for more by themselves",
             figures,
         ),
         Claim(
-            "sekv", source, "expansion is concentrated in few heads (here: the top quarter of them does half of it)",
-            both(lambda name: f"the top quarter does {top[name]:.0%}"), focus,
-            "" if focus else "on this model the heads share the work more evenly", figures,
+            "sekv",
+            source,
+            "expansion is concentrated in few heads (here: the top quarter of them does half of it)",
+            both(lambda name: f"the top quarter does {top[name]:.0%}"),
+            focus,
+            "" if focus else "on this model the heads share the work more evenly",
+            figures,
         ),
         Claim(
-            "sekv", source, "expansion is stronger in middle and later layers (here: mean of the first third against the rest)",
-            both(lambda name: f"{third[name][0]:.3f} in the first third, {third[name][1]:.3f} in the rest"), late,
-            "" if late else "on this model of six layers the first two expand at least as much as the others", figures,
+            "sekv",
+            source,
+            "expansion is stronger in middle and later layers (here: mean of the first third against the rest)",
+            both(lambda name: f"{third[name][0]:.3f} in the first third, {third[name][1]:.3f} in the rest"),
+            late,
+            "" if late else "on this model of six layers the first two expand at least as much as the others",
+            figures,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _top_quarter(rates: np.ndarray) -> float:
@@ -109,24 +156,48 @@ def _top_quarter(rates: np.ndarray) -> float:
     return float(ordered[: -(-ordered.size // 4)].sum() / total) if total > 0 else 0.0
 
 
-# -------------------------------------------------------------------------------------------------------------------- Tables 5 and 7
+# --------------------------------------------------------------------------------------------------------------------
+# Tables 5 and 7
 def _parts(of: dict[str, list[Seen]]) -> list[Claim]:
     out = []
     where = f"needle and multikey, {LENGTH} tokens at {BUDGET}, n={len(of['SeKV'])}, live"
     for name, (_, missing) in TABLE5.items():
         pair = Pair(of["SeKV"], of[name])
-        measured = (f"exact match {exact(of['SeKV'])} with and {exact(of[name])} without; {pair.better} prompts only with, {pair.worse} "
-                    f"only without, p = {sign_test(pair.better, pair.worse):.2g} ({where})")  # fmt: skip
-        reason = {None: "so few prompts cannot tell so small a difference", False: "it is better without"}.get(pair.verdict, "")
-        out.append(Claim("sekv", "SeKV Table 5", f"without {missing} answers get worse", measured, pair.verdict, reason,
-                         {"with": [s.right for s in of["SeKV"]], "without": [s.right for s in of[name]]}))  # fmt: skip
+        measured = (
+            f"exact match {exact(of['SeKV'])} with and {exact(of[name])} without; {pair.better} prompts only "
+            f"with, {pair.worse} "
+            f"only without, p = {sign_test(pair.better, pair.worse):.2g} ({where})"
+        )
+        reason = {None: "so few prompts cannot tell so small a difference", False: "it is better without"}.get(
+            pair.verdict, ""
+        )
+        out.append(
+            Claim(
+                "sekv",
+                "SeKV Table 5",
+                f"without {missing} answers get worse",
+                measured,
+                pair.verdict,
+                reason,
+                {"with": [s.right for s in of["SeKV"]], "without": [s.right for s in of[name]]},
+            )
+        )
     shares = {name: sum(seen.right for seen in of[name]) / len(of[name]) for name in TABLE5}
     order = sorted(shares, key=lambda name: shares[name])
     largest = {"untrained router", "no reconstruction"}
     told = all(shares[name] < min(shares[other] for other in TABLE5 if other not in largest) for name in largest)
     measured = f"exact match by missing part: {', '.join(f'{name} {shares[name]:.2f}' for name in order)} ({where})"
-    out.append(Claim("sekv", "SeKV Table 5", "reconstruction and trained zoom-in are worth most (by point estimates)", measured, told,
-                     "" if told else "another part is worth as much here", shares))  # fmt: skip
+    out.append(
+        Claim(
+            "sekv",
+            "SeKV Table 5",
+            "reconstruction and trained zoom-in are worth most (by point estimates)",
+            measured,
+            told,
+            "" if told else "another part is worth as much here",
+            shares,
+        )
+    )
     return out
 
 
@@ -137,38 +208,85 @@ def _sizes(of: dict[str, list[Seen]]) -> list[Claim]:
         verdicts = [Pair(of[a], of[b]).verdict for a, b in pairs]
         holds = False if False in verdicts else None if None in verdicts else True
         measured = f"exact match {', '.join(f'{name}: {exact(of[name])}' for name in names)} ({where})"
-        return Claim("sekv", "SeKV Table 7", says, measured, holds, "" if holds else reason,
-                     {name: [seen.right for seen in of[name]] for name in names})  # fmt: skip
+        return Claim(
+            "sekv",
+            "SeKV Table 7",
+            says,
+            measured,
+            holds,
+            "" if holds else reason,
+            {name: [seen.right for seen in of[name]] for name in names},
+        )
 
-    ranks, caps = (np.concatenate([x for seen in of["SeKV"] for x in getattr(seen, name)]) for name in ("ranks", "caps"))
+    ranks, caps = (
+        np.concatenate([x for seen in of["SeKV"] for x in getattr(seen, name)]) for name in ("ranks", "caps")
+    )
     at_cap = float((ranks >= caps).mean())
     return [
-        compare("a tighter cap on the rank costs accuracy (SeKV: R_max 16 of head size 32)", ["R_max 4", "R_max 8", "SeKV"],
-                [("R_max 8", "R_max 4"), ("SeKV", "R_max 8")], "at least one neighbouring pair cannot be told apart"),
-        Claim("sekv", "SeKV Table 7", "the gates rarely ask for as many components as the cap allows",
-              f"{at_cap:.0%} of {ranks.size} ranks are at the cap (mean {ranks.mean():.1f})", at_cap < 0.5,
-              "" if at_cap < 0.5 else "the demo router's gates, trained for a few hundred steps, hardly close any component",
-              {"at_cap": at_cap, "mean": float(ranks.mean())}),
-        compare("alpha = 1 is better than 0.5 and than 2 (no cap on anchors)", ["alpha 0.5", "alpha 1", "alpha 2"],
-                [("alpha 1", "alpha 0.5"), ("alpha 1", "alpha 2")], "differences that so few prompts cannot show, or none"),
-        compare("a larger window helps from half to the default size (SeKV: w 24)", ["w 12", "SeKV", "w 48"], [("SeKV", "w 12")],
-                "the question stands in the window either way: differences that so few prompts cannot show, or none"),
-    ]  # fmt: skip
+        compare(
+            "a tighter cap on the rank costs accuracy (SeKV: R_max 16 of head size 32)",
+            ["R_max 4", "R_max 8", "SeKV"],
+            [("R_max 8", "R_max 4"), ("SeKV", "R_max 8")],
+            "at least one neighbouring pair cannot be told apart",
+        ),
+        Claim(
+            "sekv",
+            "SeKV Table 7",
+            "the gates rarely ask for as many components as the cap allows",
+            f"{at_cap:.0%} of {ranks.size} ranks are at the cap (mean {ranks.mean():.1f})",
+            at_cap < 0.5,
+            ""
+            if at_cap < 0.5
+            else "the demo router's gates, trained for a few hundred steps, hardly close any component",
+            {"at_cap": at_cap, "mean": float(ranks.mean())},
+        ),
+        compare(
+            "alpha = 1 is better than 0.5 and than 2 (no cap on anchors)",
+            ["alpha 0.5", "alpha 1", "alpha 2"],
+            [("alpha 1", "alpha 0.5"), ("alpha 1", "alpha 2")],
+            "differences that so few prompts cannot show, or none",
+        ),
+        compare(
+            "a larger window helps from half to the default size (SeKV: w 24)",
+            ["w 12", "SeKV", "w 48"],
+            [("SeKV", "w 12")],
+            "the question stands in the window either way: differences that so few prompts cannot show, or none",
+        ),
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------------------------ eq. 18-20
+# ----------------------------------------------------------------------------------------------------------------------
+# eq. 18-20
 def _weights(of: dict[str, list[Seen]]) -> list[Claim]:
     out = []
     for name, source, what, pair in (
         ("factors only", "SeKV eq. 18-19", "spans take less as factors than exact", ("stored", "exact")),
-        ("factors only", "SeKV eq. 20", "an expanded span moves fewer bytes as factors than exact", ("moved", "moved_exact")),
+        (
+            "factors only",
+            "SeKV eq. 20",
+            "an expanded span moves fewer bytes as factors than exact",
+            ("moved", "moved_exact"),
+        ),
     ):
         less, whole = (sum(getattr(seen, attribute) for seen in of[name]) for attribute in pair)
         raw = float(np.mean([lies for seen in of["SeKV"] for lies in seen.raw]))
-        measured = (f"{less / max(1, whole):.2f} of exact when all spans are factors; {raw:.0%} of (span, KV head) are smaller raw "
-                    f"(n={len(of[name])} runs)")  # fmt: skip
+        measured = (
+            f"{less / max(1, whole):.2f} of exact when all spans are factors; {raw:.0%} of (span, KV head) are "
+            f"smaller raw "
+            f"(n={len(of[name])} runs)"
+        )
         reason = "" if less < whole else "at half the head size as rank, factors of short spans outweigh the spans"
         if 0.9 * whole < less < whole:
             reason = "barely: the paper says so of ranks far below the head size, and here the rank is half of it"
-        out.append(Claim("sekv", source, what, measured, bool(less < whole), reason, {"bytes": less, "exact_bytes": whole, "raw": raw}))
+        out.append(
+            Claim(
+                "sekv",
+                source,
+                what,
+                measured,
+                bool(less < whole),
+                reason,
+                {"bytes": less, "exact_bytes": whole, "raw": raw},
+            )
+        )
     return out

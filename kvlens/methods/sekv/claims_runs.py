@@ -1,4 +1,5 @@
-"""Runs behind SeKV's claims: arms on the same generated prompts, what each run showed, and when two arms count as different."""
+"""Runs behind SeKV's claims: arms on the same generated prompts, what each run showed, and when two arms count as
+different."""
 
 from __future__ import annotations
 

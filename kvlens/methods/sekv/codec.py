@@ -1,4 +1,5 @@
-"""How SeKV's spans lie in host memory: gated low-rank factors, or exact where factors would be larger (SeKV sec. 3.2)."""
+"""How SeKV's spans lie in host memory: gated low-rank factors, or exact where factors would be larger (SeKV sec.
+3.2)."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class PreRopeUnit(Unit):
 
 @dataclass(frozen=True)
 class Parts:
-    """A decomposed [m, D] matrix of every (layer, KV head): U [L, H_kv, m, R], sigma, gates [L, H_kv, R], V [L, H_kv, R, D]."""
+    """A decomposed [m, D] matrix of every (layer, KV head): U [L, H_kv, m, R], sigma, gates [L, H_kv, R], V [L, H_kv,
+    R, D]."""
 
     u: Tensor
     sigma: Tensor
@@ -61,12 +63,17 @@ class Parts:
 
 
 class SpanCodec:
-    """Packs spans of m tokens for all layers L and KV heads H_kv. Gates come from g_phi (eq. 7) or, without one, from the energy. With
-    pre_rope the keys are decomposed without their rotary embedding, and turned again in `unpack`.
+    """Packs spans of m tokens for all layers L and KV heads H_kv. Gates come from g_phi (eq. 7) or, without one, from
+    the energy. With pre_rope the keys are decomposed without their rotary embedding, and turned again in `unpack`.
     """
 
     def __init__(
-        self, params: SeKVParameters, gates: GateMLP | None, pending: dict[int, Pending], rotate: Rotate | None, tell: Tell
+        self,
+        params: SeKVParameters,
+        gates: GateMLP | None,
+        pending: dict[int, Pending],
+        rotate: Rotate | None,
+        tell: Tell,
     ) -> None:
         """pending: the spans to be packed by id, each gone once it is packed; tell: called when the last one is."""
         self.params, self.gates, self.pending, self.rotate, self._tell = params, gates, pending, rotate, tell
@@ -80,15 +87,24 @@ class SpanCodec:
         known = self.pending.pop(span)
         flat = self._turn_back(keys, known.start)
         summary = known.summary.float()
-        of_keys, of_values = self._decompose(flat, summary, is_value=False), self._decompose(values, summary, is_value=True)
+        of_keys, of_values = (
+            self._decompose(flat, summary, is_value=False),
+            self._decompose(values, summary, is_value=True),
+        )
         figures = {"rank_k": of_keys.rank(self.params.gate_drop), "rank_v": of_values.rank(self.params.gate_drop)}
         if self.params.pre_rope:
             turned = self._decompose(keys, summary, is_value=False)
             figures["rank_k_post_rope"] = turned.rank(self.params.gate_drop)
-            figures |= {f"err_k_{where}_rope": p.best_error(figures["rank_k"]) for where, p in (("pre", of_keys), ("post", turned))}
+            figures |= {
+                f"err_k_{where}_rope": p.best_error(figures["rank_k"])
+                for where, p in (("pre", of_keys), ("post", turned))
+            }
         self._report(span, figures)
         return [
-            [self._unit(keys, values, flat, of_keys, of_values, (layer, head), known.start) for head in range(keys.shape[1])]
+            [
+                self._unit(keys, values, flat, of_keys, of_values, (layer, head), known.start)
+                for head in range(keys.shape[1])
+            ]
             for layer in range(keys.shape[0])
         ]
 
@@ -130,8 +146,16 @@ class SpanCodec:
             gates = self.gates(sigma, summary, length, is_value).sigmoid()
         return Parts(u, sigma, gates, v, energy)
 
-    def _unit(self, keys: Tensor, values: Tensor, flat: Tensor, of_keys: Parts, of_values: Parts, at: tuple[int, int],
-              start: int) -> Unit:  # fmt: skip
+    def _unit(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        flat: Tensor,
+        of_keys: Parts,
+        of_values: Parts,
+        at: tuple[int, int],
+        start: int,
+    ) -> Unit:
         m, dim = keys.shape[2:]
         key, value = (
             lowrank.compress(parts.sigma[at], parts.gates[at], parts.u[at], parts.v[at], self.params.gate_drop)
@@ -141,7 +165,10 @@ class SpanCodec:
             return self._raw(keys[at], values[at])
         payload = lowrank.pack(key, value).to(keys.dtype)
         stored = lowrank.unpack(payload, m, key.rank, value.rank, dim)
-        err_k, err_v = (  # of the keys as they were decomposed: turning both sides alike keeps the norm of their difference
+        (
+            err_k,
+            err_v,
+        ) = (  # of the keys as they were decomposed: turning both sides alike keeps the norm of their difference
             float(lowrank.relative_error(exact[at].float(), packed.dense().float()))
             for exact, packed in zip((flat, values), stored, strict=True)
         )

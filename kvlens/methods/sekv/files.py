@@ -20,7 +20,8 @@ def trained_router(params: SeKVParameters, context: RunContext) -> Router:
     shipped = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
     if not params.router_file and context.model_name != "demo":
         raise ValueError(
-            f"no trained SeKV router for '{context.model_name}': train one (kvlens train sekv) and name it in router_file, "
+            f"no trained SeKV router for '{context.model_name}': train one (kvlens train sekv) and name it in "
+            f"router_file, "
             "or use router=pca, which needs no training."
         )
     path = Path(params.router_file).expanduser() if params.router_file else shipped
@@ -28,7 +29,11 @@ def trained_router(params: SeKVParameters, context: RunContext) -> Router:
         raise ValueError(f"the SeKV router '{params.router_file or path.name}' does not exist; router=pca needs none.")
     router = load_router(path, context.shape.layers, context.shape.q_heads, context.shape.head_dim)
     if router.weight.shape[2] != params.dim:
-        raise ValueError(f"{path.name} routes in {router.weight.shape[2]} dimensions, the parameter dim is {params.dim}.")
+        raise ValueError(
+            f"{path.name} routes in {router.weight.shape[2]} dimensions, the parameter dim is {params.dim}."
+        )
     if router.gates is not None and router.gates.max_rank < params.max_rank:
-        raise ValueError(f"{path.name} has gates for {router.gates.max_rank} ranks, the parameter max_rank is {params.max_rank}.")
+        raise ValueError(
+            f"{path.name} has gates for {router.gates.max_rank} ranks, the parameter max_rank is {params.max_rank}."
+        )
     return router

@@ -1,7 +1,7 @@
 """SeKV's arithmetic: which slots, tables and buffers a run needs, and what is left for expanded spans. No torch.
 
-The budget is the peak of device-resident KV inside a step (sec. 3.3): anchors, summaries, coarse means, window and reconstructed
-spans. Eq. 17 leaves out the coarse means, slot tables and staging; they are held, so they count here.
+The budget is the peak of device-resident KV inside a step (sec. 3.3): anchors, summaries, coarse means, window and
+reconstructed spans. Eq. 17 leaves out the coarse means, slot tables and staging; they are held, so they count here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Plan:
         return 0 if params.zoom == "off" or not params.reconstruction else self.longest
 
     def recall_within(self, params: SeKVParameters, shape: KVShape, budget: int | None, span_tokens: int) -> int | None:
-        """Slots that the budget leaves for expanded spans, at most all tokens of all spans; None when it is infeasible."""
+        """Slots that the budget leaves for expanded spans, at most all tokens of all spans; None when it is
+        infeasible."""
         least = self.least_recall(params)
         most = span_tokens if least else 0
         if budget is None:
@@ -65,21 +66,28 @@ class Plan:
 def check_dim(params: SeKVParameters, head_dim: int) -> None:
     """Raises ValueError when the routing space would be larger than a key."""
     if params.dim > head_dim:
-        raise ValueError(f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}.")
+        raise ValueError(
+            f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}."
+        )
 
 
 def staging_bytes(params: SeKVParameters, shape: KVShape, longest: int) -> int:
-    """The largest unit that can be on its way: factors come through one buffer, raw spans go straight to their slots."""
+    """The largest unit that can be on its way: factors come through one buffer, raw spans go straight to their
+    slots."""
     factors = factor_bytes(longest, params.max_rank, params.max_rank, shape.head_dim, shape.itemsize)
     raw = raw_bytes(longest, shape.head_dim, shape.itemsize)
     return {"raw": 0, "factors": factors, "smaller": min(factors, raw)}[params.form]
 
 
 def router_bytes(params: SeKVParameters, shape: KVShape, coarse: int) -> int:
-    """Routing summaries [L, H, coarse, d'] (second term of eq. 17), ids and lengths of their spans, and the W that the pca router
-    fits to this prompt. A trained W belongs to the model, not to the cache."""
+    """Routing summaries [L, H, coarse, d'] (second term of eq. 17), ids and lengths of their spans, and the W that the
+    pca router fits to this prompt. A trained W belongs to the model, not to the cache."""
     summaries = shape.layers * shape.q_heads * coarse * params.dim * shape.itemsize
-    fitted = 4 * shape.layers * (shape.kv_heads * params.dim * shape.head_dim + shape.q_heads) if params.router == "pca" else 0
+    fitted = (
+        4 * shape.layers * (shape.kv_heads * params.dim * shape.head_dim + shape.q_heads)
+        if params.router == "pca"
+        else 0
+    )
     return summaries + coarse * (8 + 4) + fitted
 
 
@@ -100,7 +108,9 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     leaves = -(-max(0, max_new - params.block) // params.block)
     compressed = [len(span) for span in spans if span.kind in COMPRESSED]
     kept = sum(len(span) for span in spans if span.kind not in COMPRESSED)
-    per_block_coarse = -(-params.block // params.l_max) if params.segmentation == "chunks" else max(1, params.block // params.l_min)
+    per_block_coarse = (
+        -(-params.block // params.l_max) if params.segmentation == "chunks" else max(1, params.block // params.l_min)
+    )
     per_block_kept = block_anchor_cap(params)
     if params.segmentation == "paper" or params.block < params.l_min:
         per_block_kept = params.block

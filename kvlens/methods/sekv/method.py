@@ -1,4 +1,5 @@
-"""SeKV: spans cut by surprisal, coarse on the device and low-rank in host memory, expanded where a query asks for detail."""
+"""SeKV: spans cut by surprisal, coarse on the device and low-rank in host memory, expanded where a query asks for
+detail."""
 
 from __future__ import annotations
 
@@ -28,18 +29,23 @@ ROLES = {"sink": "sink", "anchor": "anchor", "short": "resident"}
 
 
 class SeKV(Method):
-    """Resolution-adaptive cache. Per (layer, query head) a span is read through its mean key and value with log|S| added to the
-    score, or token by token once its gate sigmoid(q' . K_S / sqrt(d') + log|S|) exceeds tau (eq. 5, 9). What is fetched is shared by
-    the group of a KV head; which resolution is read is each query head's own. Departures from the paper: docs/fidelity.md.
+    """Resolution-adaptive cache. Per (layer, query head) a span is read through its mean key and value with log|S|
+    added to the score, or token by token once its gate sigmoid(q' . K_S / sqrt(d') + log|S|) exceeds tau (eq. 5, 9).
+    What is fetched is shared by the group of a KV head; which resolution is read is each query head's own. Departures
+    from the paper: docs/fidelity.md.
 
     State, shapes: C rows of the routing table, one per compressed span, in the order of birth.
     """
 
     name = "sekv"
     title = "SeKV"
-    paper = "Abaskohi et al., SeKV: Resolution-Adaptive KV Cache with Hierarchical Semantic Memory for Long-Context LLM Inference"
+    paper = (
+        "Abaskohi et al., SeKV: Resolution-Adaptive KV Cache with Hierarchical Semantic Memory for "
+        "Long-Context LLM Inference"
+    )
     summary = (
-        "cuts the prompt where tokens surprise, keeps those tokens and one coarse entry per span on the device, the spans as "
+        "cuts the prompt where tokens surprise, keeps those tokens and one coarse entry per span on the "
+        "device, the spans as "
         "low-rank factors in host memory, and brings back the ones a query head asks for"
     )
     Parameters = SeKVParameters
@@ -56,7 +62,8 @@ class SeKV(Method):
         sekv_layout.check_dim(params, context.shape.head_dim)
         if params.pre_rope and context.rotate is None:
             raise ValueError(
-                f"pre_rope needs rotary positions that depend on nothing but the position, and '{context.model_name}' has none: "
+                f"pre_rope needs rotary positions that depend on nothing but the position, and "
+                f"'{context.model_name}' has none: "
                 "leave pre_rope off."
             )
         self._trained = trained_router(params, context) if params.router == "trained" else None
@@ -77,7 +84,8 @@ class SeKV(Method):
         cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
         return segment(params, surprisal[:prefix], 0, Surprisal.of(surprisal), cap)
 
-    # ------------------------------------------------------------------------------------------------------------ end of prefill
+    # ------------------------------------------------------------------------------------------------------------ end
+    # of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -137,8 +145,11 @@ class SeKV(Method):
             self._weight = torch.zeros(shape.layers, shape.kv_heads, params.dim, shape.head_dim, device=device)
             self._threshold = torch.zeros(shape.layers, shape.q_heads, device=device)
 
-    def _place(self, spans: list[Span], first_id: int, keys: torch.Tensor, values: torch.Tensor, start: int) -> Placement:
-        """Where the spans of one range go; registers the compressed ones in the routing table. keys, values [L, H_kv, m, D]."""
+    def _place(
+        self, spans: list[Span], first_id: int, keys: torch.Tensor, values: torch.Tensor, start: int
+    ) -> Placement:
+        """Where the spans of one range go; registers the compressed ones in the routing table. keys, values [L, H_kv,
+        m, D]."""
         import torch
 
         from kvlens.memory.placement import Placement
@@ -167,7 +178,9 @@ class SeKV(Method):
             mean_keys,
             mean_values,
             compressed,
-            SpanCodec(params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell),
+            SpanCodec(
+                params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell
+            ),
         )
 
     def _tell(self, ids: list[int], figures: dict[str, torch.Tensor]) -> None:
@@ -195,7 +208,8 @@ class SeKV(Method):
         return out
 
     def _fit_threshold(self, queries: torch.Tensor, ends: torch.Tensor) -> None:
-        """tau of the pca router from the last prompt queries [L, H, w, D]; a span counts for queries after its last token."""
+        """tau of the pca router from the last prompt queries [L, H, w, D]; a span counts for queries after its last
+        token."""
         import torch
 
         from kvlens.methods.sekv import router as sekv_router
@@ -206,14 +220,19 @@ class SeKV(Method):
         unseen = (ends > torch.arange(n - w, n)[:, None]).to(queries.device)
         for layer, weight in enumerate(self._weight):  # of all layers at once a long prompt's scores would be gigabytes
             routed = sekv_router.route(self._heads(weight), queries[layer].float())
-            score = sekv_router.scores(routed, self._summary[layer].float(), self._length, self._span > 0)[..., : len(ends)]
-            self._threshold[layer] = sekv_router.fit_threshold(score.masked_fill(unseen, float("-inf")), self.params.zoom_rate)
+            score = sekv_router.scores(routed, self._summary[layer].float(), self._length, self._span > 0)[
+                ..., : len(ends)
+            ]
+            self._threshold[layer] = sekv_router.fit_threshold(
+                score.masked_fill(unseen, float("-inf")), self.params.zoom_rate
+            )
 
     def _heads(self, weight: torch.Tensor) -> torch.Tensor:
         """W [..., H or H_kv, d', D] -> one per query head."""
         return weight if self._trained is not None else weight.repeat_interleave(self.context.shape.group, dim=-3)
 
-    # ------------------------------------------------------------------------------------------------------------------ decoding
+    # ------------------------------------------------------------------------------------------------------------------
+    # decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
@@ -240,7 +259,15 @@ class SeKV(Method):
         if not params.reconstruction:
             z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
         later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-        return Selection(empty.scatter(2, index, z), wanted, now=later, cause="zoom", later_cause="zoom", zoomable=zoomable, score=logged)
+        return Selection(
+            empty.scatter(2, index, z),
+            wanted,
+            now=later,
+            cause="zoom",
+            later_cause="zoom",
+            zoomable=zoomable,
+            score=logged,
+        )
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params
@@ -259,4 +286,8 @@ class SeKV(Method):
 
     def factor_form(self) -> FactorForm | None:
         params = self.params
-        return None if params.form == "raw" else FactorForm(params.max_rank, self.context.rotate if params.pre_rope else None)
+        return (
+            None
+            if params.form == "raw"
+            else FactorForm(params.max_rank, self.context.rotate if params.pre_rope else None)
+        )

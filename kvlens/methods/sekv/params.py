@@ -1,4 +1,5 @@
-"""SeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided (docs/fidelity.md)."""
+"""SeKV's parameters and presets: what the paper publishes, and where it is silent, what we decided
+(docs/fidelity.md)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ from kvlens.methods.base import param
 class SeKVParameters:
     """Lengths are in tokens. Defaults are the paper's (appendix A) where it gives one."""
 
-    alpha: float = param(1.0, "a token is a boundary when its surprisal exceeds mu + alpha * sigma (sec. 3.1)", symbol="α")
+    alpha: float = param(
+        1.0, "a token is a boundary when its surprisal exceeds mu + alpha * sigma (sec. 3.1)", symbol="α"
+    )
     l_min: int = param(16, "shorter spans are not compressed (sec. 3.2)", symbol="L_min")
     window: int = param(512, "newest tokens kept exactly (sec. 4.1)", symbol="w")
     dim: int = param(32, "size of the routing space (eq. 3)", symbol="d'")
@@ -20,8 +23,10 @@ class SeKVParameters:
 
     segmentation: str = param(
         "feasible",
-        "paper: every token above the threshold is an anchor and short spans stay raw (takes far more than a small budget); "
-        "feasible: same signal with span lengths l_min..l_max and a cap on anchors; chunks: every l_max tokens (ablation)",
+        "paper: every token above the threshold is an anchor and short spans stay raw (takes far more than a "
+        "small budget); "
+        "feasible: same signal with span lengths l_min..l_max and a cap on anchors; chunks: every l_max tokens "
+        "(ablation)",
         choices=("feasible", "paper", "chunks"),
         ours=True,
     )
@@ -30,38 +35,61 @@ class SeKVParameters:
     anchors: bool = param(True, "off: boundaries cut spans but their tokens are not kept (ablation)", ours=True)
     sinks: int = param(4, "first tokens always kept; the paper names none and token 0 has no surprisal", ours=True)
     block: int = param(
-        128, "decoded tokens leave the window and become spans in blocks of this size, with mu and sigma of the prompt", ours=True
+        128,
+        "decoded tokens leave the window and become spans in blocks of this size, with mu and sigma of the prompt",
+        ours=True,
     )
     weights: str = param(
-        "surprisal", "mean of a span weighted by surprisal (eq. 2) or uniform (ablation)", choices=("surprisal", "uniform"),
+        "surprisal",
+        "mean of a span weighted by surprisal (eq. 2) or uniform (ablation)",
+        choices=("surprisal", "uniform"),
         ours=True,
-    )  # fmt: skip
+    )
     router: str = param(
         "pca",
-        "trained: W, tau and gates from a file (the paper's method); pca: fitted on the prompt, nothing learned (a stand-in)",
+        (
+            "trained: W, tau and gates from a file (the paper's method); pca: fitted on the prompt, nothing "
+            "learned (a stand-in)"
+        ),
         choices=("pca", "trained"),
         ours=True,
     )
-    router_file: str = param("", "safetensors of the trained router; empty: the one shipped for the demo model", ours=True)
-    zoom: str = param(
-        "sync", "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
-        "step on; off: spans are always coarse (ablation)", choices=("sync", "next", "off"), ours=True,
-    )  # fmt: skip
-    pool: str = param("max", "a span's priority when not all fit: over the group of its KV head", choices=("max", "mean"), ours=True)
-    reconstruction: bool = param(True, "off: expansion is decided and logged, yet spans stay coarse (ablation)", ours=True)
-    zoom_rate: float = param(
-        0.05, "pca router: share of (query, span) pairs above the threshold, over the last 128 prompt queries", ours=True
+    router_file: str = param(
+        "", "safetensors of the trained router; empty: the one shipped for the demo model", ours=True
     )
-    tau: float = param(-1.0, "one threshold for all heads instead of the router's (ablation); negative: the router's", ours=True)
+    zoom: str = param(
+        "sync",
+        "sync: a span expanded at a step is read token by token at that step, which waits for it; next: from the next "
+        "step on; off: spans are always coarse (ablation)",
+        choices=("sync", "next", "off"),
+        ours=True,
+    )
+    pool: str = param(
+        "max", "a span's priority when not all fit: over the group of its KV head", choices=("max", "mean"), ours=True
+    )
+    reconstruction: bool = param(
+        True, "off: expansion is decided and logged, yet spans stay coarse (ablation)", ours=True
+    )
+    zoom_rate: float = param(
+        0.05,
+        "pca router: share of (query, span) pairs above the threshold, over the last 128 prompt queries",
+        ours=True,
+    )
+    tau: float = param(
+        -1.0, "one threshold for all heads instead of the router's (ablation); negative: the router's", ours=True
+    )
     energy: float = param(0.95, "without trained gates: share of a span's energy that its factors keep", ours=True)
     gate_drop: float = param(0.05, "trained gates: components with a gate up to this are dropped", ours=True)
     form: str = param(
-        "smaller", "how spans lie in host memory: factors, raw, or the smaller one of the two per span",
-        choices=("smaller", "factors", "raw"), ours=True,
-    )  # fmt: skip
+        "smaller",
+        "how spans lie in host memory: factors, raw, or the smaller one of the two per span",
+        choices=("smaller", "factors", "raw"),
+        ours=True,
+    )
     pre_rope: bool = param(
         False,
-        "on: keys are decomposed before their rotary embedding and turned to their positions again when they come back; coarse means "
+        "on: keys are decomposed before their rotary embedding and turned to their positions again when they "
+        "come back; coarse means "
         "and spans stored raw stay as attention uses them. Needs a model with a fixed rotary embedding",
         ours=True,
     )
@@ -81,25 +109,43 @@ class SeKVParameters:
             raise ValueError("tau must be below 1.")
 
 
-#: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse entries and
-#: summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving block, 65 to expanded spans.
+#: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
+#: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
+#: block, 65 to expanded spans.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
     "demo": {
-        "window": 24, "block": 8, "l_min": 8, "l_max": 64, "dim": 8, "max_rank": 16, "anchor_share": 0.05, "router": "trained",
+        "window": 24,
+        "block": 8,
+        "l_min": 8,
+        "l_max": 64,
+        "dim": 8,
+        "max_rank": 16,
+        "anchor_share": 0.05,
+        "router": "trained",
     },
-}  # fmt: skip
+}
 
 JOURNAL: dict[str, str] = {
-    "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of prefill; none: a head that "
+    "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of "
+    "prefill; none: a head that "
     "expands nothing",
     "spans": "ids of the spans that went to host memory together; every other vector is per span in this order",
-    "rank_k": "components of the span's keys that the gates keep, per span; also where the span lies raw because factors are larger",
+    "rank_k": (
+        "components of the span's keys that the gates keep, per span; also where the span lies raw because "
+        "factors are larger"
+    ),
     "rank_v": "components of the span's values that the gates keep, per span",
-    "rank_k_post_rope": "pre_rope only: components that the gates would keep of the same keys after their rotary embedding, per span",
-    "err_k_pre_rope": "pre_rope only: relative Frobenius error of the best rank_k components of the keys before their rotary "
+    "rank_k_post_rope": (
+        "pre_rope only: components that the gates would keep of the same keys after their rotary embedding, per span"
+    ),
+    "err_k_pre_rope": "pre_rope only: relative Frobenius error of the best rank_k components of the keys before "
+    "their rotary "
     "embedding, per span; the same after turning them to their positions, since a turn keeps the norm",
-    "err_k_post_rope": "pre_rope only: the same for as many components of the keys after their rotary embedding, per span",
+    "err_k_post_rope": (
+        "pre_rope only: the same for as many components of the keys after their rotary embedding, per span"
+    ),
 }
-"""What SeKV notes, once per placement (end of prefill, a block leaving the window), per (layer, KV head); `spans` once for all."""
+"""What SeKV notes, once per placement (end of prefill, a block leaving the window), per (layer, KV head); `spans` once
+for all."""

@@ -24,8 +24,9 @@ HIDDEN = (128, 64)
 
 
 class GateMLP(nn.Module):
-    """g_phi of eq. 7, one for all layers, heads, keys and values. The paper does not give its form; ours: the spectrum as
-    log1p(sigma_i) / log1p(sigma_1), the summary averaged over the group, log|S| / 10 and a flag for values, to R logits.
+    """g_phi of eq. 7, one for all layers, heads, keys and values. The paper does not give its form; ours: the spectrum
+    as log1p(sigma_i) / log1p(sigma_1), the summary averaged over the group, log|S| / 10 and a flag for values, to R
+    logits.
     """
 
     def __init__(self, max_rank: int, dim: int) -> None:
@@ -67,7 +68,8 @@ def logit(tau: Tensor) -> Tensor:
 
 
 def surprisal_weights(nats: Tensor) -> Tensor:
-    """Surprisals [..., m] of a span's tokens (0 for padding) -> weights that add up to 1 (eq. 2); uniform if all are 0."""
+    """Surprisals [..., m] of a span's tokens (0 for padding) -> weights that add up to 1 (eq. 2); uniform if all are
+    0."""
     total = nats.sum(-1, keepdim=True)
     return torch.where(total > 0, nats / total.clamp_min(1e-30), torch.full_like(nats, 1 / nats.shape[-1]))
 
@@ -105,8 +107,8 @@ def expand(score: Tensor, threshold: Tensor) -> Tensor:
 def fit_pca(keys: Tensor, group: int, dim: int) -> Tensor:
     """Routing projection without training (our stand-in): keys [..., H_kv, N, D] -> W [..., H, d', D].
 
-    Rows are the leading d' principal directions of that KV head's keys on the prompt, orthonormal, equal for a group. Layers are taken one
-    by one: in float32, and centred, a long prompt's keys are four times what they are in bfloat16.
+    Rows are the leading d' principal directions of that KV head's keys on the prompt, orthonormal, equal for a group.
+    Layers are taken one by one: in float32, and centred, a long prompt's keys are four times what they are in bfloat16.
     """
     if keys.dim() > 3:
         return torch.stack([fit_pca(layer, group, dim) for layer in keys])

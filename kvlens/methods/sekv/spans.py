@@ -1,4 +1,5 @@
-"""How SeKV cuts a token range, with the switches of its parameters; shared by decoding and by training of the router."""
+"""How SeKV cuts a token range, with the switches of its parameters; shared by decoding and by training of the
+router."""
 
 from __future__ import annotations
 
@@ -9,10 +10,13 @@ from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.spans import Span, Surprisal, entropy_feasible, entropy_paper, fixed_chunks
 
 COMPRESSED = ("entropy", "chunk")
-"""Kinds of spans that are summarised and offloaded; the others ('sink', 'anchor', 'short') stay on the device as they are."""
+"""Kinds of spans that are summarised and offloaded; the others ('sink', 'anchor', 'short') stay on the device as they
+are."""
 
 
-def segment(params: SeKVParameters, nats: Sequence[float], start: int, stats: Surprisal, anchor_cap: int | None = None) -> list[Span]:
+def segment(
+    params: SeKVParameters, nats: Sequence[float], start: int, stats: Surprisal, anchor_cap: int | None = None
+) -> list[Span]:
     """Spans of the tokens start..start+N, whose surprisals are `nats` [N]; anchor_cap holds for the feasible rule."""
     if params.segmentation == "chunks":
         first = min(max(start, params.sinks), start + len(nats))
@@ -21,7 +25,9 @@ def segment(params: SeKVParameters, nats: Sequence[float], start: int, stats: Su
     if params.segmentation == "paper":
         spans = entropy_paper(nats, params.alpha, params.l_min, start=start, stats=stats, sinks=params.sinks)
     else:
-        spans = entropy_feasible(nats, params.alpha, params.l_min, params.l_max, anchor_cap, start=start, stats=stats, sinks=params.sinks)
+        spans = entropy_feasible(
+            nats, params.alpha, params.l_min, params.l_max, anchor_cap, start=start, stats=stats, sinks=params.sinks
+        )
     return spans if params.anchors else _without_anchors(spans, params.l_min)
 
 
@@ -34,7 +40,9 @@ def _without_anchors(spans: list[Span], l_min: int) -> list[Span]:
             carried = span
             continue
         if carried is not None:
-            span = replace(span, tok_start=carried.tok_start, reason=f"{span.reason} Opens with what would be an anchor.")
+            span = replace(
+                span, tok_start=carried.tok_start, reason=f"{span.reason} Opens with what would be an anchor."
+            )
             carried = None
         kind = "entropy" if span.kind == "short" and len(span) >= l_min else span.kind
         out.append(replace(span, kind=kind))

@@ -38,14 +38,22 @@ def _zoom_over_steps(reader: TraceReader) -> None:
         return
     step, layer, head = parts.selected(reader)
     parts.draw(
-        reader, figures.zoom_over_steps(cube, reader.q_heads // reader.kv_heads, (layer, head), step), key="sekv_zoom_steps",
+        reader,
+        figures.zoom_over_steps(cube, reader.q_heads // reader.kv_heads, (layer, head), step),
+        key="sekv_zoom_steps",
         alt="Zoom rate by query head over decode steps",
-    )  # fmt: skip
+    )
     means = np.nanmean(cube, axis=0)
     ordered = np.sort(means[np.isfinite(means)])[::-1]
     top = max(1, round(ordered.size / 10))
-    share = f"{ordered[:top].sum() / ordered.sum():.0%} of all expansions come from" if ordered.sum() > 0 else "nothing is expanded by"
-    st.caption(f"Mean zoom rate {ordered.mean():.3f}; {share} the {top} of {ordered.size} query heads that expand most.")
+    share = (
+        f"{ordered[:top].sum() / ordered.sum():.0%} of all expansions come from"
+        if ordered.sum() > 0
+        else "nothing is expanded by"
+    )
+    st.caption(
+        f"Mean zoom rate {ordered.mean():.3f}; {share} the {top} of {ordered.size} query heads that expand most."
+    )
 
 
 def _spans(reader: TraceReader) -> None:
@@ -64,7 +72,9 @@ def _spans(reader: TraceReader) -> None:
         _errors(reader, table)
     with st.expander("Table of spans"):
         st.dataframe(table, hide_index=True, width="stretch", height=260)
-        st.caption("Per span over the KV heads of all layers: sums of bytes, mean, smallest and largest rank and error.")
+        st.caption(
+            "Per span over the KV heads of all layers: sums of bytes, mean, smallest and largest rank and error."
+        )
     parts.download(table, f"{reader.uid}-sekv-spans", "Download spans as CSV")
 
 
@@ -77,13 +87,23 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     histogram = figures.rank_histogram(keys, values, None if most is None else int(most))
     parts.draw(reader, histogram, key="sekv_ranks", alt="Histogram of ranks")
     parts.draw(
-        reader, figures.per_span(table, {"keys": "rank_k", "values": "rank_v"}, "Rank by span, mean and range over KV heads", "components"),
-        key="sekv_rank_by_span", alt="Rank of keys and values by span",
-    )  # fmt: skip
+        reader,
+        figures.per_span(
+            table, {"keys": "rank_k", "values": "rank_v"}, "Rank by span, mean and range over KV heads", "components"
+        ),
+        key="sekv_rank_by_span",
+        alt="Rank of keys and values by span",
+    )
     known = frame["form"].eq("raw") & frame["rank_k"].notna()
-    also = " Counted also where the span lies raw, because factors of that rank would have been larger." if known.any() else ""
-    st.caption(f"Components that the gates keep (eq. 7); the paper shows no ranks.{also} Mean: "
-               f"keys {np.nanmean(keys):.1f}, values {np.nanmean(values):.1f}.")  # fmt: skip
+    also = (
+        " Counted also where the span lies raw, because factors of that rank would have been larger."
+        if known.any()
+        else ""
+    )
+    st.caption(
+        f"Components that the gates keep (eq. 7); the paper shows no ranks.{also} Mean: "
+        f"keys {np.nanmean(keys):.1f}, values {np.nanmean(values):.1f}."
+    )
 
 
 def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
@@ -91,11 +111,18 @@ def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
         st.info("No span lies as factors in this run, so nothing is reconstructed with an error.")
         return
     parts.draw(
-        reader, figures.per_span(table, {"keys": "err_k", "values": "err_v"}, "Reconstruction error by span", "relative Frobenius error"),
-        key="sekv_errors", alt="Reconstruction error by span",
-    )  # fmt: skip
-    st.caption("Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no error and no point. "
-               "The paper's eq. 14 adds up squares of such errors, not divided by the span's norm; the paper shows no values.")  # fmt: skip
+        reader,
+        figures.per_span(
+            table, {"keys": "err_k", "values": "err_v"}, "Reconstruction error by span", "relative Frobenius error"
+        ),
+        key="sekv_errors",
+        alt="Reconstruction error by span",
+    )
+    st.caption(
+        "Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no "
+        "error and no point. "
+        "The paper's eq. 14 adds up squares of such errors, not divided by the span's norm; the paper shows no values."
+    )
 
 
 def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> None:
@@ -107,23 +134,33 @@ def _bytes(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     if not raw.all():
         share = frame.loc[~raw, "cold_bytes"].sum() / frame.loc[~raw, "exact_bytes"].sum()
         parted = f"; those that lie as factors take {share:.2f} of theirs"
-    st.caption(f"Eq. 18-19 of the paper. {si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values "
-               f"({stored / exact:.2f}){parted}. {raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw.")  # fmt: skip
+    st.caption(
+        f"Eq. 18-19 of the paper. {si_bytes(stored)} in host memory for {si_bytes(exact)} of exact keys and values "
+        f"({stored / exact:.2f}){parted}. {raw.mean():.0%} of {len(frame)} (span, layer, KV head) lie raw."
+    )
 
 
 def _key_space(reader: TraceReader, table: pd.DataFrame) -> None:
     if not table["err_k_pre_rope"].notna().any():
         return
     parts.draw(
-        reader, figures.per_span(
-            table, {"before the rotary embedding": "err_k_pre_rope", "after": "err_k_post_rope"},
-            "Keys: best error with the stored rank, by key space", "relative Frobenius error",
+        reader,
+        figures.per_span(
+            table,
+            {"before the rotary embedding": "err_k_pre_rope", "after": "err_k_post_rope"},
+            "Keys: best error with the stored rank, by key space",
+            "relative Frobenius error",
         ),
-        key="sekv_key_space", alt="Error of the keys before and after the rotary embedding",
-    )  # fmt: skip
-    st.caption("What the same number of components leaves of the keys before and after their rotary embedding, gates aside. Gates would "
-               f"keep {table['rank_k'].mean():.1f} components before and {table['rank_k_post_rope'].mean():.1f} after. Ours: the paper "
-               "does not say in which space it decomposes.")  # fmt: skip
+        key="sekv_key_space",
+        alt="Error of the keys before and after the rotary embedding",
+    )
+    st.caption(
+        "What the same number of components leaves of the keys before and after their rotary embedding, gates "
+        "aside. Gates would "
+        f"keep {table['rank_k'].mean():.1f} components before and {table['rank_k_post_rope'].mean():.1f} "
+        f"after. Ours: the paper "
+        "does not say in which space it decomposes."
+    )
 
 
 def _ranking(reader: TraceReader) -> None:
@@ -131,9 +168,13 @@ def _ranking(reader: TraceReader) -> None:
     step, layer, head = parts.selected(reader)
     group = reader.q_heads // reader.kv_heads
     places = st.columns([2, 2, 2, 6], vertical_alignment="bottom")
-    step = int(places[0].number_input("Step", 0, max(0, reader.n_steps - 1), step, key=f"sekv_step_{reader.uid}_{step}"))
+    step = int(
+        places[0].number_input("Step", 0, max(0, reader.n_steps - 1), step, key=f"sekv_step_{reader.uid}_{step}")
+    )
     layer = int(places[1].number_input("Layer", 0, reader.n_layers - 1, layer, key=f"sekv_layer_{reader.uid}_{layer}"))
-    kv_head = int(places[2].number_input("KV head", 0, reader.kv_heads - 1, head // group, key=f"sekv_kv_{reader.uid}_{head}"))
+    kv_head = int(
+        places[2].number_input("KV head", 0, reader.kv_heads - 1, head // group, key=f"sekv_kv_{reader.uid}_{head}")
+    )
     frame = reader.scores(step, layer, kv_head)
     if frame.empty:
         st.info("Scores of spans were not recorded at this step.")
@@ -143,11 +184,16 @@ def _ranking(reader: TraceReader) -> None:
     logits = _thresholds(reader, layer)[kv_head * group : (kv_head + 1) * group]
     lines = {f"Q{kv_head * group + i}": float(value) for i, value in enumerate(logits) if np.isfinite(value)}
     label = f"L{layer} KV{kv_head} at step {step}"
-    parts.draw(reader, figures.ranking(frame, lines, label), key="sekv_ranking", alt=f"Scores of spans, {label}", data=frame)
+    parts.draw(
+        reader, figures.ranking(frame, lines, label), key="sekv_ranking", alt=f"Scores of spans, {label}", data=frame
+    )
     count = frame.attrs["candidates"]
-    st.caption(f"Eq. 5 without its sigmoid, the largest over the group's query heads; {len(frame)} of {count} candidates are logged. "
-               "Dotted: logit(τ) of each query head of the group, by which it expands a span on its own score. The paper shows no scores."
-               + ("" if lines else " Thresholds were not recorded."))  # fmt: skip
+    st.caption(
+        f"Eq. 5 without its sigmoid, the largest over the group's query heads; {len(frame)} of {count} "
+        f"candidates are logged. "
+        "Dotted: logit(τ) of each query head of the group, by which it expands a span on its own score. The "
+        "paper shows no scores." + ("" if lines else " Thresholds were not recorded.")
+    )
 
 
 def _thresholds(reader: TraceReader, layer: int) -> np.ndarray:

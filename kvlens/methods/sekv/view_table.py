@@ -12,15 +12,18 @@ PER_HEAD = ("rank_k", "rank_v", "err_k", "err_v", "rank_k_post_rope", "err_k_pre
 
 
 def per_head(reader: TraceReader) -> pd.DataFrame:
-    """One row per (span, layer, KV head): span, layer, kv_head, form, cold_bytes, exact_bytes, tokens, tok_start and PER_HEAD.
+    """One row per (span, layer, KV head): span, layer, kv_head, form, cold_bytes, exact_bytes, tokens, tok_start and
+    PER_HEAD.
 
-    Ranks are those of the journal, which knows them also where the span lies raw; of a trace without one, those of the factors. Errors
-    are of what lies as factors. NaN: not recorded, or nothing to record (a raw span has no error)."""
+    Ranks are those of the journal, which knows them also where the span lies raw; of a trace without one, those of the
+    factors. Errors are of what lies as factors. NaN: not recorded, or nothing to record (a raw span has no error)."""
     frame = reader.span_heads()
     spans = reader.spans()[["span", "tok_start", "tok_end"]]
     frame = frame.merge(spans, on="span", how="left")
     frame["tokens"] = frame["tok_end"] - frame["tok_start"]
-    frame["exact_bytes"] = frame["tokens"] * (int(reader.meta.get("token_bytes") or 0) // (reader.n_layers * reader.kv_heads))
+    frame["exact_bytes"] = frame["tokens"] * (
+        int(reader.meta.get("token_bytes") or 0) // (reader.n_layers * reader.kv_heads)
+    )
     noted = journal(reader)
     if not noted.empty:
         frame = frame.merge(noted, on=["span", "layer", "kv_head"], how="left", suffixes=("", "_noted"))
@@ -40,23 +43,41 @@ def journal(reader: TraceReader) -> pd.DataFrame:
         ids = np.concatenate(list(of_step.loc[of_step["name"] == "spans", "values"]) or [np.empty(0)])
         for row in of_step[of_step["name"] != "spans"].itertuples():
             if len(row.values) == len(ids):
-                parts.append(pd.DataFrame({"span": ids.astype(int), "layer": int(row.layer), "kv_head": int(row.kv_head), "name": row.name,
-                                           "value": row.values, "step": step}))  # fmt: skip
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "span": ids.astype(int),
+                            "layer": int(row.layer),
+                            "kv_head": int(row.kv_head),
+                            "name": row.name,
+                            "value": row.values,
+                            "step": step,
+                        }
+                    )
+                )
     if not parts:
         return pd.DataFrame()
-    return pd.concat(parts).pivot_table(index=["span", "layer", "kv_head"], columns="name", values="value").reset_index()
+    return (
+        pd.concat(parts).pivot_table(index=["span", "layer", "kv_head"], columns="name", values="value").reset_index()
+    )
 
 
 def per_span(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per span of `per_head`: span, tok_start, tokens, factor_bytes, raw_form_bytes, exact_bytes (sums over KV heads of all
-    layers), raw_share (of them), and mean, min, max of PER_HEAD."""
+    """One row per span of `per_head`: span, tok_start, tokens, factor_bytes, raw_form_bytes, exact_bytes (sums over KV
+    heads of all layers), raw_share (of them), and mean, min, max of PER_HEAD."""
     raw = frame["form"] == "raw"
     frame = frame.assign(
-        factor_bytes=frame["cold_bytes"].where(~raw, 0), raw_form_bytes=frame["cold_bytes"].where(raw, 0), raw_share=raw * 1.0
+        factor_bytes=frame["cold_bytes"].where(~raw, 0),
+        raw_form_bytes=frame["cold_bytes"].where(raw, 0),
+        raw_share=raw * 1.0,
     )
     grouped = frame.groupby("span", sort=True)
     table = grouped[["tok_start", "tokens"]].first().astype(int)
-    table = table.join(grouped[["factor_bytes", "raw_form_bytes", "exact_bytes"]].sum()).join(grouped["raw_share"].mean())
+    table = table.join(grouped[["factor_bytes", "raw_form_bytes", "exact_bytes"]].sum()).join(
+        grouped["raw_share"].mean()
+    )
     for name in PER_HEAD:
-        table = table.join(grouped[name].agg(["mean", "min", "max"]).set_axis([name, f"{name}_min", f"{name}_max"], axis=1))
+        table = table.join(
+            grouped[name].agg(["mean", "min", "max"]).set_axis([name, f"{name}_min", f"{name}_max"], axis=1)
+        )
     return table.reset_index()

@@ -1,5 +1,5 @@
-"""SentKVCompress's claims: how much is reused and what truncation takes of it, what punctuation and length control do for accuracy,
-what the extremes weigh, and whether a tenth of the tokens answers as well as all of them."""
+"""SentKVCompress's claims: how much is reused and what truncation takes of it, what punctuation and length control do
+for accuracy, what the extremes weigh, and whether a tenth of the tokens answers as well as all of them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ class Seen:
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """Four claims, `prompts` prompts of each of three tasks of 2048 tokens, with the paper's parameters (L = 14, Delta = 8, usage 0.1)."""
+    """Four claims, `prompts` prompts of each of three tasks of 2048 tokens, with the paper's parameters (L = 14, Delta
+    = 8, usage 0.1)."""
     if engine.loaded.name != "demo":
         why = "The prompts are in the demo model's language; run this with --model demo."
         return [Claim("sentkv", "SentKVCompress", "all claims", "nothing was run", None, why)]
@@ -122,16 +123,29 @@ def _reuse(points: list[Seen]) -> Claim:
     cosine, r = float(np.mean(similarity)), float(np.corrcoef(similarity, reused)[0, 1])
     holds = 0.65 <= mean <= 0.75
     return Claim(
-        "sentkv", "SentKVCompress abstract, sec. 1", "About 70 % of the selected KV is reused from the step before.",
-        f"Reused {mean:.3f} of the wanted tokens (10th to 90th percentile {low:.2f} to {high:.2f}), {most:.3f} without truncation to the "
-        f"smallest head; truncation moved {moved / ideal - 1:.0%} more bytes. n = {len(reused)} (step, layer, KV head) of "
+        "sentkv",
+        "SentKVCompress abstract, sec. 1",
+        "About 70 % of the selected KV is reused from the step before.",
+        f"Reused {mean:.3f} of the wanted tokens (10th to 90th percentile {low:.2f} to {high:.2f}), {most:.3f} "
+        f"without truncation to the "
+        f"smallest head; truncation moved {moved / ideal - 1:.0%} more bytes. n = {len(reused)} (step, layer, "
+        f"KV head) of "
         f"{len(points)} prompts.",
         holds,
-        "" if holds else f"Queries of neighbouring steps have a mean cosine of {cosine:.2f} here (correlation with the reuse rate: "
+        ""
+        if holds
+        else f"Queries of neighbouring steps have a mean cosine of {cosine:.2f} here (correlation with the reuse rate: "
         f"{r:.2f}). The paper does not say on which texts its rate was taken.",
-        {"reused": mean, "reusable": most, "percentiles_10_90": [float(low), float(high)], "moved_bytes": moved, "ideal_bytes": ideal,
-         "query_cosine": cosine, "correlation": r},
-    )  # fmt: skip
+        {
+            "reused": mean,
+            "reusable": most,
+            "percentiles_10_90": [float(low), float(high)],
+            "moved_bytes": moved,
+            "ideal_bytes": ideal,
+            "query_cosine": cosine,
+            "correlation": r,
+        },
+    )
 
 
 def _part(ours: list[Seen], without: list[Seen]) -> tuple[bool | None, dict[str, float]]:
@@ -150,21 +164,32 @@ def _ablation(seen: dict[str, list[Seen]]) -> Claim:
     ours = seen[first]
     verdicts, figures = zip(*(_part(ours, seen[name]) for name in names), strict=True)
     lines = [
-        f"{name} {f['exact']:.2f} ({f['drop']:.0%} less; {f['worse']} prompts worse, {f['better']} better, p = {f['p']:.2g})"
+        (
+            f"{name} {f['exact']:.2f} ({f['drop']:.0%} less; {f['worse']} prompts worse, {f['better']} better, p = "
+            f"{f['p']:.2g})"
+        )
         for name, f in zip(names, figures, strict=True)
     ]
     holds = False if False in verdicts else None if None in verdicts else True
     seen_drops = ", ".join(f"{f['drop']:.0%}" for f in figures)
     bounds = ", ".join(f"{min(1.0, f['drop_at_most']):.0%}" for f in figures)
     return Claim(
-        "sentkv", "SentKVCompress Fig. 8 (a), sec. 5.4",
-        "Without length control, without punctuation, or without choosing the punctuation, accuracy falls by more than 22 %.",
+        "sentkv",
+        "SentKVCompress Fig. 8 (a), sec. 5.4",
+        (
+            "Without length control, without punctuation, or without choosing the punctuation, accuracy falls by "
+            "more than 22 %."
+        ),
         f"Exact match {_exact(ours):.2f} with both; {'; '.join(lines)}. n = {len(ours)} prompts each.",
         holds,
-        "" if holds else f"The drops seen are {seen_drops}, with upper bounds (95 %) of {bounds}. Of the demo language's sentences 99 % "
-        "have 9 to 16 tokens, so cutting at every mark gives nearly the same chunks as cutting near 14 tokens; real text is less even.",
+        ""
+        if holds
+        else f"The drops seen are {seen_drops}, with upper bounds (95 %) of {bounds}. Of the demo language's "
+        f"sentences 99 % "
+        "have 9 to 16 tokens, so cutting at every mark gives nearly the same chunks as cutting near 14 tokens; "
+        "real text is less even.",
         {first: {"exact": _exact(ours)}, **dict(zip(names, figures, strict=True))},
-    )  # fmt: skip
+    )
 
 
 def _weight(points: list[Seen]) -> Claim:
@@ -172,12 +197,18 @@ def _weight(points: list[Seen]) -> Claim:
     mean = float(np.mean(shares))
     holds = round(mean, 2) <= 0.07
     return Claim(
-        "sentkv", "SentKVCompress sec. 1, contribution 2", "What selection reads (the extremes) takes 7 % of the KV.",
-        f"{mean:.1%} ({min(shares):.1%} to {max(shares):.1%}), n = {len(shares)} prompts.", holds,
-        "" if holds else f"One minimum and one maximum per chunk are one token's KV, so the share is 1 / mean chunk length: 7.1 % at 14 "
+        "sentkv",
+        "SentKVCompress sec. 1, contribution 2",
+        "What selection reads (the extremes) takes 7 % of the KV.",
+        f"{mean:.1%} ({min(shares):.1%} to {max(shares):.1%}), n = {len(shares)} prompts.",
+        holds,
+        ""
+        if holds
+        else f"One minimum and one maximum per chunk are one token's KV, so the share is 1 / mean chunk length: "
+        f"7.1 % at 14 "
         f"tokens, and here chunks have {1 / mean:.1f} on average, because the sentences are shorter than 14 tokens.",
         {"mean": mean, "least": min(shares), "most": max(shares)},
-    )  # fmt: skip
+    )
 
 
 def _against_full(ours: list[Seen], full: list[Seen]) -> Claim:
@@ -185,10 +216,18 @@ def _against_full(ours: list[Seen], full: list[Seen]) -> Claim:
     mine, all_of_it = _exact(ours), _exact(full)
     holds: bool | None = True if mine >= all_of_it else False if p < SIGNIFICANT else None
     return Claim(
-        "sentkv", "SentKVCompress sec. 1, 3 (26.86 against 26.27)", "Chunks at 10 % of the tokens answer at least as well as all tokens.",
-        f"Exact match {mine:.2f} at usage 0.1, {all_of_it:.2f} with all tokens; {worse} prompts worse, {better} better, p = {p:.2g}, "
-        f"n = {len(ours)}.", holds,
-        "" if holds else "Too few prompts differ to decide." if holds is None else "Full attention answers nearly everything here, so "
+        "sentkv",
+        "SentKVCompress sec. 1, 3 (26.86 against 26.27)",
+        "Chunks at 10 % of the tokens answer at least as well as all tokens.",
+        f"Exact match {mine:.2f} at usage 0.1, {all_of_it:.2f} with all tokens; {worse} prompts worse, "
+        f"{better} better, p = {p:.2g}, "
+        f"n = {len(ours)}.",
+        holds,
+        ""
+        if holds
+        else "Too few prompts differ to decide."
+        if holds is None
+        else "Full attention answers nearly everything here, so "
         "a method cannot gain. The paper's own Table 2 has 42.62 at usage 0.1 against 43.10 for full attention.",
         {"usage 0.1": mine, "full": all_of_it, "worse": worse, "better": better, "p": p},
-    )  # fmt: skip
+    )

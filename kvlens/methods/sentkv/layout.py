@@ -1,4 +1,5 @@
-"""SentKVCompress's arithmetic: which slots and tables a run needs, and what is left for tokens of selected chunks. No torch."""
+"""SentKVCompress's arithmetic: which slots and tables a run needs, and what is left for tokens of selected chunks. No
+torch."""
 
 from __future__ import annotations
 
@@ -84,11 +85,16 @@ class Plan:
             return 0
         if not self.params.usage:
             return None
-        largest = max(self.token_budget(p) for p in (self.prompt_tokens, self.prompt_tokens + self.max_new - 1)) - self.sinks - 1
+        largest = (
+            max(self.token_budget(p) for p in (self.prompt_tokens, self.prompt_tokens + self.max_new - 1))
+            - self.sinks
+            - 1
+        )
         return min(self.selectable, self._readers * max(0, largest))
 
     def least_recall(self) -> int:
-        """Slots without which the run is refused: the token budget's, or room for the longest chunk for every reader."""
+        """Slots without which the run is refused: the token budget's, or room for the longest chunk for every
+        reader."""
         wanted = self.wanted_recall()
         return min(self.selectable, self._readers * self.params.splitter().most) if wanted is None else wanted
 
@@ -100,7 +106,10 @@ class Plan:
         spare = budget - self.bytes(least)
         if spare < 0 or self.params.usage or not self.compressed:
             return None if spare < 0 else least
-        return min(self.selectable, least + spare * self.shape.layers // (self.compressed * Zones(1, 0, 0, 0).bytes(self.shape)))
+        return min(
+            self.selectable,
+            least + spare * self.shape.layers // (self.compressed * Zones(1, 0, 0, 0).bytes(self.shape)),
+        )
 
     def layout(self, recall: int) -> Layout:
         """With `recall` slots for tokens of selected chunks."""
@@ -127,12 +136,26 @@ def expected(params: SentKVParameters, shape: KVShape, prompt_tokens: int, max_n
     sinks = min(params.sinks, prompt_tokens)
     chunks = max(0, prompt_tokens - sinks - 1) // params.length
     return Plan(
-        params, shape, min(params.dense_layers, shape.layers), sinks, chunks, sinks + chunks * params.length, prompt_tokens, max_new
+        params,
+        shape,
+        min(params.dense_layers, shape.layers),
+        sinks,
+        chunks,
+        sinks + chunks * params.length,
+        prompt_tokens,
+        max_new,
     )
 
 
-def of_chunks(params: SentKVParameters, shape: KVShape, ends: Sequence[int], sinks: int, prompt_tokens: int, max_new: int,
-              dense: int) -> Plan:  # fmt: skip
+def of_chunks(
+    params: SentKVParameters,
+    shape: KVShape,
+    ends: Sequence[int],
+    sinks: int,
+    prompt_tokens: int,
+    max_new: int,
+    dense: int,
+) -> Plan:
     """Sizes for closed chunks of the prompt that end at `ends`."""
     window_from = ends[-1] if ends else min(sinks, prompt_tokens)
     return Plan(params, shape, dense, sinks, len(ends), window_from, prompt_tokens, max_new)

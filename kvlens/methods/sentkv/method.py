@@ -1,4 +1,5 @@
-"""SentKVCompress: chunks that end at punctuation, minimum and maximum key on the device, tokens of the best chunks brought back."""
+"""SentKVCompress: chunks that end at punctuation, minimum and maximum key on the device, tokens of the best chunks
+brought back."""
 
 from __future__ import annotations
 
@@ -22,18 +23,22 @@ if TYPE_CHECKING:
 
 
 class SentKVCompress(Method):
-    """Every prompt chunk but the newest lies in the cold tier; the device holds its element-wise extremes per KV head. At each step a
-    token counts as much as its chunk's bound on q . k, the best ones up to the token budget are attended, beside sinks and the chunk
-    that is still open. Departures from the paper: docs/fidelity.md.
+    """Every prompt chunk but the newest lies in the cold tier; the device holds its element-wise extremes per KV head.
+    At each step a token counts as much as its chunk's bound on q . k, the best ones up to the token budget are
+    attended, beside sinks and the chunk that is still open. Departures from the paper: docs/fidelity.md.
 
     State, shapes: C rows of the chunk tables, one per closed chunk in the order of birth; l layers that select.
     """
 
     name = "sentkv"
     title = "SentKVCompress"
-    paper = "SentKVCompress: Sentence-Level Dynamic KVCache Compression for Efficient Long-Context LLM Inference (ICLR 2026 submission)"
+    paper = (
+        "SentKVCompress: Sentence-Level Dynamic KVCache Compression for Efficient Long-Context LLM "
+        "Inference (ICLR 2026 submission)"
+    )
     summary = (
-        "cuts the text at punctuation near a wanted length, keeps the extremes of each chunk's keys on the device, the chunks in host "
+        "cuts the text at punctuation near a wanted length, keeps the extremes of each chunk's keys on the "
+        "device, the chunks in host "
         "memory, and brings back the tokens of the best chunks up to a token budget"
     )
     Parameters = SentKVParameters
@@ -41,7 +46,9 @@ class SentKVCompress(Method):
     floor_is_exact = False
     journal_names = {  # noqa: RUF012
         "token_budget": "tokens attended at a step by one reader: [in all, sinks, open chunk, of closed chunks]",
-        "preselection_bytes": "at the end of prefill: [bytes of the closed chunks' extremes, bytes of the full KV of their tokens]",
+        "preselection_bytes": (
+            "at the end of prefill: [bytes of the closed chunks' extremes, bytes of the full KV of their tokens]"
+        ),
     }
     params: SentKVParameters
 
@@ -64,7 +71,8 @@ class SentKVCompress(Method):
         chunks = params.splitter().cut([mark_of(piece, marks) for piece in pieces], sinks)[:-1]
         return [*([Span(0, sinks, "sink", f"The first {sinks} tokens are always attended.")] if sinks else []), *chunks]
 
-    # ------------------------------------------------------------------------------------------------------------ end of prefill
+    # ------------------------------------------------------------------------------------------------------------ end
+    # of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -77,12 +85,16 @@ class SentKVCompress(Method):
         self._plan = plan = self._sizes(chunks)
         recall = plan.recall_within(context.budget_bytes)
         if recall is None:
-            raise BudgetInfeasible(self.name, context.budget_bytes or 0, plan.bytes(plan.least_recall()), context.full_kv_bytes)
+            raise BudgetInfeasible(
+                self.name, context.budget_bytes or 0, plan.bytes(plan.least_recall()), context.full_kv_bytes
+            )
         self._recall, self._position, self._open = recall, context.prompt_tokens, plan.window_from
         self._check_usage()
         self._allocate()
         self._register([(c.tok_start, c.tok_end) for c in chunks], prompt.keys, 0)
-        covered = (plan.window_from - plan.sinks) * plan.compressed * context.shape.kv_heads * context.shape.head_token_bytes
+        covered = (
+            (plan.window_from - plan.sinks) * plan.compressed * context.shape.kv_heads * context.shape.head_token_bytes
+        )
         self.note("preselection_bytes", torch.tensor([plan.table_bytes(len(chunks)), covered], dtype=torch.float32))
         sinks = len(spans) - len(chunks)
         cold = list(range(sinks, len(spans))) if plan.compressed else []
@@ -100,14 +112,17 @@ class SentKVCompress(Method):
         unlimited = context.budget_bytes is None and not params.usage
         dense = context.shape.layers if unlimited else min(params.dense_layers, context.shape.layers)
         n, sinks = context.prompt_tokens, min(params.sinks, context.prompt_tokens)
-        return sentkv_layout.of_chunks(params, context.shape, [c.tok_end for c in chunks], sinks, n, context.max_new, dense)
+        return sentkv_layout.of_chunks(
+            params, context.shape, [c.tok_end for c in chunks], sinks, n, context.max_new, dense
+        )
 
     def _check_usage(self) -> None:
         plan, params = self._plan, self.params
         budget = plan.token_budget(self._position)
         if params.usage and plan.compressed and budget <= plan.sinks + 1:
             raise ValueError(
-                f"sentkv: usage {params.usage:g} of {self._position + 1} tokens is a budget of {budget} tokens, which sinks and open chunk "
+                f"sentkv: usage {params.usage:g} of {self._position + 1} tokens is a budget of {budget} "
+                f"tokens, which sinks and open chunk "
                 "use up: raise usage."
             )
 
@@ -136,7 +151,8 @@ class SentKVCompress(Method):
         self._lengths[at] = torch.tensor([b - a for a, b in edges], device=self._lengths.device)
         self._rows += len(edges)
 
-    # ------------------------------------------------------------------------------------------------------------------ decoding
+    # ------------------------------------------------------------------------------------------------------------------
+    # decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
@@ -149,7 +165,9 @@ class SentKVCompress(Method):
         at = layer - plan.dense
         alive = self._lengths > 0
         bound = sentkv_select.bounds(q.view(shape.kv_heads, -1, shape.head_dim), self._high[at], self._low[at])
-        score = sentkv_select.pool(bound, alive, params.group, shape.head_dim**-0.5 if params.score_scale == "sqrt" else 1.0)
+        score = sentkv_select.pool(
+            bound, alive, params.group, shape.head_dim**-0.5 if params.score_scale == "sqrt" else 1.0
+        )
         taken = sentkv_select.take(score, self._lengths, self._quota)
         ranked = sentkv_select.ranking(score, taken)
         if at == 0:
@@ -160,9 +178,13 @@ class SentKVCompress(Method):
         logged = torch.full((shape.kv_heads, ids.stop), float("nan"), device=q.device)
         logged[:, ids] = score.amax(1).masked_fill(~alive, float("nan"))
         return Selection(
-            tokens > 0, torch.where(ranked < 0, ranked, ranked + plan.first_id), tokens=tokens, equal_reuse=params.truncate, fits=True,
+            tokens > 0,
+            torch.where(ranked < 0, ranked, ranked + plan.first_id),
+            tokens=tokens,
+            equal_reuse=params.truncate,
+            fits=True,
             score=logged,
-        )  # fmt: skip
+        )
 
     def _budget_tokens(self) -> None:
         """What one reader attends of closed chunks at the step that comes, and what it attends in all."""
@@ -199,7 +221,9 @@ class SentKVCompress(Method):
         none = torch.empty(0, dtype=torch.long, device=self.context.device)
         chunk = Span(start, start + count, "chunk", reason)
         state = "cold" if cold else "resident"
-        return WindowLeave(start, start + count, Placement([chunk], [state], ["resident"], none, offload=cold, codec=RawCodec()))
+        return WindowLeave(
+            start, start + count, Placement([chunk], [state], ["resident"], none, offload=cold, codec=RawCodec())
+        )
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"extremes": (self._high, self._low), "lengths": (self._lengths, self._quota)}

@@ -1,4 +1,5 @@
-"""SentKVCompress's parameters and presets: what the paper publishes, and where it is silent, what we decided (docs/fidelity.md)."""
+"""SentKVCompress's parameters and presets: what the paper publishes, and where it is silent, what we decided
+(docs/fidelity.md)."""
 
 from __future__ import annotations
 
@@ -12,33 +13,59 @@ from kvlens.spans.sentences import Splitter
 
 @dataclass(frozen=True)
 class SentKVParameters:
-    """Lengths are in tokens. What the paper calls a sentence is a chunk here: at a target length of 14 tokens it is a phrase."""
+    """Lengths are in tokens. What the paper calls a sentence is a chunk here: at a target length of 14 tokens it is a
+    phrase."""
 
     length: int = param(14, "wanted tokens of a chunk (sec. 4.1.1, 5.1.2)", symbol="L")
     deviation: int = param(8, "how far from the wanted end a chunk may end (sec. 4.1.1, 5.1.2)", symbol="Δ")
     usage: float = param(
-        0.0, "tokens attended per step, as a share of all, sinks and open chunk included (the paper's 0.1 is in the preset 'paper'); "
-        "0: as many as the memory budget holds", symbol="KV usage rate (sec. 5.1.2)", ours=True,
-    )  # fmt: skip
+        0.0,
+        "tokens attended per step, as a share of all, sinks and open chunk included (the paper's 0.1 is in the "
+        "preset 'paper'); "
+        "0: as many as the memory budget holds",
+        symbol="KV usage rate (sec. 5.1.2)",
+        ours=True,
+    )
     of: str = param(
-        "prompt", "what usage is a share of: the prompt, or all tokens so far, anew at every step", choices=("prompt", "current"), ours=True
+        "prompt",
+        "what usage is a share of: the prompt, or all tokens so far, anew at every step",
+        choices=("prompt", "current"),
+        ours=True,
     )
     truncate: bool = param(
-        True, "every KV head reuses as many tokens as the one that can reuse fewest (sec. 4.2.2); off: all it can (comparison)"
+        True,
+        (
+            "every KV head reuses as many tokens as the one that can reuse fewest (sec. 4.2.2); off: all it can "
+            "(comparison)"
+        ),
     )
     marks: str = param(
-        "auto", "tokens that may end a chunk: one {.}, mid {. ? ! line break}, full (also ; : , dash and their wide forms); any: all "
+        "auto",
+        "tokens that may end a chunk: one {.}, mid {. ? ! line break}, full (also ; : , dash and their wide "
+        "forms); any: all "
         "punctuation with equal weights, none: no mark (ablations); auto: the paper's choice for its models, else mid",
-        choices=("auto", *SETS, "any"), ours=True,
-    )  # fmt: skip
-    literal: bool = param(False, "a mark opens the next chunk, as the pseudo-code says, instead of ending its own", ours=True)
-    length_control: bool = param(True, "off: every mark ends a chunk, and L + Δ tokens without one do (ablation)", ours=True)
+        choices=("auto", *SETS, "any"),
+        ours=True,
+    )
+    literal: bool = param(
+        False, "a mark opens the next chunk, as the pseudo-code says, instead of ending its own", ours=True
+    )
+    length_control: bool = param(
+        True, "off: every mark ends a chunk, and L + Δ tokens without one do (ablation)", ours=True
+    )
     group: str = param(
-        "max", "how the query heads of a KV head select: together by the largest of their scores, by the mean of their softmaxes over "
-        "chunks, or native: each for itself, their union is fetched", choices=("max", "mean", "native"), ours=True,
-    )  # fmt: skip
+        "max",
+        "how the query heads of a KV head select: together by the largest of their scores, by the mean of "
+        "their softmaxes over "
+        "chunks, or native: each for itself, their union is fetched",
+        choices=("max", "mean", "native"),
+        ours=True,
+    )
     score_scale: str = param(
-        "sqrt", "scores inside the softmax of group=mean: divided by sqrt(D), or not", choices=("sqrt", "one"), ours=True
+        "sqrt",
+        "scores inside the softmax of group=mean: divided by sqrt(D), or not",
+        choices=("sqrt", "one"),
+        ours=True,
     )
     sinks: int = param(4, "first tokens always attended; the paper names none", ours=True)
     dense_layers: int = param(0, "first layers that keep and attend everything; the paper names none", ours=True)
@@ -56,7 +83,4 @@ class SentKVParameters:
 
 
 #: 'demo': minima and maxima take one token's KV per chunk, 7 % of KV at L = 14, so small budgets need longer chunks.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"usage": 0.1},
-    "demo": {"length": 20},
-}
+PRESETS: dict[str, dict[str, Any]] = {"paper": {"usage": 0.1}, "demo": {"length": 20}}

@@ -39,7 +39,8 @@ def show(reader: TraceReader) -> None:
 
 
 class Reuse:
-    """Cubes [steps, L, H_kv] of a run, NaN = not recorded or nothing wanted: shares of the wanted tokens and bytes to the device."""
+    """Cubes [steps, L, H_kv] of a run, NaN = not recorded or nothing wanted: shares of the wanted tokens and bytes to
+    the device."""
 
     def __init__(self, reader: TraceReader) -> None:
         recalled, reused = reader.kv_cube("recalled_tokens"), reader.kv_cube("reused_tokens")
@@ -60,16 +61,23 @@ class Reuse:
 
 
 def chunk_table(reader: TraceReader) -> pd.DataFrame:
-    """One row per chunk (and the sinks), in the order of the text: span, first, last, tokens, text, cut, reason, born at step (-1: at the
-    end of prefill)."""
+    """One row per chunk (and the sinks), in the order of the text: span, first, last, tokens, text, cut, reason, born
+    at step (-1: at the end of prefill)."""
     spans, tokens = reader.spans(), reader.tokens()
     spans = spans[spans["kind"] != "window"].sort_values("tok_start")
     rows = [
-        {"span": int(s.span), "first": int(s.tok_start), "last": int(s.tok_end) - 1, "tokens": int(s.tok_end - s.tok_start),
-         "text": passage(tokens, int(s.tok_start), int(s.tok_end)), "cut": cut_by(s.reason) if s.kind == "chunk" else "sinks",
-         "reason": s.reason, "born_step": int(s.born_step)}
+        {
+            "span": int(s.span),
+            "first": int(s.tok_start),
+            "last": int(s.tok_end) - 1,
+            "tokens": int(s.tok_end - s.tok_start),
+            "text": passage(tokens, int(s.tok_start), int(s.tok_end)),
+            "cut": cut_by(s.reason) if s.kind == "chunk" else "sinks",
+            "reason": s.reason,
+            "born_step": int(s.born_step),
+        }
         for s in spans.itertuples()
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows)
 
 
@@ -86,20 +94,35 @@ def _chunks(reader: TraceReader) -> None:
     with left:
         order = chunks["cut"].value_counts().index
         by_cut = {str(cut): chunks.loc[chunks["cut"] == cut, "tokens"].tolist() for cut in order}
-        parts.draw(reader, figures.lengths(by_cut, wanted, deviation), key="sentkv_lengths", alt="Lengths of chunks by what cut them")
+        parts.draw(
+            reader,
+            figures.lengths(by_cut, wanted, deviation),
+            key="sentkv_lengths",
+            alt="Lengths of chunks by what cut them",
+        )
         at_mark = chunks["cut"].str.startswith("at ").mean() if len(chunks) else float("nan")
-        st.caption(plain(
-            f"Algorithm 2 with L = {wanted}, Δ = {deviation}, marks = {config.get('marks', 'not recorded')}: {len(chunks)} chunks, mean "
-            f"length {chunks['tokens'].mean():.1f} tokens, {at_mark:.0%} end at a mark. What the paper calls a sentence. The paper prints "
-            "no such figure; its Figure 3 (b) draws the idea."
-        ))  # fmt: skip
+        st.caption(
+            plain(
+                f"Algorithm 2 with L = {wanted}, Δ = {deviation}, marks = "
+                f"{config.get('marks', 'not recorded')}: {len(chunks)} chunks, mean "
+                f"length {chunks['tokens'].mean():.1f} tokens, {at_mark:.0%} end at a mark. What the paper "
+                f"calls a sentence. The paper prints "
+                "no such figure; its Figure 3 (b) draws the idea."
+            )
+        )
     with right:
-        shown = table.assign(text=table["text"].str.replace("\n", "⏎"), tokens=_ranges(table))[["span", "tokens", "text", "reason"]]
-        widths = {"text": st.column_config.TextColumn(width="medium"), "reason": st.column_config.TextColumn(width="large")}
+        shown = table.assign(text=table["text"].str.replace("\n", "⏎"), tokens=_ranges(table))[
+            ["span", "tokens", "text", "reason"]
+        ]
+        widths = {
+            "text": st.column_config.TextColumn(width="medium"),
+            "reason": st.column_config.TextColumn(width="large"),
+        }
         st.dataframe(shown, hide_index=True, width="stretch", height=340, column_config=widths)
         decoded = int((table["born_step"] >= 0).sum())
         st.caption(
-            f"Tokens: positions from 0, both ends included, and how many. {decoded} of {len(table)} rows closed while decoding. The rest "
+            f"Tokens: positions from 0, both ends included, and how many. {decoded} of {len(table)} rows "
+            f"closed while decoding. The rest "
             "of the text is the open chunk, which every step attends."
         )
     parts.download(table, f"{reader.uid}-sentkv-chunks", "Download chunks as CSV")
@@ -115,16 +138,32 @@ def _over_steps(reader: TraceReader, reuse: Reuse) -> None:
         _nothing_selected(reader)
         return
     step, _, _ = parts.selected(reader)
-    parts.draw(reader, figures.reuse_over_steps(reuse.reused, reuse.reusable, step), key="sentkv_reuse_steps", alt="Reuse rate over steps")
-    st.caption(plain(
-        f"Wanted tokens that lay on the device already, mean over layers and KV heads. Over all steps but "
-        f"the first: reused {np.nanmean(reuse.reused):.3f}, reusable {np.nanmean(reuse.reusable):.3f}. The paper says 70 % (sec. 1) and "
-        "shows no such figure."
-    ))  # fmt: skip
+    parts.draw(
+        reader,
+        figures.reuse_over_steps(reuse.reused, reuse.reusable, step),
+        key="sentkv_reuse_steps",
+        alt="Reuse rate over steps",
+    )
+    st.caption(
+        plain(
+            f"Wanted tokens that lay on the device already, mean over layers and KV heads. Over all steps but "
+            f"the first: reused {np.nanmean(reuse.reused):.3f}, reusable {np.nanmean(reuse.reusable):.3f}. The "
+            f"paper says 70 % (sec. 1) and "
+            "shows no such figure."
+        )
+    )
     steps, layers, heads = np.indices(reuse.reused.shape)
-    frame = pd.DataFrame({"step": steps.ravel(), "layer": layers.ravel(), "kv_head": heads.ravel(), "reused": reuse.reused.ravel(),
-                          "reusable": reuse.reusable.ravel(), "moved_bytes": reuse.moved.ravel(),
-                          "ideal_bytes": reuse.ideal.ravel()})  # fmt: skip
+    frame = pd.DataFrame(
+        {
+            "step": steps.ravel(),
+            "layer": layers.ravel(),
+            "kv_head": heads.ravel(),
+            "reused": reuse.reused.ravel(),
+            "reusable": reuse.reusable.ravel(),
+            "moved_bytes": reuse.moved.ravel(),
+            "ideal_bytes": reuse.ideal.ravel(),
+        }
+    )
     parts.download(frame.dropna(subset=["reused"]), f"{reader.uid}-sentkv-reuse")
 
 
@@ -138,8 +177,11 @@ def _by_head(reader: TraceReader, reuse: Reuse) -> None:
         known = np.isfinite(cube).any(0)
         values[known] = np.nanmean(cube[:, known], axis=0)
     parts.draw(reader, figures.reuse_map(*maps), key="sentkv_reuse_map", alt="Reuse rate by layer and KV head")
-    st.caption("Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse the same number of "
-               "tokens at each step (sec. 4.2.2). Right: what each head had on the device. Grey: the layer selects nothing.")  # fmt: skip
+    st.caption(
+        "Mean over steps after the first. Left: what was reused; truncation makes the heads of a layer reuse "
+        "the same number of "
+        "tokens at each step (sec. 4.2.2). Right: what each head had on the device. Grey: the layer selects nothing."
+    )
 
 
 def _truncation(reader: TraceReader, reuse: Reuse) -> None:
@@ -148,16 +190,24 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
         st.info("Nothing was recalled after the first step, so truncation cost nothing.")
         return
     moved, ideal = (np.nansum(cube, axis=(1, 2)) for cube in (reuse.moved, reuse.ideal))
-    parts.draw(reader, figures.moved_and_ideal(moved, ideal), key="sentkv_moved", alt="Bytes to the device per step, had to and did")
+    parts.draw(
+        reader,
+        figures.moved_and_ideal(moved, ideal),
+        key="sentkv_moved",
+        alt="Bytes to the device per step, had to and did",
+    )
     if not reuse.truncated:
         st.caption("This run did not truncate (truncate=off): every KV head reused all it could.")
         return
     total, least = float(moved.sum()), float(ideal.sum())
     more = f"{total / least - 1:.1%} more" if least else "nothing had to move"
-    st.caption(plain(
-        f"All layers and KV heads. {si_bytes(total)} moved where {si_bytes(least)} had to: {more}. Step 0 fetches everything it reads. "
-        "Truncation fetches again what heads beyond the smallest one had; the paper gives no figure for it."
-    ))  # fmt: skip
+    st.caption(
+        plain(
+            f"All layers and KV heads. {si_bytes(total)} moved where {si_bytes(least)} had to: {more}. Step 0 "
+            f"fetches everything it reads. "
+            "Truncation fetches again what heads beyond the smallest one had; the paper gives no figure for it."
+        )
+    )
 
 
 def _attended(reader: TraceReader) -> None:
@@ -178,11 +228,19 @@ def _attended(reader: TraceReader) -> None:
     if not noted.empty:
         held, of = (float(x) for x in noted["values"].iloc[0][:2])
         weight = (
-            f" Their extremes, by which they are chosen, take {si_bytes(held)}, {held / of:.1%} of those tokens' KV (paper: 7 %)."
+            (
+                f" Their extremes, by which they are chosen, take {si_bytes(held)}, {held / of:.1%} of those "
+                f"tokens' KV (paper: 7 %)."
+            )
             if of
             else ""
         )
-    st.caption(plain(f"Per reader (a KV head, or a query head with group=native): {share:.1%} of the prompt's {prompt:,} tokens.{weight}"))
+    st.caption(
+        plain(
+            f"Per reader (a KV head, or a query head with group=native): {share:.1%} of the prompt's "
+            f"{prompt:,} tokens.{weight}"
+        )
+    )
 
 
 def _nothing_selected(reader: TraceReader) -> None:

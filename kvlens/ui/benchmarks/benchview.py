@@ -1,4 +1,5 @@
-"""The Benchmarks page: measured tables that came with this copy of kvlens, or that the user measured. Nothing here is modelled."""
+"""The Benchmarks page: measured tables that came with this copy of kvlens, or that the user measured. Nothing here is
+modelled."""
 
 from __future__ import annotations
 
@@ -48,7 +49,11 @@ def titles() -> dict[str, str]:
 def where(about: dict[str, Any]) -> str:
     """'2026-01-01, AMD EPYC, 2 cores, torch 2.13.0': on what a figure was measured."""
     machine = about.get("machine", {})
-    parts = [about.get("date"), machine.get("processor"), f"{machine.get('cores')} cores" if machine.get("cores") else None]
+    parts = [
+        about.get("date"),
+        machine.get("processor"),
+        f"{machine.get('cores')} cores" if machine.get("cores") else None,
+    ]
     parts.append(f"torch {about['torch']}" if about.get("torch") else None)
     return ", ".join(str(part) for part in parts if part)
 
@@ -68,17 +73,30 @@ def show_quality() -> None:
     except (KeyError, TypeError):
         error("The file quality.json lacks fields this version needs; measure it again with kvlens bench quality.")
         return
-    axis = st.segmented_control("Against", COSTS, default="resident_share", format_func=lambda a: AXES[a][0].partition(":")[0],
-                                key="bench_axis", required=True)  # fmt: skip
+    axis = st.segmented_control(
+        "Against",
+        COSTS,
+        default="resident_share",
+        format_func=lambda a: AXES[a][0].partition(":")[0],
+        key="bench_axis",
+        required=True,
+    )
     figure = quality(frame, str(axis), titles())
     chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
-    st.caption(plain(
-        f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars are 95 % Wilson intervals. "
-        "Budgets are shares of full KV held on the device; methods that keep every token there (CHESS) are held to the same share of "
-        "attended tokens instead. Slot tables, a method's index and generated tokens count as well, so shares can pass 100 %. "
-        f"Measured {where(about)}."
-    ))  # fmt: skip
-    show = frame.assign(method=[titles().get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit"))
+    st.caption(
+        plain(
+            f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars "
+            f"are 95 % Wilson intervals. "
+            "Budgets are shares of full KV held on the device; methods that keep every token there (CHESS) are "
+            "held to the same share of "
+            "attended tokens instead. Slot tables, a method's index and generated tokens count as well, so "
+            "shares can pass 100 %. "
+            f"Measured {where(about)}."
+        )
+    )
+    show = frame.assign(
+        method=[titles().get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
+    )
     st.dataframe(show, hide_index=True, column_config=columns(), height=320)
     download(frame, "kvlens-quality")
 
@@ -87,14 +105,20 @@ def columns() -> dict[str, Any]:
     """How the columns of a summary are shown."""
     number = st.column_config.NumberColumn
     return {
-        "exact": number("exact match", format="%.2f"), "low": number("95 % low", format="%.2f"), "high": number("95 % high", format="%.2f"),
+        "exact": number("exact match", format="%.2f"),
+        "low": number("95 % low", format="%.2f"),
+        "high": number("95 % high", format="%.2f"),
         "score": number("score", format="%.2f", help="for lists the share of right entries, else exact match"),
-        "coverage": number("coverage", format="%.2f"), "attended_tokens": number("attended tokens", format="%.0f"),
-        "attended_share": number("attended share", format="percent"), "resident_share": number("resident share", format="percent"),
-        "smallest_feasible": number("smallest feasible", format="percent"), "rule": "held to", "n": "prompts",
+        "coverage": number("coverage", format="%.2f"),
+        "attended_tokens": number("attended tokens", format="%.0f"),
+        "attended_share": number("attended share", format="percent"),
+        "resident_share": number("resident share", format="percent"),
+        "smallest_feasible": number("smallest feasible", format="percent"),
+        "rule": "held to",
+        "n": "prompts",
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
         "d2h_bytes_per_step": number("to host per step (bytes)", format="compact"),
-    }  # fmt: skip
+    }
 
 
 def show_claims() -> None:
@@ -114,13 +138,28 @@ def show_claims() -> None:
         return
     counts = frame["here"].value_counts()
     wide = st.column_config.TextColumn(width="large")
-    st.dataframe(frame, hide_index=True, row_height=88, height=420, column_config={"claim": wide, "measured": wide, "reason": wide})
-    said = ", ".join(f"{counts.get(word, 0)} {verb}" for word, verb in (
-        ("holds", "hold"), ("does not hold", "do not hold"), ("cannot be decided", "cannot be decided")))  # fmt: skip
-    st.caption(plain(
-        f"Of {len(frame)} claims {said} on the model {about.get('model')}, {about.get('prompts')} prompts per point; a claim that "
-        f"does not hold is left as it was found. Measured {where(about)}."
-    ))  # fmt: skip
+    st.dataframe(
+        frame,
+        hide_index=True,
+        row_height=88,
+        height=420,
+        column_config={"claim": wide, "measured": wide, "reason": wide},
+    )
+    said = ", ".join(
+        f"{counts.get(word, 0)} {verb}"
+        for word, verb in (
+            ("holds", "hold"),
+            ("does not hold", "do not hold"),
+            ("cannot be decided", "cannot be decided"),
+        )
+    )
+    st.caption(
+        plain(
+            f"Of {len(frame)} claims {said} on the model {about.get('model')}, {about.get('prompts')} prompts "
+            f"per point; a claim that "
+            f"does not hold is left as it was found. Measured {where(about)}."
+        )
+    )
     download(frame, "kvlens-claims")
 
 
@@ -128,12 +167,16 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
     rows = [
         {
-            "method": titles().get(name, name), "where": claim["source"], "claim": claim["says"], "here": VERDICTS[claim["holds"]],
-            "measured": claim["measured"], "reason": claim["reason"],
+            "method": titles().get(name, name),
+            "where": claim["source"],
+            "claim": claim["says"],
+            "here": VERDICTS[claim["holds"]],
+            "measured": claim["measured"],
+            "reason": claim["reason"],
         }
         for name, part in found["methods"].items()
         for claim in part["claims"]
-    ]  # fmt: skip
+    ]
     abouts = [part["about"] for part in found["methods"].values()]
     counts = sorted({int(about["prompts"]) for about in abouts})
     first: dict[str, Any] = abouts[0] if abouts else {}

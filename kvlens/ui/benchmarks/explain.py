@@ -27,12 +27,18 @@ def show_explain() -> None:
         st.info("The file explain.json holds no lost trial.")
         return
     chart(
-        restored(frame, titles()), frame, "kvlens-explain", "bench_explain", "Share of lost answers restored, by method and what was held"
+        restored(frame, titles()),
+        frame,
+        "kvlens-explain",
+        "bench_explain",
+        "Share of lost answers restored, by method and what was held",
     )
     st.caption(
         plain(
-            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked by regret, at the step "
-            "of loss or added over all lost steps of the forced run, and the free run is repeated with the first of them held. Measured "
+            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are "
+            f"ranked by regret, at the step "
+            "of loss or added over all lost steps of the forced run, and the free run is repeated with the "
+            "first of them held. Measured "
             f"{where(about)}."
         )
     )

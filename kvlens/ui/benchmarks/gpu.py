@@ -1,4 +1,5 @@
-"""The Benchmarks page's part about GPUs: result files of `kvlens bench gpu`, each with its device and date. Dry runs are not shown."""
+"""The Benchmarks page's part about GPUs: result files of `kvlens bench gpu`, each with its device and date. Dry runs
+are not shown."""
 
 from __future__ import annotations
 
@@ -14,16 +15,23 @@ from kvlens.figures.drawn import drawn
 from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
 from kvlens.gpu.bench.floors import TITLES
 from kvlens.gpu.bench.rates import WORDS, words
-from kvlens.gpu.bench.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result, StepRow
+from kvlens.gpu.bench.result import (
+    CeilingRow,
+    CheckRow,
+    HeadlineRow,
+    KernelRow,
+    LedgerRow,
+    RecordingRow,
+    Result,
+    StepRow,
+)
 from kvlens.gpu.bench.schema import measured, read
 from kvlens.ui.benchmarks.benchview import folder
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 
 Kind = TypeVar("Kind")
-SCOPES = {
-    "decode": "Whole decode steps", "compiled": "Whole steps, compiled", "path": "Attention path and matmuls",
-}  # fmt: skip
+SCOPES = {"decode": "Whole decode steps", "compiled": "Whole steps, compiled", "path": "Attention path and matmuls"}
 """what was timed -> title; a result has those that were measured"""
 
 
@@ -50,7 +58,10 @@ def show_bus() -> None:
     st.markdown("##### What the bus of a GPU reaches")
     results = {name: result for name, result in _results().items() if _bus(result)}
     if not results:
-        st.caption("No GPU's bus was measured yet: run `kvlens bench gpu` on a machine with one. This run's own copies are timed above.")
+        st.caption(
+            "No GPU's bus was measured yet: run `kvlens bench gpu` on a machine with one. This run's own "
+            "copies are timed above."
+        )
         return
     _draw_bus(_one(results, "bus_device"))
     st.caption(plain("Measured on that device by kvlens bench gpu, not in this run."))
@@ -60,10 +71,12 @@ def _one(results: dict[str, Result], key: str) -> Result:
     """The result to show, chosen where there are several, with on what it was measured."""
     names = list(results)
     result = results[str(st.selectbox("Device", names, key=key) if len(names) > 1 else names[0])]
-    st.caption(plain(
-        f"{result.device.get('name')}, driver {result.device.get('driver')}, torch {result.versions.get('torch')}, "
-        f"measured {result.updated}; clocks as found: {result.device.get('clocks')}. {result.note}"
-    ))  # fmt: skip
+    st.caption(
+        plain(
+            f"{result.device.get('name')}, driver {result.device.get('driver')}, torch {result.versions.get('torch')}, "
+            f"measured {result.updated}; clocks as found: {result.device.get('clocks')}. {result.note}"
+        )
+    )
     return result
 
 
@@ -83,13 +96,24 @@ def _results() -> dict[str, Result]:
 
 def rows(result: Result, kind: type[Kind], part: str = "") -> list[Kind]:
     """All rows of a kind in the parts whose names begin with `part`."""
-    return [row for entry in result.entries.values() if entry.part.startswith(part) for row in entry.rows if isinstance(row, kind)]
+    return [
+        row
+        for entry in result.entries.values()
+        if entry.part.startswith(part)
+        for row in entry.rows
+        if isinstance(row, kind)
+    ]
 
 
 def _failures(result: Result) -> None:
     for entry in result.entries.values():
         if entry.status == "failed":
-            st.warning(plain(f"{entry.part}: {entry.reason or 'failed'}" + (f". Try: {entry.suggestion}." if entry.suggestion else "")))
+            st.warning(
+                plain(
+                    f"{entry.part}: {entry.reason or 'failed'}"
+                    + (f". Try: {entry.suggestion}." if entry.suggestion else "")
+                )
+            )
     checks: list[CheckRow | LedgerRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
     wrong, done = [row.name for row in checks if not row.passed], len(checks)
     if wrong:
@@ -118,7 +142,11 @@ def _bus(result: Result) -> list[CeilingRow]:
 
 
 def _draw_bus(result: Result) -> None:
-    _draw(zero_copy(_bus(result)), key="gpu_bus", alt="Rates over the bus, copies and zero-copy gather by number of programs")
+    _draw(
+        zero_copy(_bus(result)),
+        key="gpu_bus",
+        alt="Rates over the bus, copies and zero-copy gather by number of programs",
+    )
 
 
 def _kernels(result: Result) -> None:
@@ -129,19 +157,32 @@ def _kernels(result: Result) -> None:
 
 
 def _steps(result: Result) -> None:
-    every = [row for name, entry in result.entries.items() if "sweep" not in name for row in entry.rows if isinstance(row, StepRow)]
+    every = [
+        row
+        for name, entry in result.entries.items()
+        if "sweep" not in name
+        for row in entry.rows
+        if isinstance(row, StepRow)
+    ]
     scopes = [scope for scope in SCOPES if any(row.scope == scope for row in every)]
     if not scopes:
         return
     scope = scopes[0]
     if len(scopes) > 1:
         asked = st.segmented_control(
-            "What was timed", scopes, default=scope, format_func=lambda scope: SCOPES[scope], key="gpu_scope", required=True
+            "What was timed",
+            scopes,
+            default=scope,
+            format_func=lambda scope: SCOPES[scope],
+            key="gpu_scope",
+            required=True,
         )
         scope = str(asked or scope)
     found = [row for row in every if row.scope == scope]
     cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
-    cell = st.segmented_control("Context and batch", list(cells), default=next(iter(cells)), key=f"gpu_cell_{scope}", required=True)
+    cell = st.segmented_control(
+        "Context and batch", list(cells), default=next(iter(cells)), key=f"gpu_cell_{scope}", required=True
+    )
     context, batch = cells.get(str(cell), next(iter(cells.values())))
     data = _step_table([row for row in found if (row.context, row.batch) == (context, batch)])
     name = f"gpu-steps-{scope}-{context}-{batch}"
@@ -153,8 +194,13 @@ def _steps(result: Result) -> None:
 
 def _sweeps(result: Result, scope: str) -> None:
     """What no random weights can decide, at other rates."""
-    found = [row for name, entry in result.entries.items() if "sweep" in name for row in entry.rows
-             if isinstance(row, StepRow) and row.scope == scope]  # fmt: skip
+    found = [
+        row
+        for name, entry in result.entries.items()
+        if "sweep" in name
+        for row in entry.rows
+        if isinstance(row, StepRow) and row.scope == scope
+    ]
     if found:
         first = found[0]
         st.caption(plain(f"At other rates, the papers' among them, {first.context // 1024}K x {first.batch}:"))
@@ -168,18 +214,29 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
     def gb(value: int | None) -> float | None:
         return None if value is None else value / 1e9
 
-    return pd.DataFrame([
-        {
-            "method": TITLES.get(row.method, row.method), "replayed rates": words(row.rates, row.rates_from),
-            "sequences": row.batch, "steps": row.steps, "in a CUDA graph": row.graph,
-            "attended by": "k1" if row.kernels == "triton" else "PyTorch", "median (ms)": ms(row.median),
-            "95th percentile (ms)": ms(row.p95), "in the decode loop, mean (ms)": ms(row.loop), "floor (ms)": ms(row.floor),
-            "achieved / floor": row.over_floor, "stall (ms)": ms(row.stall), "over the bus per step, by the rates (GB)": gb(row.host_bytes),
-            "by the run's counter (GB)": gb(row.counted_bytes), "peak on the device (GB)": gb(row.peak_bytes),
-            "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
-        }
-        for row in found
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "method": TITLES.get(row.method, row.method),
+                "replayed rates": words(row.rates, row.rates_from),
+                "sequences": row.batch,
+                "steps": row.steps,
+                "in a CUDA graph": row.graph,
+                "attended by": "k1" if row.kernels == "triton" else "PyTorch",
+                "median (ms)": ms(row.median),
+                "95th percentile (ms)": ms(row.p95),
+                "in the decode loop, mean (ms)": ms(row.loop),
+                "floor (ms)": ms(row.floor),
+                "achieved / floor": row.over_floor,
+                "stall (ms)": ms(row.stall),
+                "over the bus per step, by the rates (GB)": gb(row.host_bytes),
+                "by the run's counter (GB)": gb(row.counted_bytes),
+                "peak on the device (GB)": gb(row.peak_bytes),
+                "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
+            }
+            for row in found
+        ]
+    )
 
 
 def _recording(result: Result) -> None:
@@ -187,11 +244,18 @@ def _recording(result: Result) -> None:
     if not found:
         return
     where = f"{TITLES.get(found[0].method, found[0].method)} at {found[0].context // 1024}K"
-    _draw(recording(found), key="gpu_recording", alt="Time of one step with more and less recorded, in a graph and without")
-    st.caption(plain(
-        f"What recording adds to a whole step of {where}: nothing, numbers per query head, the mass of every span besides. The recorder "
-        "and the store on the host are not in it."
-    ))  # fmt: skip
+    _draw(
+        recording(found),
+        key="gpu_recording",
+        alt="Time of one step with more and less recorded, in a graph and without",
+    )
+    st.caption(
+        plain(
+            f"What recording adds to a whole step of {where}: nothing, numbers per query head, the mass of "
+            f"every span besides. The recorder "
+            "and the store on the host are not in it."
+        )
+    )
 
 
 def _headlines(result: Result) -> None:
@@ -210,6 +274,7 @@ def _headlines(result: Result) -> None:
     if found:
         st.dataframe(pd.DataFrame(found), hide_index=True)
         st.caption(
-            "Here, and by the floor (the ratio that bytes alone give at this shape): at the replayed rates of the same row. Shapes, "
+            "Here, and by the floor (the ratio that bytes alone give at this shape): at the replayed rates of "
+            "the same row. Shapes, "
             "devices and baselines of the papers are their own."
         )

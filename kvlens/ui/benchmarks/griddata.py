@@ -59,7 +59,11 @@ class Look:
     def query(self) -> dict[str, str]:
         """URL parameters, chosen ones only."""
         values = {name: getattr(self, name) for name in NAMES}
-        return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in values.items() if value is not None}
+        return {
+            name: f"{value:g}" if isinstance(value, float) else str(value)
+            for name, value in values.items()
+            if value is not None
+        }
 
 
 def read_look(params: Mapping[str, str]) -> tuple[Look, list[str]]:
@@ -110,10 +114,14 @@ def _suite(path: str, changed: int) -> Suite | None:
 
 
 def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
-    """One row per method, budget, length and depth of the task's trials, with `value`, `note` and `full` as `figures.grid` wants them.
+    """One row per method, budget, length and depth of the task's trials, with `value`, `note` and `full` as
+    `figures.grid` wants them.
 
-    Prompts without a length or a depth (of files) have no cell. `full`: exact match under full KV on the same prompts."""
-    rows = [row for row in suite.trials if row["task"] == task and row["length"] is not None and row["depth"] is not None]
+    Prompts without a length or a depth (of files) have no cell. `full`: exact match under full KV on the same
+    prompts."""
+    rows = [
+        row for row in suite.trials if row["task"] == task and row["length"] is not None and row["depth"] is not None
+    ]
     right = {(row["length"], row["depth"], row["seed"]): row["exact"] for row in rows if row["method"] == FULL}
     table = []
     for (method, budget, length, depth), members in grouped(rows, ("method", "budget", "length", "depth")).items():
@@ -123,16 +131,23 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
         full = sum(known) / len(known) if known and None not in known else float("nan")  # type: ignore[arg-type]
         exact = line.get("exact", float("nan"))
         line |= {
-            "method": method, "budget": budget, "length": length, "depth": depth, "full": full, "exact": exact,
-            "refused": sum(row["refused"] is not None for row in members), "value": exact - full if difference else exact,
+            "method": method,
+            "budget": budget,
+            "length": length,
+            "depth": depth,
+            "full": full,
+            "exact": exact,
+            "refused": sum(row["refused"] is not None for row in members),
+            "value": exact - full if difference else exact,
             "note": "" if done else "inf." if line["infeasible"] else "refused" if members else "n/r",
-        }  # fmt: skip
+        }
         table.append(line)
     return pd.DataFrame(table)
 
 
 def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:
-    """Summaries of the task's trials by method, budget and the columns `by`, with the budget as a number (1 = no limit)."""
+    """Summaries of the task's trials by method, budget and the columns `by`, with the budget as a number (1 = no
+    limit)."""
     rows = [row for row in suite.trials if row["task"] == task]
     keys = ("method", "budget", *by)
     table = [dict(zip(keys, key, strict=True)) | summary(members) for key, members in grouped(rows, keys).items()]
@@ -152,7 +167,9 @@ def trials_of(suite: Suite, task: str, cell: Cell) -> list[dict[str, Any]]:
     """The cell's trials, failing first, then those that were refused, by seed."""
     method, budget, length, depth = cell
     found = [
-        row for row in suite.trials
-        if (row["task"], row["method"], row["budget"], row["length"], row["depth"]) == (task, method, budget, length, depth)
-    ]  # fmt: skip
+        row
+        for row in suite.trials
+        if (row["task"], row["method"], row["budget"], row["length"], row["depth"])
+        == (task, method, budget, length, depth)
+    ]
     return sorted(found, key=lambda row: (2.0 if row["score"] is None else row["score"], row["seed"]))

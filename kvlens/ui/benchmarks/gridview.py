@@ -1,4 +1,5 @@
-"""The Benchmarks page's grids: where in a prompt of which length a method loses the answer, and the trials behind every cell."""
+"""The Benchmarks page's grids: where in a prompt of which length a method loses the answer, and the trials behind every
+cell."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ _figure = st.cache_data(max_entries=32, show_spinner=False)(grid)
 
 
 def look() -> tuple[Look, list[str]]:
-    """What is looked at. A URL that this session did not write itself (pasted link, Back button) wins over the session."""
+    """What is looked at. A URL that this session did not write itself (pasted link, Back button) wins over the
+    session."""
     params = {name: st.query_params[name] for name in NAMES if name in st.query_params}
     problems: list[str] = []
     if params and params != st.session_state.get(_WRITTEN):
@@ -89,15 +91,21 @@ def _controls(found: dict[str, Suite], chosen: Look, problems: list[str]) -> tup
     second, third = places[-2:]
     if st.session_state.get("bench_suite") not in found:
         st.session_state["bench_suite"] = chosen.suite if chosen.suite in found else names[0]
-    name = places[0].selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
+    name = (
+        places[0].selectbox("Sweep", names, key="bench_suite", persist_state="session") if len(names) > 1 else names[0]
+    )
     suite = found[str(name)]
     tasks = suite.tasks()
     if chosen.task is not None and chosen.task not in tasks:
         problems.append(f"task {chosen.task[:40]!r} is not in this sweep; showing {tasks[0]}")
     if st.session_state.get("bench_task") not in tasks:
         st.session_state["bench_task"] = chosen.task if chosen.task in tasks else tasks[0]
-    task = second.segmented_control("Task", tasks, key="bench_task", required=True, persist_state="session", format_func=task_label)
-    view = third.segmented_control("Colour", VIEWS, default=VIEWS[0], key="bench_view", required=True, persist_state="session")
+    task = second.segmented_control(
+        "Task", tasks, key="bench_task", required=True, persist_state="session", format_func=task_label
+    )
+    view = third.segmented_control(
+        "Colour", VIEWS, default=VIEWS[0], key="bench_view", required=True, persist_state="session"
+    )
     return suite, str(task), view == VIEWS[1]
 
 
@@ -128,19 +136,27 @@ def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
     chart(
-        _figure(table, benchview.titles(), chosen.cell, difference), table.drop(columns=["value", "note"]),
-        _file(suite, task), key, f"{task}: exact match by depth and length, a panel per method and budget",
+        _figure(table, benchview.titles(), chosen.cell, difference),
+        table.drop(columns=["value", "note"]),
+        _file(suite, task),
+        key,
+        f"{task}: exact match by depth and length, a panel per method and budget",
         on_select=lambda: _clicked(key, chosen),
-    )  # fmt: skip
+    )
     about = suite.about
     few = f"Dotted edge: fewer than {FEW} prompts. " if (table["n"].between(1, FEW - 1)).any() else ""
     model = about.get("request", {}).get("model")
-    st.caption(plain(
-        f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are shares of full KV on the "
-        "device; CHESS, which keeps all of it there, is held to that share of attended tokens. Prompts differ from cell to cell and are "
-        f"the same for every method, at most {int(table['n'].max())} in a cell; model {model}, {about.get('trials')} of "
-        f"{about.get('planned')} trials of the sweep. Measured {benchview.where(about)}."
-    ))  # fmt: skip
+    st.caption(
+        plain(
+            f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are "
+            f"shares of full KV on the "
+            "device; CHESS, which keeps all of it there, is held to that share of attended tokens. Prompts "
+            "differ from cell to cell and are "
+            f"the same for every method, at most {int(table['n'].max())} in a cell; model {model}, "
+            f"{about.get('trials')} of "
+            f"{about.get('planned')} trials of the sweep. Measured {benchview.where(about)}."
+        )
+    )
 
 
 def _clicked(key: str, chosen: Look) -> None:
@@ -156,10 +172,17 @@ def _clicked(key: str, chosen: Look) -> None:
 
 def _against(suite: Suite, task: str) -> None:
     st.markdown("##### Exact match against what it costs")
-    axis = str(st.segmented_control(
-        "Against", AGAINST, default=AGAINST[0], format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(), key="bench_against",
-        required=True, persist_state="session",
-    ))  # fmt: skip
+    axis = str(
+        st.segmented_control(
+            "Against",
+            AGAINST,
+            default=AGAINST[0],
+            format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(),
+            key="bench_against",
+            required=True,
+            persist_state="session",
+        )
+    )
     if axis == "length":
         frame = lines(suite, task, ("length",))
         limited = [budget for budget in dict.fromkeys(frame["budget"]) if budget]
@@ -174,7 +197,12 @@ def _against(suite: Suite, task: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, benchview.titles(), panel, names), partial(pd.DataFrame, frame), f"{_file(suite, task)}-by-{axis}",
-        f"bench_lines_{axis}", f"{task}: exact match against {AXES[axis][0]}",
-    )  # fmt: skip
-    st.caption("Over all depths; bars are 95 % Wilson intervals. A method whose prompts were all infeasible has no point.")
+        quality(frame, axis, benchview.titles(), panel, names),
+        partial(pd.DataFrame, frame),
+        f"{_file(suite, task)}-by-{axis}",
+        f"bench_lines_{axis}",
+        f"{task}: exact match against {AXES[axis][0]}",
+    )
+    st.caption(
+        "Over all depths; bars are 95 % Wilson intervals. A method whose prompts were all infeasible has no point."
+    )

@@ -15,9 +15,18 @@ from kvlens.ui.common.submit import submit_trial
 from kvlens.ui.common.widgets import error, plain
 
 SHOWN = (
-    "score", "answer", "output", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "seed", "infeasible", "refused",
+    "score",
+    "answer",
+    "output",
+    "coverage",
+    "attended_tokens",
+    "resident_share",
+    "h2d_bytes_per_step",
+    "seed",
+    "infeasible",
+    "refused",
     "uid",
-)  # fmt: skip
+)
 
 
 def show_trials(suite: Suite, task: str, cell: Cell) -> None:
@@ -35,9 +44,14 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     top = st.container()
     key = f"trials_{suite.name}_{task}_{method}_{budget}_{length}_{depth}"
     event = st.dataframe(
-        pd.DataFrame([{name: row[name] for name in SHOWN} for row in found]).dropna(axis=1, how="all"), hide_index=True, key=key,
-        column_config=_columns(), on_select="rerun", selection_mode="single-row", height=min(38 + 35 * len(found), 320),
-    )  # fmt: skip
+        pd.DataFrame([{name: row[name] for name in SHOWN} for row in found]).dropna(axis=1, how="all"),
+        hide_index=True,
+        key=key,
+        column_config=_columns(),
+        on_select="rerun",
+        selection_mode="single-row",
+        height=min(38 + 35 * len(found), 320),
+    )
     rows = event["selection"]["rows"] if event else []
     place = int(rows[0]) if rows and rows[0] < len(found) else 0
     with top:
@@ -48,27 +62,43 @@ def _columns() -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
         "score": number("score", format="%.2f", help="1: the answer is right; of a list the share of right entries"),
-        "answer": "expected", "output": "output", "coverage": number("coverage", format="%.2f"), "seed": number("seed", format="%d"),
-        "attended_tokens": number("attended tokens", format="%.0f"), "resident_share": number("resident share", format="percent"),
+        "answer": "expected",
+        "output": "output",
+        "coverage": number("coverage", format="%.2f"),
+        "seed": number("seed", format="%d"),
+        "attended_tokens": number("attended tokens", format="%.0f"),
+        "resident_share": number("resident share", format="percent"),
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
-        "infeasible": number("needs share of full KV", format="percent"), "refused": "refused because", "uid": "stored run",
-    }  # fmt: skip
+        "infeasible": number("needs share of full KV", format="percent"),
+        "refused": "refused because",
+        "uid": "stored run",
+    }
 
 
 def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
     """Replay of the trial's stored run, or a button that runs the very trial again."""
     which = "failing" if row["score"] is not None and row["score"] < 1 else "selected" if not first else "first"
-    said = f"The {which} trial with seed {row['seed']}: expected {str(row['answer']).strip()!r}, came {str(row['output']).strip()!r}."
+    said = (
+        f"The {which} trial with seed {row['seed']}: expected {str(row['answer']).strip()!r}, came "
+        f"{str(row['output']).strip()!r}."
+    )
     if row["exact"] is None:
-        st.text(f"The trial with seed {row['seed']} was not run" + (f": {row['refused']}" if row["refused"] else " at this budget."))
+        st.text(
+            f"The trial with seed {row['seed']} was not run"
+            + (f": {row['refused']}" if row["refused"] else " at this budget.")
+        )
         return
     st.text(said)
     if row["uid"] is not None and data.stamp(row["uid"]):
-        st.page_link("pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params=places.in_run(row["uid"]))
+        st.page_link(
+            "pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params=places.in_run(row["uid"])
+        )
         return
     model = str(about.get("request", {}).get("model", "demo"))
     left, right = st.columns([1, 2], vertical_alignment="center")
-    if left.button("Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"):
+    if left.button(
+        "Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"
+    ):
         try:
             job = submit_trial({**row, "model": model})
         except ValueError as problem:

@@ -1,4 +1,5 @@
-"""One way to draw a chart: the figure, and beside it a small menu that hands out its data (CSV, Parquet) and itself (SVG, PNG)."""
+"""One way to draw a chart: the figure, and beside it a small menu that hands out its data (CSV, Parquet) and itself
+(SVG, PNG)."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ _FOLDER = files(__package__)
 
 def _saver(name: str, script: str, *labels: str) -> Any:
     """A component of one button per image format."""
-    shown = "".join(f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels)
+    shown = "".join(
+        f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
+    )
     css, js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", script))
     return st.components.v2.component(name, html=shown, css=css, js=js)
 
@@ -36,21 +39,24 @@ _save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG imag
 _save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`.
-STYLE = '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: -0.4rem; position: relative; z-index: 2; pointer-events: none; } ' \
-        '[class*="st-key-save_"] button { pointer-events: auto; }'  # fmt: skip
+STYLE = (
+    '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: -0.4rem; position: relative; z-index: 2; '
+    "pointer-events: none; } "
+    '[class*="st-key-save_"] button { pointer-events: auto; }'
+)
 
 
 def chart(
     figure: go.Figure, data: Data, name: str, key: str, alt: str, *, on_select: Callable[[], None] | None = None
-) -> None:  # fmt: skip
+) -> None:
     """Draws `figure` over the full width, with its menu of downloads.
 
-    `data`: the numbers behind it, long or wide, a unit in every column name that needs one. `name`: stem of the file names, such as
-    f"{uid}-coverage". `key`: unique on the page; a click is found under it in the session's state. `alt`: what the chart shows, for
-    those who cannot see it. `on_select`: called after a click on a point."""
+    `data`: the numbers behind it, long or wide, a unit in every column name that needs one. `name`: stem of the file
+    names, such as f"{uid}-coverage". `key`: unique on the page; a click is found under it in the session's state.
+    `alt`: what the chart shows, for those who cannot see it. `on_select`: called after a click on a point."""
     st.plotly_chart(
-        figure, key=key, alt=alt, on_select=on_select or "ignore", selection_mode="points", config=image_config(name),
-    )  # fmt: skip
+        figure, key=key, alt=alt, on_select=on_select or "ignore", selection_mode="points", config=image_config(name)
+    )
     menu(data, name, key)
 
 
@@ -60,7 +66,8 @@ def image_config(name: str) -> dict[str, Any]:
 
 
 def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
-    """The menu alone, for a picture that is no Plotly figure; `image`: also offer the figure drawn under `key` as an image."""
+    """The menu alone, for a picture that is no Plotly figure; `image`: also offer the figure drawn under `key` as an
+    image."""
     with (
         st.container(horizontal=True, horizontal_alignment="right", key=f"save_{key}" if image else None),
         st.popover("Save", type="tertiary", icon=":material/download:"),
@@ -71,10 +78,14 @@ def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
 
 
 def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
-    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and a PNG of its canvases as they stand.
+    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and a PNG of its canvases as
+    they stand.
 
     `caption`: what the picture shows, a line per line, written above it."""
-    with st.container(horizontal=True, horizontal_alignment="right"), st.popover("Save", type="tertiary", icon=":material/download:"):
+    with (
+        st.container(horizontal=True, horizontal_alignment="right"),
+        st.popover("Save", type="tertiary", icon=":material/download:"),
+    ):
         buttons(data, name, key)
         _save_canvas(key=f"{key}_image", data={"key": key, "name": name, "caption": caption})
 
@@ -83,9 +94,14 @@ def buttons(data: Data, name: str, key: str) -> None:
     """A download button per table format; the file is made when one is pressed."""
     for label, (ending, mime) in FORMATS.items():
         st.download_button(
-            f"{label} data", partial(table_file, data, ending), f"{name}.{ending}", mime,
-            key=f"{key}_{ending}", on_click="ignore", width="stretch",
-        )  # fmt: skip
+            f"{label} data",
+            partial(table_file, data, ending),
+            f"{name}.{ending}",
+            mime,
+            key=f"{key}_{ending}",
+            on_click="ignore",
+            width="stretch",
+        )
 
 
 def table_file(data: Data, ending: str) -> bytes:

@@ -1,4 +1,5 @@
-"""Cached access to runs. Finished runs are immutable, so a run is known by its folder and the time its trace was last changed."""
+"""Cached access to runs. Finished runs are immutable, so a run is known by its folder and the time its trace was last
+changed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def _lately(folder: str) -> pd.DataFrame:
 
 
 def runs_lately() -> pd.DataFrame:
-    """The runs as they were at most five seconds ago: for parts of a page that are drawn at every move of the player."""
+    """The runs as they were at most five seconds ago: for parts of a page that are drawn at every move of the
+    player."""
     return _lately(str(runs_dir()))
 
 
@@ -99,12 +101,14 @@ def opening_metric(names: list[str]) -> str | None:
 def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
     """The selection inside this run, with what had to be changed."""
     names = metrics(reader)
-    return clamp(chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening(reader, names, chosen.metric))
+    return clamp(
+        chosen, reader, names, {int(span) for span in reader.spans()["span"]}, opening(reader, names, chosen.metric)
+    )
 
 
 def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Selection:
-    """What a run is opened with: the step of loss, with the head and the span that were missed most there; else step 0 and the head
-    with the most of the metric. `wanted`: the metric that was asked for."""
+    """What a run is opened with: the step of loss, with the head and the span that were missed most there; else step 0
+    and the head with the most of the metric. `wanted`: the metric that was asked for."""
     found = loss_verdict(reader)
     if found is None and (place := held_place(reader)) is not None:
         return replace(place, metric="regret" if "regret" in names else opening_metric(names))
@@ -118,8 +122,8 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
 
 
 def held_place(reader: TraceReader) -> Selection | None:
-    """Where to look at a run that a span was held in: the step at which the run it repeats was lost, the held span, and the query head
-    that full attention sends there most. None for other runs."""
+    """Where to look at a run that a span was held in: the step at which the run it repeats was lost, the held span, and
+    the query head that full attention sends there most. None for other runs."""
     holds, step = reader.meta.get("hold") or [], (reader.meta.get("whatif") or {}).get("step")
     if not holds or step is None or int(step) >= reader.n_steps:
         return None
@@ -127,7 +131,9 @@ def held_place(reader: TraceReader) -> Selection | None:
     heads = heads[heads["span"] == int(holds[0]["span"])]
     if heads.empty:
         layer, kv_head = holds[0]["heads"][0]
-        return Selection(None, int(step), int(layer), int(kv_head) * (reader.q_heads // reader.kv_heads), int(holds[0]["span"]))
+        return Selection(
+            None, int(step), int(layer), int(kv_head) * (reader.q_heads // reader.kv_heads), int(holds[0]["span"])
+        )
     most = heads.loc[heads["full"].idxmax()]
     return Selection(None, int(step), int(most["layer"]), int(most["q_head"]), int(holds[0]["span"]))
 

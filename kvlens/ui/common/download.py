@@ -17,7 +17,8 @@ _MIME = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
 
 def statistics_file(reader: TraceReader, start: int, stop: int, whole: bool, fmt: str) -> bytes:
-    """Statistics per query head over steps [start, stop) as 'csv' or 'parquet'; a part of the run names its steps in two columns."""
+    """Statistics per query head over steps [start, stop) as 'csv' or 'parquet'; a part of the run names its steps in
+    two columns."""
     out = io.BytesIO()
     if whole:
         export(reader, "heads", fmt, out)
@@ -39,6 +40,11 @@ def downloads(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
     with st.container(horizontal=True):
         for fmt in ("csv", "parquet"):
             st.download_button(
-                f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}", partial(statistics_file, reader, start, stop, whole, fmt),
-                f"{reader.uid}-heads{part}.{fmt}", _MIME[fmt], key=f"download_{fmt}", on_click="ignore", icon=":material/download:",
-            )  # fmt: skip
+                f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}",
+                partial(statistics_file, reader, start, stop, whole, fmt),
+                f"{reader.uid}-heads{part}.{fmt}",
+                _MIME[fmt],
+                key=f"download_{fmt}",
+                on_click="ignore",
+                icon=":material/download:",
+            )

@@ -10,7 +10,8 @@ from kvlens.ui.common.state import Selection
 
 
 def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
-    """Draws the head of the page and returns the run and the selection inside it; None when there is nothing to show, said on the page."""
+    """Draws the head of the page and returns the run and the selection inside it; None when there is nothing to show,
+    said on the page."""
     chosen, problems = session.selection()
     table = data.runs()
     if table.empty:
@@ -45,10 +46,14 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
 
 
 def run_label(row: object) -> str:
-    """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not whole."""
+    """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not
+    whole."""
     get = row.get  # type: ignore[attr-defined]
     preset = _text(get("preset"))
-    parts = [str(get("created") or "")[:16].replace("T", " "), _text(get("method")) + (f" ({preset})" if preset else "")]
+    parts = [
+        str(get("created") or "")[:16].replace("T", " "),
+        _text(get("method")) + (f" ({preset})" if preset else ""),
+    ]
     if _true(get("hold")):
         parts.append("what-if")
     elif _true(get("forced")):

@@ -65,10 +65,18 @@ class Job:
 def start_process(argv: list[str]) -> subprocess.Popen[str]:
     """The engine's process: own group, so that cancelling reaches its workers; stderr joins stdout in the log."""
     return subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8",
-        errors="replace", bufsize=1, start_new_session=True, cwd=REPOSITORY,
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        bufsize=1,
+        start_new_session=True,
+        cwd=REPOSITORY,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
+    )
 
 
 class JobManager:

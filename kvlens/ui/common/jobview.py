@@ -37,7 +37,8 @@ def job_panel(job_id: str) -> None:
     job = manager().get(job_id)
     if job is None:
         widgets.error(
-            f"Job {job_id[:20]} is not known to this server (it was restarted, or the link is old); finished runs are on the Runs page."
+            f"Job {job_id[:20]} is not known to this server (it was restarted, or the link is old); finished "
+            f"runs are on the Runs page."
         )
         return
     leave(job)
@@ -46,8 +47,8 @@ def job_panel(job_id: str) -> None:
 
 
 def leave_later(job: Job) -> None:
-    """The job's own page opens when this one is run again. Not at once: a fragment that is polled cannot leave its page safely, because
-    a poll that is under way when the page changes brings the old page back, empty."""
+    """The job's own page opens when this one is run again. Not at once: a fragment that is polled cannot leave its page
+    safely, because a poll that is under way when the page changes brings the old page back, empty."""
     if job.then and job.state == "done":
         st.session_state[f"leave_{job.id}"] = True
 
@@ -143,6 +144,11 @@ def job_list(shown: str | None) -> None:
         middle.text(job.state if job.state != "running" else progress_text(job, 0))
         with right:
             if job.uid and not job.active:
-                st.page_link("pages/replay.py", label="Replay", icon=":material/play_circle:", query_params=places.in_run(job.uid))
+                st.page_link(
+                    "pages/replay.py",
+                    label="Replay",
+                    icon=":material/play_circle:",
+                    query_params=places.in_run(job.uid),
+                )
             else:
                 st.page_link("pages/run.py", label="Show", icon=":material/visibility:", query_params={"job": job.id})

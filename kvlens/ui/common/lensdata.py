@@ -1,4 +1,5 @@
-"""What the runs of a folder have to do with each other: references, forced repeats, repeats with a span held resident."""
+"""What the runs of a folder have to do with each other: references, forced repeats, repeats with a span held
+resident."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class WhatIf:
     holds: tuple[dict[str, Any], ...]
     """span, tok_start, tok_end, heads [[layer, kv_head]...], from_step"""
     summary: dict[str, Any]
-    """step, kl_before, kl_after, answer_before, answer_after, expected, restored, agrees_after, held_bytes, held_tokens, search"""
+    """step, kl_before, kl_after, answer_before, answer_after, expected, restored, agrees_after, held_bytes,
+    held_tokens, search"""
     full_kv_bytes: int | None
     budget_bytes: int | None
     all_heads: int
@@ -45,7 +47,14 @@ def whatif_of(meta: dict[str, Any], uid: str) -> WhatIf | None:
     holds, summary = meta.get("hold"), meta.get("whatif")
     if not holds:
         return None
-    return WhatIf(uid, tuple(holds), summary or {}, meta.get("full_kv_bytes"), meta.get("budget_bytes"), meta["layers"] * meta["kv_heads"])
+    return WhatIf(
+        uid,
+        tuple(holds),
+        summary or {},
+        meta.get("full_kv_bytes"),
+        meta.get("budget_bytes"),
+        meta["layers"] * meta["kv_heads"],
+    )
 
 
 def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:
@@ -63,7 +72,9 @@ def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:
 
 def forced_repeat(uid: str, table: pd.DataFrame) -> str | None:
     """The newest whole run that repeats this one on its reference's tokens, nothing held."""
-    rows = table[(table["parent"] == uid) & truth(table["forced"]) & ~truth(table["hold"]) & (table["status"] == "completed")]
+    rows = table[
+        (table["parent"] == uid) & truth(table["forced"]) & ~truth(table["hold"]) & (table["status"] == "completed")
+    ]
     return str(rows["uid"].iloc[0]) if len(rows) else None
 
 
@@ -84,7 +95,8 @@ def roles(table: pd.DataFrame) -> list[str]:
 
 
 def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
-    """(in words, uid) of the stored runs that a run belongs with: its reference, what it repeats, what repeats it; at most eight."""
+    """(in words, uid) of the stored runs that a run belongs with: its reference, what it repeats, what repeats it; at
+    most eight."""
     row = table[table["uid"] == uid].iloc[0]
     stored = set(table["uid"])
     found = [
@@ -112,7 +124,8 @@ def _text(value: object) -> bool:
 
 
 def of_this_run(uid: str) -> dict[str, str]:
-    """The parts of the URL that belong to the Replay page of this run alone: a job that repeats it, a repeat that is looked at."""
+    """The parts of the URL that belong to the Replay page of this run alone: a job that repeats it, a repeat that is
+    looked at."""
     extra = {}
     if lensjobs.job_of(uid) is not None:
         extra["job"] = st.query_params["job"]

@@ -13,7 +13,9 @@ _PAGE = "pages/replay.py"
 
 def start_pair(uid: str) -> str:
     """Queues the forced repeat of a run; returns the job's id."""
-    return jobview.manager().submit(pair_command(uid, data.runs_dir().resolve()), f"Compare {uid} with full KV, step by step", uid, _PAGE)
+    return jobview.manager().submit(
+        pair_command(uid, data.runs_dir().resolve()), f"Compare {uid} with full KV, step by step", uid, _PAGE
+    )
 
 
 def start_whatif(uid: str, hold: HoldChoice) -> str:
@@ -34,8 +36,8 @@ def job_of(uid: str) -> Job | None:
 
 
 def follow(job: Job) -> None:
-    """Progress of a job about the run that is shown. When a comparison is done its own replay opens; when a repeat with a held span is
-    done, its outcome is in the URL (?whatif=) and on the page."""
+    """Progress of a job about the run that is shown. When a comparison is done its own replay opens; when a repeat with
+    a held span is done, its outcome is in the URL (?whatif=) and on the page."""
     jobview.leave(job)
     jobview.watched(job)
     st.fragment(_follow, run_every=0.5 if job.active else None)(job)

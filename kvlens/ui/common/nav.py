@@ -36,8 +36,8 @@ def navigation() -> Page:
 
 
 def enter() -> None:
-    """First line of every page. A deep link that is a fresh server's first visit makes Streamlit 1.67 run the file in pages/ alone,
-    without app.py, because no session has announced a menu yet: announce it and start over."""
+    """First line of every page. A deep link that is a fresh server's first visit makes Streamlit 1.67 run the file in
+    pages/ alone, without app.py, because no session has announced a menu yet: announce it and start over."""
     if _ENTERED not in st.session_state:
         navigation()
         st.rerun()

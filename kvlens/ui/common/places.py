@@ -1,7 +1,8 @@
 """Where a link leads: the whole place in a run that the page would come to by itself.
 
-A page writes its selection into the address. Where the link says less than that, Streamlit 1.67 adds an entry to the browser's history
-for it, and Back only leads to the address that the page replaces again; a link that says all of it leaves the history as it is."""
+A page writes its selection into the address. Where the link says less than that, Streamlit 1.67 adds an entry to the
+browser's history for it, and Back only leads to the address that the page replaces again; a link that says all of it
+leaves the history as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from kvlens.ui.common.state import Selection
 
 
 def in_run(uid: str, chosen: Selection | None = None) -> dict[str, str]:
-    """URL parameters of a link to a run: the place `chosen`, brought inside the run as a page does; None: where the run opens.
+    """URL parameters of a link to a run: the place `chosen`, brought inside the run as a page does; None: where the run
+    opens.
 
     Of a run that cannot be opened, its uid alone: the page then says why."""
     return dict(_in_run(str(data.runs_dir()), uid, data.stamp(uid), (chosen or Selection()).merged({"run": uid})))

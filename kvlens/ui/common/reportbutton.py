@@ -12,7 +12,13 @@ def report_button(reader: TraceReader, against: TraceReader | None = None) -> No
     """Downloads the report on a run, or on two beside each other; it is made when the button is pressed."""
     name = f"kvlens-{reader.uid}" + (f"-against-{against.uid}" if against is not None else "")
     st.download_button(
-        "Report (HTML)", lambda: report_bytes(reader, against), f"{name}.html", "text/html", key=f"report_{name}", on_click="ignore",
-        icon=":material/description:", width="stretch",
+        "Report (HTML)",
+        lambda: report_bytes(reader, against),
+        f"{name}.html",
+        "text/html",
+        key=f"report_{name}",
+        on_click="ignore",
+        icon=":material/description:",
+        width="stretch",
         help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
-    )  # fmt: skip
+    )

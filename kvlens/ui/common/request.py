@@ -22,8 +22,15 @@ class PromptChoice:
         """Content of the prompt file (JSON), with the answer, the needle and the task where they are known."""
         prompt = self.prompt
         content: dict[str, Any] = {"text": prompt.text}
-        known = {"task": prompt.task, "answer": prompt.answer, "needle": [list(pair) for pair in prompt.needle], "seed": prompt.seed}
-        return json.dumps(content | {name: value for name, value in known.items() if value not in (None, [])}, ensure_ascii=False)
+        known = {
+            "task": prompt.task,
+            "answer": prompt.answer,
+            "needle": [list(pair) for pair in prompt.needle],
+            "seed": prompt.seed,
+        }
+        return json.dumps(
+            content | {name: value for name, value in known.items() if value not in (None, [])}, ensure_ascii=False
+        )
 
 
 @dataclass(frozen=True)
@@ -45,9 +52,22 @@ class MethodChoice:
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
     """argv of the engine's process. Values are separate arguments; no shell reads them."""
     argv = [
-        sys.executable, "-m", "kvlens", "run", str(prompt_file), "--model", choice.model, "--method", choice.method,
-        "--budget", choice.budget, "--max-new", str(choice.max_new), "--seed", str(choice.seed),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "kvlens",
+        "run",
+        str(prompt_file),
+        "--model",
+        choice.model,
+        "--method",
+        choice.method,
+        "--budget",
+        choice.budget,
+        "--max-new",
+        str(choice.max_new),
+        "--seed",
+        str(choice.seed),
+    ]
     if choice.preset:
         argv += ["--preset", choice.preset]
     for name, value in choice.changed.items():
@@ -85,7 +105,9 @@ def whatif_command(uid: str, hold: HoldChoice, runs_dir: Path) -> list[str]:
     return [*argv, *(["--search"] if hold.search else []), "--runs", str(runs_dir), "--progress-json"]
 
 
-def changed_parameters(parameters: list[dict[str, Any]], preset: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+def changed_parameters(
+    parameters: list[dict[str, Any]], preset: dict[str, Any], values: dict[str, Any]
+) -> dict[str, Any]:
     """The entries of `values` that are not what default and preset give already."""
     base = {p["name"]: preset.get(p["name"], p["default"]) for p in parameters}
     return {name: value for name, value in values.items() if value != base[name]}

@@ -38,8 +38,8 @@ def store(chosen: Selection) -> None:
 def change(fields: Mapping[str, object], *, moved_by_python: bool = True) -> None:
     """Changes the selection. With `moved_by_python` the player is told to follow; its own commits must not echo back.
 
-    The address that came with the change is older than it: two quick changes may both carry the address from before the first, which
-    must not be taken for a pasted link."""
+    The address that came with the change is older than it: two quick changes may both carry the address from before the
+    first, which must not be taken for a pasted link."""
     current: Selection = st.session_state.get(_SELECTION, Selection())
     st.session_state[_SELECTION] = current.merged(fields)
     st.session_state[_WRITTEN] = _in_url()
@@ -53,16 +53,17 @@ def revision() -> int:
 
 
 def write_selection() -> None:
-    """Puts the selection into the address bar before the page is drawn, its other parameters as they are. Whoever uses a page that is
-    still being drawn sends the address along, and one of the page before would be taken for a pasted link."""
+    """Puts the selection into the address bar before the page is drawn, its other parameters as they are. Whoever uses
+    a page that is still being drawn sends the address along, and one of the page before would be taken for a pasted
+    link."""
     write_url({name: value for name, value in st.query_params.to_dict().items() if name not in FIELDS})
 
 
 def write_url(extra: Mapping[str, str] | None = None) -> None:
     """Puts the selection, and a page's own parameters, into the address bar.
 
-    Also where they came with this very run: after a link from a page to itself the browser still shows the address from before it,
-    until it is told."""
+    Also where they came with this very run: after a link from a page to itself the browser still shows the address from
+    before it, until it is told."""
     chosen: Selection = st.session_state.get(_SELECTION, Selection())
     wanted = {**chosen.query(), **(extra or {})}
     st.session_state[_WRITTEN] = chosen.query()

@@ -59,11 +59,13 @@ def parse(params: Mapping[str, str]) -> tuple[Selection, list[str]]:
     return Selection().merged(values), problems
 
 
-def clamp(selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], opening: Selection) -> tuple[Selection, list[str]]:
+def clamp(
+    selection: Selection, shape: RunShape, metrics: list[str], spans: set[int], opening: Selection
+) -> tuple[Selection, list[str]]:
     """Selection brought inside the run, defaults filled in, and one phrase per value that had to be changed.
 
-    `metrics`: names recorded in this run. `spans`: ids of its spans. `opening`: what a page opens with; its step, layer and head are
-    set, its span is selected where nothing but the run (and perhaps the metric) was chosen."""
+    `metrics`: names recorded in this run. `spans`: ids of its spans. `opening`: what a page opens with; its step, layer
+    and head are set, its span is selected where nothing but the run (and perhaps the metric) was chosen."""
     problems: list[str] = []
     changed: dict[str, object] = {}
     if selection.step is selection.layer is selection.head is selection.span is None:

@@ -19,15 +19,20 @@ from kvlens.ui.run.promptform import sample
 def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
     """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
     file = manager().scratch("prompt.json", prompt.file_text())
-    title = f"{choice.method}{f' ({choice.preset})' if choice.preset else ''} on {choice.model}, budget {choice.budget}: {prompt.source}"
+    title = (
+        f"{choice.method}{f' ({choice.preset})' if choice.preset else ''} on {choice.model}, budget "
+        f"{choice.budget}: {prompt.source}"
+    )
     return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
 
 
 def submit_trial(trial: Mapping[str, Any]) -> str:
-    """Queues the run of a benchmark's trial, compared with full KV, whose Replay opens when it is done; returns the job's id.
+    """Queues the run of a benchmark's trial, compared with full KV, whose Replay opens when it is done; returns the
+    job's id.
 
-    Keys: task, length, depth, seed, index, method, budget ('': no limit), preset, overrides (parameters over the preset's), and
-    where they are not the usual ones model ('demo') and max_new (the task's own). Raises ValueError with one sentence."""
+    Keys: task, length, depth, seed, index, method, budget ('': no limit), preset, overrides (parameters over the
+    preset's), and where they are not the usual ones model ('demo') and max_new (the task's own). Raises ValueError with
+    one sentence."""
     model = str(trial.get("model") or "demo")
     asked = tasks.remake(trial, encoder(model)[0], special_tokens(model))
     entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
@@ -40,7 +45,14 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
     most = int(trial.get("max_new") or tasks.get(asked.task).new_tokens)
     choice = MethodChoice(
-        str(trial["method"]), model, trial.get("preset"), budget, most, 0, dict(trial.get("overrides") or {}), trial["method"] != "full"
+        str(trial["method"]),
+        model,
+        trial.get("preset"),
+        budget,
+        most,
+        0,
+        dict(trial.get("overrides") or {}),
+        trial["method"] != "full",
     )
     return submit(prompt, choice, "pages/replay.py")
 
@@ -51,7 +63,9 @@ def sample_choice() -> tuple[PromptChoice, MethodChoice]:
     entry = entries.get("sekv") or next(iter(entries.values()))
     preset = next((name for name in ("demo", *entry["presets"]) if name in entry["presets"]), None)
     budget = "100%" if entry["keeps_all"] else "40%"
-    return sample(encoder("demo")[0]), MethodChoice(entry["name"], "demo", preset, budget, 48, 0, against=not entry["keeps_all"])
+    return sample(encoder("demo")[0]), MethodChoice(
+        entry["name"], "demo", preset, budget, 48, 0, against=not entry["keeps_all"]
+    )
 
 
 def sample_button(label: str = "Run the sample prompt") -> None:

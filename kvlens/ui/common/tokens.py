@@ -1,4 +1,5 @@
-"""Counting tokens before a run, without transformers: the tokenizer.json of the chosen model when it is on this machine."""
+"""Counting tokens before a run, without transformers: the tokenizer.json of the chosen model when it is on this
+machine."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from kvlens.demo.encode import demo_encode
 
 @lru_cache(maxsize=4)
 def encoder(model: str) -> tuple[Callable[[str], list[int]], bool]:
-    """Text -> token ids without special tokens, and whether that is the model's own tokenizer or, as a stand-in, the demo's."""
+    """Text -> token ids without special tokens, and whether that is the model's own tokenizer or, as a stand-in, the
+    demo's."""
     path = _tokenizer_file(model)
     if path is None:
         return demo_encode(), model == "demo"
@@ -23,7 +25,8 @@ def encoder(model: str) -> tuple[Callable[[str], list[int]], bool]:
 
 @lru_cache(maxsize=4)
 def special_tokens(model: str) -> int:
-    """How many tokens of its own the model's tokenizer adds to a prompt; the demo's one where it is not on this machine."""
+    """How many tokens of its own the model's tokenizer adds to a prompt; the demo's one where it is not on this
+    machine."""
     path = _tokenizer_file(model)
     if path is None:
         return 1

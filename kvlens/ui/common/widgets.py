@@ -19,15 +19,17 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&])")
 
 _COPY_HTML = '<button id="copy" type="button" title="Copy a link that restores this selection">Copy link</button>'
 _COPY_CSS = """
-button { font: inherit; font-family: var(--st-font); color: var(--st-text-color); background: var(--st-secondary-background-color);
-  border: 1px solid var(--st-border-color); border-radius: 5px; padding: 4px 12px; min-height: 38px; width: 100%; cursor: pointer; }
+button { font: inherit; font-family: var(--st-font); color: var(--st-text-color);
+  background: var(--st-secondary-background-color); border: 1px solid var(--st-border-color); border-radius: 5px;
+  padding: 4px 12px; min-height: 38px; width: 100%; cursor: pointer; }
 button:focus-visible { outline: 2px solid var(--st-primary-color); }
 """
 _COPY_JS = """
 export default function ({ parentElement }) {
   const button = parentElement.querySelector("#copy");
   const say = (text) => { button.textContent = text; setTimeout(() => { button.textContent = "Copy link"; }, 1500); };
-  button.onclick = () => navigator.clipboard.writeText(window.location.href).then(() => say("Copied"), () => say("Not allowed"));
+  const copied = () => navigator.clipboard.writeText(window.location.href);
+  button.onclick = () => copied().then(() => say("Copied"), () => say("Not allowed"));
 }
 """
 _copy_link = st.components.v2.component("kvlens_copy_link", html=_COPY_HTML, css=_COPY_CSS, js=_COPY_JS)
@@ -55,7 +57,9 @@ def guarded(render: Callable[[], None]) -> Callable[[], None]:
             render()
         except Exception as problem:  # Streamlit's own control flow is not an Exception
             _LOG.exception("a page failed")
-            error(f"{FAILED} {type(problem).__name__}: {problem}. The server's log has the details; please report them.")
+            error(
+                f"{FAILED} {type(problem).__name__}: {problem}. The server's log has the details; please report them."
+            )
 
     return rendered
 

@@ -22,8 +22,11 @@ def metrics(pair: Pair) -> dict[str, str]:
     return found | dict.fromkeys((name for name in second if name not in first), "B only")
 
 
-def map_of(reader: TraceReader, metric: str, step: int | None, agg: str = "mean", stop: int | None = None) -> np.ndarray:
-    """float32 [L, Hq] at one step, or over the steps [0, stop) when `step` is None; NaN = not recorded, in this run or beyond its end."""
+def map_of(
+    reader: TraceReader, metric: str, step: int | None, agg: str = "mean", stop: int | None = None
+) -> np.ndarray:
+    """float32 [L, Hq] at one step, or over the steps [0, stop) when `step` is None; NaN = not recorded, in this run or
+    beyond its end."""
     if metric not in per_step_metrics(reader):
         return np.full((reader.n_layers, reader.q_heads), np.nan, np.float32)
     values = cube(reader, metric)
@@ -46,10 +49,21 @@ def tracks(pair: Pair, metric: str | None, layer: int, head: int) -> list[Track]
     if metric is not None:
         about = metric_of(metric)
         label = head_label(layer, head, pair.a.q_heads // pair.a.kv_heads)
-        found.append(Track(f"{about.title}, {label}", about.unit, *(_head(reader, metric, layer, head) for reader in (pair.a, pair.b))))
+        found.append(
+            Track(
+                f"{about.title}, {label}",
+                about.unit,
+                *(_head(reader, metric, layer, head) for reader in (pair.a, pair.b)),
+            )
+        )
     found.append(Track("KL(full KV ‖ run) of the next token", "nats", *(_loss(reader) for reader in (pair.a, pair.b))))
-    for column, title in (("h2d_bytes", "Moved to the device"), ("peak_bytes", "KV on the device, peak inside the step")):
-        found.append(Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b))))
+    for column, title in (
+        ("h2d_bytes", "Moved to the device"),
+        ("peak_bytes", "KV on the device, peak inside the step"),
+    ):
+        found.append(
+            Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b)))
+        )
     return found
 
 
@@ -57,7 +71,9 @@ def _head(reader: TraceReader, metric: str, layer: int, head: int) -> np.ndarray
     if metric not in per_step_metrics(reader):
         return np.full(reader.n_steps, np.nan)
     values = cube(reader, metric)
-    return values[:, layer, head] if layer < values.shape[1] and head < values.shape[2] else np.full(len(values), np.nan)
+    return (
+        values[:, layer, head] if layer < values.shape[1] and head < values.shape[2] else np.full(len(values), np.nan)
+    )
 
 
 def _loss(reader: TraceReader) -> np.ndarray:

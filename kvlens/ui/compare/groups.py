@@ -26,9 +26,15 @@ def quality() -> None:
     st.markdown("##### Quality against cost, all runs with a known answer")
     found, left_out = trials(bool(st.session_state.get(_ALL)))
     if left_out:
-        st.button(f"Read the {left_out} older runs too", on_click=lambda: st.session_state.update({_ALL: True}), icon=":material/history:")
+        st.button(
+            f"Read the {left_out} older runs too",
+            on_click=lambda: st.session_state.update({_ALL: True}),
+            icon=":material/history:",
+        )
     if not found:
-        st.info("No run has a known answer yet. Prompts from `kvlens prompt` and the sample tasks of New run come with one.")
+        st.info(
+            "No run has a known answer yet. Prompts from `kvlens prompt` and the sample tasks of New run come with one."
+        )
         return
     table = points(found)
     places = {f"{model} · {task or 'no task named'}": (model, task) for model, task in _cells(table)}
@@ -44,20 +50,27 @@ def quality() -> None:
             _points(shown, name, titles, f"{model}-{task}")
     most = int(shown["n"].max())
     each = "one prompt" if most == 1 else f"at most {most} prompts"
-    st.caption(plain(
-        f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} each. Exact match: the task's score "
-        "of the free output is full; without a task its first line contains the answer. Bars: 95 % Wilson intervals. Hollow: one prompt "
-        "only, which says little. Of several runs of one prompt the newest counts; forced runs and runs with held ranges are left out."
-        + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
-    ))  # fmt: skip
+    st.caption(
+        plain(
+            f"{model}, {task or 'no task named'}: a line per method and preset, a point per budget, {each} "
+            f"each. Exact match: the task's score "
+            "of the free output is full; without a task its first line contains the answer. Bars: 95 % Wilson "
+            "intervals. Hollow: one prompt "
+            "only, which says little. Of several runs of one prompt the newest counts; forced runs and runs "
+            "with held ranges are left out." + (f" Only the newest {FIRST} runs were looked at." if left_out else "")
+        )
+    )
 
 
 def _points(shown: pd.DataFrame, axis: str, titles: dict[str, str], name: str) -> None:
     if shown[axis].notna().any():
         chart(
-            quality_points(shown, axis, titles), partial(_file, shown), f"compare-quality-{name}", f"compare_points_{axis}",
+            quality_points(shown, axis, titles),
+            partial(_file, shown),
+            f"compare-quality-{name}",
+            f"compare_points_{axis}",
             f"Exact match against {AXES[axis]}",
-        )  # fmt: skip
+        )
     else:
         st.info(f"{AXES[axis][0].upper()}{AXES[axis][1:]}: not recorded in these runs.")
 

@@ -1,4 +1,5 @@
-"""Which two runs the Compare page looks at: pickers, the URL's `run` and `cmp`, and what to say when there are no two."""
+"""Which two runs the Compare page looks at: pickers, the URL's `run` and `cmp`, and what to say when there are no
+two."""
 
 from __future__ import annotations
 
@@ -111,8 +112,22 @@ def _pickers(table: pd.DataFrame, run: str, other: str) -> None:
     left, middle, swap, link = st.columns([7, 7, 1.4, 1.6], vertical_alignment="bottom")
     for place, key, uid, name in ((left, "compare_a", run, "Run A"), (middle, "compare_b", other, "Run B")):
         st.session_state[key] = uid
-        place.selectbox(name, list(labels), key=key, format_func=lambda item: labels.get(item, item), on_change=_picked, args=(run, other))
-    swap.button("Swap", on_click=_show, args=(other, run), icon=":material/swap_horiz:", width="stretch", help="A becomes B, B becomes A")
+        place.selectbox(
+            name,
+            list(labels),
+            key=key,
+            format_func=lambda item: labels.get(item, item),
+            on_change=_picked,
+            args=(run, other),
+        )
+    swap.button(
+        "Swap",
+        on_click=_show,
+        args=(other, run),
+        icon=":material/swap_horiz:",
+        width="stretch",
+        help="A becomes B, B becomes A",
+    )
     with link:
         widgets.copy_link()
 

@@ -36,8 +36,12 @@ def names(pair: Pair) -> None:
     st.text(divergence_words(pair))
     other = lensdata.forced_repeat(pair.a.uid, data.runs())
     if pair.divergence is not None and other is not None and other != pair.b.uid:
-        st.page_link("pages/compare.py", label="Compare B with A's forced repeat instead: the same context at every step",
-                     icon=":material/compare_arrows:", query_params={"run": other, "cmp": pair.b.uid})  # fmt: skip
+        st.page_link(
+            "pages/compare.py",
+            label="Compare B with A's forced repeat instead: the same context at every step",
+            icon=":material/compare_arrows:",
+            query_params={"run": other, "cmp": pair.b.uid},
+        )
 
 
 def differences(pair: Pair) -> None:
@@ -64,12 +68,15 @@ def stem(pair: Pair) -> str:
 
 
 def fit(pair: Pair, chosen: Selection) -> tuple[Selection, list[str]]:
-    """The selection inside both runs: the cursor goes as far as the longer run, the metric is one that either recorded."""
+    """The selection inside both runs: the cursor goes as far as the longer run, the metric is one that either
+    recorded."""
     longer = max((pair.a, pair.b), key=lambda reader: reader.n_steps)
     inside = pair.a if (chosen.step or 0) < pair.a.n_steps else longer
     known, asked = comparedata.metrics(pair), chosen.metric
     fitted, problems = data.fit(inside, chosen.merged({"metric": None, "span": None}))
-    metric = asked if asked in known else data.opening_metric([name for name, where in known.items() if where == "both"])
+    metric = (
+        asked if asked in known else data.opening_metric([name for name, where in known.items() if where == "both"])
+    )
     if asked is not None and asked != metric:
         problems = [*problems, f"metric {asked[:40]!r} was recorded in neither run; showing {metric}"]
     return fitted.merged({"run": pair.a.uid, "span": chosen.span, "metric": metric}), problems
@@ -87,25 +94,42 @@ def metric_picker(pair: Pair, chosen: Selection) -> None:
 
     st.session_state["compare_metric"] = chosen.metric
     place = st.columns([1, 2])[0]
-    place.selectbox("Metric of maps and curves", list(known), key="compare_metric", format_func=label,
-                 on_change=lambda: session.change({"metric": st.session_state["compare_metric"]}))  # fmt: skip
+    place.selectbox(
+        "Metric of maps and curves",
+        list(known),
+        key="compare_metric",
+        format_func=label,
+        on_change=lambda: session.change({"metric": st.session_state["compare_metric"]}),
+    )
 
 
 def player(pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None:
     """Both runs on one cursor."""
     sent = [_payload(reader, chosen.metric) for reader in (pair.a, pair.b)]
     header = {
-        "a": sent[0][0], "b": sent[1][0], "rev": session.revision(), "step": chosen.step or 0, "layer": chosen.layer or 0,
-        "head": chosen.head or 0, "metric": chosen.metric, "diverged": pair.divergence, "maps": pair.same_shape,
+        "a": sent[0][0],
+        "b": sent[1][0],
+        "rev": session.revision(),
+        "step": chosen.step or 0,
+        "layer": chosen.layer or 0,
+        "head": chosen.head or 0,
+        "metric": chosen.metric,
+        "diverged": pair.divergence,
+        "maps": pair.same_shape,
         "labels": [run_name(pair.a), run_name(pair.b)],
-    }  # fmt: skip
+    }
     pair_player(sent[0][1], sent[1][1], header, on_commit)
     if chosen.metric is not None and pair.same_shape:
         step, metric = chosen.step or 0, metric_of(chosen.metric)
         a, b = (comparedata.map_of(reader, metric.name, step) for reader in (pair.a, pair.b))
-        caption = f"{metric.label} at step {step}\nA: {run_name(pair.a)}, {pair.a.uid} · B: {run_name(pair.b)}, {pair.b.uid}"
+        caption = (
+            f"{metric.label} at step {step}\nA: {run_name(pair.a)}, {pair.a.uid} · B: {run_name(pair.b)}, {pair.b.uid}"
+        )
         canvas_menu(
-            partial(map_table, a, b, pair.a.kv_heads, metric, f"step {step}"), f"{stem(pair)}-{metric.name}-step-{step}", KEY, caption
+            partial(map_table, a, b, pair.a.kv_heads, metric, f"step {step}"),
+            f"{stem(pair)}-{metric.name}-step-{step}",
+            KEY,
+            caption,
         )
     if not pair.same_shape:
         st.caption("The models have different layers or heads, so there is no map of B minus A.")
@@ -136,13 +160,22 @@ def maps(pair: Pair, chosen: Selection) -> None:
     ranges = {"step": f"step {step}", "same": same} | ({} if until == both else {"all": every})
     if st.session_state.get("compare_over") not in ranges:
         st.session_state["compare_over"] = "same"
-    choice = left.segmented_control("Over", list(ranges), key="compare_over", required=True, format_func=lambda item: ranges[item])
-    agg = right.segmented_control("Summed up by", comparedata.AGGREGATES, default="mean", key="compare_agg", required=True,
-                                  disabled=choice == "step")  # fmt: skip
+    choice = left.segmented_control(
+        "Over", list(ranges), key="compare_over", required=True, format_func=lambda item: ranges[item]
+    )
+    agg = right.segmented_control(
+        "Summed up by",
+        comparedata.AGGREGATES,
+        default="mean",
+        key="compare_agg",
+        required=True,
+        disabled=choice == "step",
+    )
     at = step if choice == "step" else None
     how = f"at step {step}" if at is not None else f"{agg} over {same if choice == 'same' else every}"
     a, b = (
-        comparedata.map_of(reader, str(chosen.metric), at, str(agg), until if choice == "same" else both) for reader in (pair.a, pair.b)
+        comparedata.map_of(reader, str(chosen.metric), at, str(agg), until if choice == "same" else both)
+        for reader in (pair.a, pair.b)
     )
     metric = metric_of(str(chosen.metric))
     if not (np.isfinite(a).any() or np.isfinite(b).any()):
@@ -150,12 +183,23 @@ def maps(pair: Pair, chosen: Selection) -> None:
         return
     chart(
         ab_maps(a, b, pair.a.kv_heads, metric, (chosen.layer or 0, chosen.head or 0), how),
-        partial(map_table, a, b, pair.a.kv_heads, metric, how), f"{stem(pair)}-{metric.name}", "compare_maps",
+        partial(map_table, a, b, pair.a.kv_heads, metric, how),
+        f"{stem(pair)}-{metric.name}",
+        "compare_maps",
         f"{metric.title} of A, of B, and B minus A by layer and query head",
-    )  # fmt: skip
-    apart = "" if at is None or pair.same_context(step) else " At this step the runs have different contexts, so B − A also holds that."
-    st.caption(plain(f"{metric.doc[0].upper()}{metric.doc[1:]}. A and B share one range of colours; B − A has its own, symmetric "
-                     f"around 0: red is more in B, blue less.{apart}"))  # fmt: skip
+    )
+    apart = (
+        ""
+        if at is None or pair.same_context(step)
+        else " At this step the runs have different contexts, so B − A also holds that."
+    )
+    st.caption(
+        plain(
+            f"{metric.doc[0].upper()}{metric.doc[1:]}. A and B share one range of colours; B − A has its own, "
+            f"symmetric "
+            f"around 0: red is more in B, blue less.{apart}"
+        )
+    )
 
 
 def _steps(stop: int) -> str:
@@ -167,9 +211,12 @@ def curves(pair: Pair, chosen: Selection) -> None:
     with st.expander("The curves as a chart, to point at and to save"):
         found = comparedata.tracks(pair, chosen.metric, chosen.layer or 0, chosen.head or 0)
         chart(
-            overlaid(found, chosen.step or 0, pair.divergence), partial(track_table, found), f"{stem(pair)}-tracks", "compare_tracks",
+            overlaid(found, chosen.step or 0, pair.divergence),
+            partial(track_table, found),
+            f"{stem(pair)}-tracks",
+            "compare_tracks",
             "Quantities of A and B over the decode steps",
-        )  # fmt: skip
+        )
 
 
 _WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}
@@ -186,10 +233,19 @@ def deltas(pair: Pair) -> None:
         height=38 + 35 * len(table),
         column_config=_WIDE,
     )
-    st.caption(plain("Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over all steps, layers and query heads; after "
-                     "the runs part, they stand for different contexts."))  # fmt: skip
+    st.caption(
+        plain(
+            "Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over all steps, layers and "
+            "query heads; after "
+            "the runs part, they stand for different contexts."
+        )
+    )
     without = [name for name, reader in (("A", pair.a), ("B", pair.b)) if "regret" not in reader.metrics()]
     if without:
-        st.caption(plain(f"No regret of {' and '.join(without)}: full attention by span was not recorded in "
-                         f"{'these runs' if len(without) == 2 else 'this run'}."))  # fmt: skip
+        st.caption(
+            plain(
+                f"No regret of {' and '.join(without)}: full attention by span was not recorded in "
+                f"{'these runs' if len(without) == 2 else 'this run'}."
+            )
+        )
     menu(table, f"{stem(pair)}-totals", "compare_totals", image=False)

@@ -38,7 +38,9 @@ class View:
 
     def query(self) -> dict[str, str]:
         """The page's own URL parameters; left out where they are the default."""
-        return ({} if self.agg == "mean" else {"agg": self.agg}) | ({} if self.whole else {"steps": f"{self.start}-{self.stop - 1}"})
+        return ({} if self.agg == "mean" else {"agg": self.agg}) | (
+            {} if self.whole else {"steps": f"{self.start}-{self.stop - 1}"}
+        )
 
     @property
     def cell(self) -> tuple[int, int]:
@@ -54,14 +56,19 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
     name = chosen.metric if chosen.metric in names else data.opening_metric(names)
     left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
     st.session_state["heads_metric"] = name
-    left.selectbox("Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked)
+    left.selectbox(
+        "Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked
+    )
     if "heads_agg" not in st.session_state:
         wanted = st.query_params.get("agg", "mean")
         st.session_state["heads_agg"] = wanted if wanted in AGGREGATES else "mean"
     agg = middle.selectbox("Over the steps", AGGREGATES, key="heads_agg", persist_state="session")
     fit = third.toggle(
-        "Fit colours", key="heads_fit", persist_state="session", help="Colours span the recorded values, not the natural range."
-    )  # fmt: skip
+        "Fit colours",
+        key="heads_fit",
+        persist_state="session",
+        help="Colours span the recorded values, not the natural range.",
+    )
     last = reader.n_steps - 1
     if reader.meta.get("trace_level") == "summary" or last < 1:
         right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")
@@ -75,7 +82,9 @@ def _step_range(reader: TraceReader, place: st.delta_generator.DeltaGenerator, l
     key = f"heads_steps_{reader.uid}"
     if key not in st.session_state:
         st.session_state[key] = parse_steps(st.query_params.get("steps"), last)
-    start, end = cast("tuple[int, int]", place.slider("Steps, first and last", 0, last, key=key, persist_state="session"))
+    start, end = cast(
+        "tuple[int, int]", place.slider("Steps, first and last", 0, last, key=key, persist_state="session")
+    )
     return int(start), int(end)
 
 
@@ -109,9 +118,12 @@ def figures(reader: TraceReader, view: View) -> None:
         steps = f"steps-{view.start}-{view.stop - 1}"
         chart(
             head_map(values, reader.kv_heads, view.metric, (layer, head), how, view.fit),
-            lambda: map_frame(values, reader.kv_heads, view.metric, view.agg), f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", key,
-            f"{view.metric.title} by layer and query head", on_select=lambda: cell_clicked(key),
-        )  # fmt: skip
+            lambda: map_frame(values, reader.kv_heads, view.metric, view.agg),
+            f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}",
+            key,
+            f"{view.metric.title} by layer and query head",
+            on_select=lambda: cell_clicked(key),
+        )
         st.text(f"Selected: {label}, {how}: {value_text(float(values[layer, head]), view.metric)}")
     with right:
         found: Series = series(reader, view.metric.name, layer, head)
@@ -120,15 +132,20 @@ def figures(reader: TraceReader, view: View) -> None:
             chart(
                 head_timeline(found.values, view.metric, label, view.chosen.step or 0, view.start, view.stop),
                 pd.DataFrame({"step": range(found.values.size), unit_name(view.metric): found.values}),
-                f"{reader.uid}-{view.metric.name}-L{layer}-Q{head}", name, f"{view.metric.title} of {label} over decode steps",
+                f"{reader.uid}-{view.metric.name}-L{layer}-Q{head}",
+                name,
+                f"{view.metric.title} of {label} over decode steps",
                 on_select=lambda: _step_clicked(name),
-            )  # fmt: skip
+            )
         else:
             st.info(f"{view.metric.title} was not recorded per step for {label}.")
         chart(
-            head_histogram(values, view.metric, (layer, head)), lambda: map_frame(values, reader.kv_heads, view.metric, view.agg),
-            f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}", "spread", "Spread over query heads",
-        )  # fmt: skip
+            head_histogram(values, view.metric, (layer, head)),
+            lambda: map_frame(values, reader.kv_heads, view.metric, view.agg),
+            f"{reader.uid}-{view.metric.name}-{view.agg}-{steps}",
+            "spread",
+            "Spread over query heads",
+        )
 
 
 def clicked(key: str) -> list[int]:
@@ -141,7 +158,8 @@ def clicked(key: str) -> list[int]:
 
 
 def cell_clicked(key: str, group: int = 1) -> None:
-    """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group` query heads."""
+    """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group`
+    query heads."""
     if len(cell := clicked(key)) == 2:
         session.change({"layer": cell[0], "head": cell[1] * group})
 
@@ -159,10 +177,17 @@ def table(reader: TraceReader, view: View) -> None:
     shown = stats.drop(columns=["run_uid", "method", "model"])
     key = f"head_table_{session.revision()}"
     st.dataframe(
-        shown, hide_index=True, width="stretch", height=340, key=key, on_select=lambda: _row_clicked(key, stats),
+        shown,
+        hide_index=True,
+        width="stretch",
+        height=340,
+        key=key,
+        on_select=lambda: _row_clicked(key, stats),
         selection_mode="single-row",
-    )  # fmt: skip
-    st.caption("None: not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads.")
+    )
+    st.caption(
+        "None: not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads."
+    )
     downloads(reader, view.start, view.stop, view.whole)
 
 

@@ -19,7 +19,10 @@ def run_table(table: pd.DataFrame) -> str | None:
             "model": table["model"].fillna(""),
             "method": table["method"].fillna(""),
             "preset": table["preset"].fillna(""),
-            "budget": table["budget"].fillna("").astype(str).mask(table["budget"].notna() & table["budget_bytes"].isna(), "no limit"),
+            "budget": table["budget"]
+            .fillna("")
+            .astype(str)
+            .mask(table["budget"].notna() & table["budget_bytes"].isna(), "no limit"),
             "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
             "steps": table["steps"].astype("Int64"),
@@ -31,12 +34,21 @@ def run_table(table: pd.DataFrame) -> str | None:
             "run": table["uid"],
         }
     )
-    columns = {"output": st.column_config.TextColumn(width="medium"), "method": st.column_config.TextColumn(width=115),
-               "what it is": st.column_config.TextColumn(width=175)}  # fmt: skip
+    columns = {
+        "output": st.column_config.TextColumn(width="medium"),
+        "method": st.column_config.TextColumn(width=115),
+        "what it is": st.column_config.TextColumn(width=175),
+    }
     event = st.dataframe(
-        shown, hide_index=True, width="stretch", on_select="rerun", selection_mode="single-row", key="run_table",
-        column_config=columns, height=min(560, 40 + 35 * len(shown)),
-    )  # fmt: skip
+        shown,
+        hide_index=True,
+        width="stretch",
+        on_select="rerun",
+        selection_mode="single-row",
+        key="run_table",
+        column_config=columns,
+        height=min(560, 40 + 35 * len(shown)),
+    )
     rows = event["selection"]["rows"]
     return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
 

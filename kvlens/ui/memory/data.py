@@ -29,7 +29,8 @@ def moved_spans(_reader: TraceReader, uid: str, changed: int) -> pd.DataFrame:
 
 
 def head_bytes(reader: TraceReader, copies: pd.DataFrame) -> pd.DataFrame:
-    """One row per layer and KV head: layer, kv_head, resident_bytes_mean and the columns of MAPS; NaN where not recorded.
+    """One row per layer and KV head: layer, kv_head, resident_bytes_mean and the columns of MAPS; NaN where not
+    recorded.
 
     `copies` as of `moved_spans`. The mean and the totals go over all decode steps of the run."""
     stats = reader.head_table().drop_duplicates(["layer", "kv_head"])
@@ -49,7 +50,13 @@ def head_bytes(reader: TraceReader, copies: pd.DataFrame) -> pd.DataFrame:
 def kv_shape(reader: TraceReader) -> KVShape:
     """Sizes of the run's model."""
     cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta["head_dim"])
-    return KVShape(reader.n_layers, reader.q_heads, reader.kv_heads, int(reader.meta["head_dim"]), int(reader.meta["token_bytes"]) // cells)
+    return KVShape(
+        reader.n_layers,
+        reader.q_heads,
+        reader.kv_heads,
+        int(reader.meta["head_dim"]),
+        int(reader.meta["token_bytes"]) // cells,
+    )
 
 
 def judged(copies: pd.DataFrame) -> bool:
@@ -87,8 +94,9 @@ class Overlap:
 def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> Overlap:
     """Sums over consecutive `steps` and the `copies` that may have run in their time.
 
-    A step's wait can also cover queueing and unpacking, during which nothing moves, and where in the step it fell is not recorded: what is
-    left of the step's moving time once all its waiting is taken off is therefore a lower bound. Between steps the engine waits for none."""
+    A step's wait can also cover queueing and unpacking, during which nothing moves, and where in the step it fell is
+    not recorded: what is left of the step's moving time once all its waiting is taken off is therefore a lower bound.
+    Between steps the engine waits for none."""
     start, end, wait = (steps[name].to_numpy(np.float64) for name in ("t_us", "dur_us", "wait_us"))
     end = start + end
     blocking = copies["blocking"].to_numpy(bool)
@@ -102,6 +110,9 @@ def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> Overlap:
     whole = (start[0], end[-1])
     total = moving(everything, *whole)
     return Overlap(
-        total, moving(blocking, *whole), moving(~blocking, *whole), float(wait.sum()),
+        total,
+        moving(blocking, *whole),
+        moving(~blocking, *whole),
+        float(wait.sum()),
         total - sum(inside) + sum(max(0.0, time - waited) for time, waited in zip(inside, wait, strict=True)),
-    )  # fmt: skip
+    )

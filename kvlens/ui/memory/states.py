@@ -29,16 +29,24 @@ def where_spans_lay(reader: TraceReader, chosen: Selection) -> None:
     grid = state_grid(shown, changes, reader.n_steps)
     title = f"State of spans for L{layer} KV{kv_head} at the end of each step"
     chart(
-        state_map(shown, grid, title, chosen.step or 0, chosen.span), changes, f"{reader.uid}-states-l{layer}-kv{kv_head}", "state_map",
+        state_map(shown, grid, title, chosen.step or 0, chosen.span),
+        changes,
+        f"{reader.uid}-states-l{layer}-kv{kv_head}",
+        "state_map",
         title,
-    )  # fmt: skip
+    )
     if len(shown) < len(spans):
-        st.caption(f"{len(shown)} of {len(spans)} spans are shown, numbers {first} to {first + len(shown) - 1} in text order; "
-                   "the slider shows the others.")  # fmt: skip
+        st.caption(
+            f"{len(shown)} of {len(spans)} spans are shown, numbers {first} to {first + len(shown) - 1} in text order; "
+            "the slider shows the others."
+        )
     moved = int((changes["step"] >= 0).sum())
     kept = "No span changed its state while decoding." if not moved else f"{moved} births and changes while decoding."
-    st.caption(f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row stands for whatever no "
-               f"other span holds. {kept} Replayed from the recorded events; colours as in Replay.")  # fmt: skip
+    st.caption(
+        f"One row per span ever made, in text order, with the tokens it had at its birth; the window's row "
+        f"stands for whatever no "
+        f"other span holds. {kept} Replayed from the recorded events; colours as in Replay."
+    )
 
 
 def _choice(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
@@ -49,9 +57,12 @@ def _choice(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
     st.session_state["memory_layer"], st.session_state["memory_kv_head"] = layer, kv_head
     first.selectbox("Layer", range(reader.n_layers), key="memory_layer", on_change=_changed("layer", "memory_layer", 1))
     second.selectbox(
-        "KV head", range(reader.kv_heads), key="memory_kv_head", format_func=lambda head: f"KV{head}",
+        "KV head",
+        range(reader.kv_heads),
+        key="memory_kv_head",
+        format_func=lambda head: f"KV{head}",
         on_change=_changed("head", "memory_kv_head", group),
-    )  # fmt: skip
+    )
     return layer, kv_head
 
 

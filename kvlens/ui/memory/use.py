@@ -13,16 +13,22 @@ from kvlens.ui.memory import data as memorydata
 from kvlens.ui.method import parts
 
 DEFINITION = (
-    "A copy of a span to the device counts as moved and not used when the span was among the recorded top spans of no query head of the KV "
-    "head it was moved for, at any step at which the copy could be read. That bounds its use, it does not prove there was none: each of "
-    "these query heads gave the span at most its tail mass (what all spans it did not list got together), and at most the least mass it "
-    "listed. Mass is recorded per span, its summary entry included, so use may be overstated. A copy can be read from its own step on, one "
-    "made in the background from the step its arrival was recorded, until the step the span was given up, that one included."
+    "A copy of a span to the device counts as moved and not used when the span was among the recorded top "
+    "spans of no query head of the KV "
+    "head it was moved for, at any step at which the copy could be read. That bounds its use, it does not "
+    "prove there was none: each of "
+    "these query heads gave the span at most its tail mass (what all spans it did not list got together), and "
+    "at most the least mass it "
+    "listed. Mass is recorded per span, its summary entry included, so use may be overstated. A copy can be "
+    "read from its own step on, one "
+    "made in the background from the step its arrival was recorded, until the step the span was given up, that "
+    "one included."
 )
 
 
 def use(reader: TraceReader, copies: pd.DataFrame) -> None:
-    """Definition, bytes per step by recorded use, how much attention they got, the copies as a table; the price of truncated reuse."""
+    """Definition, bytes per step by recorded use, how much attention they got, the copies as a table; the price of
+    truncated reuse."""
     st.markdown("##### Moved, and not used")
     if copies.empty:
         st.info("Nothing moved to the device while decoding, so nothing was moved in vain.")
@@ -34,7 +40,13 @@ def use(reader: TraceReader, copies: pd.DataFrame) -> None:
         left, right = st.columns(2, gap="medium")
         name = f"{reader.uid}-use-of-copies"
         with left:
-            chart(use_of_copies(copies, reader.n_steps), copies, name, "use_of_copies", "Bytes to the device per step, by recorded use")
+            chart(
+                use_of_copies(copies, reader.n_steps),
+                copies,
+                name,
+                "use_of_copies",
+                "Bytes to the device per step, by recorded use",
+            )
         with right:
             chart(mass_curve(copies), copies, name, "mass_curve", "Share of moved bytes by the attention they got")
         st.caption(summary(copies))
@@ -47,9 +59,15 @@ def summary(copies: pd.DataFrame) -> str:
     by = copies.groupby("verdict")["bytes"].sum()
     unlisted = copies[copies["verdict"] == "unlisted"]
     idle = float(by.get("unlisted", 0))
-    said = f"Of {si_bytes(total)} moved to the device, {si_bytes(idle)} ({idle / total:.1%}) were never among the top spans of a query head"
+    said = (
+        f"Of {si_bytes(total)} moved to the device, {si_bytes(idle)} ({idle / total:.1%}) were never among "
+        f"the top spans of a query head"
+    )
     if len(unlisted):
-        said += f"; no query head gave one of these spans more than {unlisted['at_most'].max():.2g} of its attention at a step"
+        said += (
+            f"; no query head gave one of these spans more than {unlisted['at_most'].max():.2g} of its "
+            f"attention at a step"
+        )
     rest = (
         ("pending", "had not arrived when the run ended"),
         ("no span", "name no span"),
@@ -65,12 +83,18 @@ def _truncation(reader: TraceReader) -> None:
     """What moving more than the ideal cost, where the ideal is recorded."""
     lost = reader.truncation()
     if lost.empty:
-        st.caption("The price of truncated reuse (bytes moved beyond the ideal of reusing every wanted token that was on the device): not "
-                   "recorded, as no step of this run truncated its reuse.")  # fmt: skip
+        st.caption(
+            "The price of truncated reuse (bytes moved beyond the ideal of reusing every wanted token that was "
+            "on the device): not "
+            "recorded, as no step of this run truncated its reuse."
+        )
         return
     moved, ideal = float(lost["moved_bytes"].sum()), float(lost["ideal_bytes"].sum())
     share = f" ({moved / ideal - 1:.1%} more)" if ideal else ""
-    st.caption(f"The price of truncated reuse: {si_bytes(moved)} moved to the device where an ideal is recorded "
-               f"({int(lost['cells'].sum()):,} of step × layer × KV head); {si_bytes(ideal)} would have, had every wanted token that was "
-               f"on the device been reused. {si_bytes(moved - ideal)}{share} were moved beyond that.")  # fmt: skip
+    st.caption(
+        f"The price of truncated reuse: {si_bytes(moved)} moved to the device where an ideal is recorded "
+        f"({int(lost['cells'].sum()):,} of step × layer × KV head); {si_bytes(ideal)} would have, had every "
+        f"wanted token that was "
+        f"on the device been reused. {si_bytes(moved - ideal)}{share} were moved beyond that."
+    )
     parts.download(lost, f"{reader.uid}-truncation", "Download truncation by KV head as CSV")

@@ -62,16 +62,20 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
         ("Moved to the host", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
-        ("Waited for copies", duration(float(steps["wait_us"].sum())),
-         f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding"),
+        (
+            "Waited for copies",
+            duration(float(steps["wait_us"].sum())),
+            f"{steps['wait_us'].sum() / spent:.1%} of decoding" if spent else "while decoding",
+        ),
         ("Moved, not used", *_redundant(copies)),
-    )  # fmt: skip
+    )
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
 
 
 def _redundant(copies: pd.DataFrame) -> tuple[str, str]:
-    """Bytes to the device whose span no query head listed, and their share; see the section at the end of the page for what it means."""
+    """Bytes to the device whose span no query head listed, and their share; see the section at the end of the page for
+    what it means."""
     if copies.empty:
         return "0 B", "nothing moved"
     if not memorydata.judged(copies):
@@ -86,19 +90,40 @@ def residency(reader: TraceReader) -> None:
     steps, meta = reader.steps(), reader.meta
     budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
     lines = steps.assign(budget_bytes=budget, full_kv_bytes=full)
-    chart(figures.residency(steps, budget, full), lines, f"{reader.uid}-steps", "residency", "KV bytes by tier per decode step")
+    chart(
+        figures.residency(steps, budget, full),
+        lines,
+        f"{reader.uid}-steps",
+        "residency",
+        "KV bytes by tier per decode step",
+    )
     limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
     prefill = meta.get("prefill_peak_bytes")
     before = "not recorded" if prefill is None else si_bytes(prefill)
-    st.caption(plain(f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device whole storages count: slots in use or not, their "
-                     f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys and values alone, of "
-                     f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. Prefill, when the "
-                     f"whole prompt is on the device, is not drawn; its peak: {before}."))  # fmt: skip
+    st.caption(
+        plain(
+            f"Bytes are decimal (1 MB = 10^6 bytes); {limit}. On the device whole storages count: slots in use "
+            f"or not, their "
+            f"tables, span tables, summaries, a method's index, staging. Full KV ({si_bytes(full)}) is keys "
+            f"and values alone, of "
+            f"the prompt and all tokens asked for, so a method that keeps everything lies a little above it. "
+            f"Prefill, when the "
+            f"whole prompt is on the device, is not drawn; its peak: {before}."
+        )
+    )
     if holds := meta.get("hold"):
-        held = [Hold(h["span"], h["tok_start"], h["tok_end"], tuple((a, b) for a, b in h["heads"]), h["from_step"]) for h in holds]
+        held = [
+            Hold(h["span"], h["tok_start"], h["tok_end"], tuple((a, b) for a, b in h["heads"]), h["from_step"])
+            for h in holds
+        ]
         size = si_bytes(held_bytes(held, memorydata.kv_shape(reader)))
-        st.caption(plain(f"This run is a what-if: {held_tokens(held):,} tokens are held on the device beside the budget, {size} of keys "
-                         "and values. The curves include them and may lie above the budget."))  # fmt: skip
+        st.caption(
+            plain(
+                f"This run is a what-if: {held_tokens(held):,} tokens are held on the device beside the "
+                f"budget, {size} of keys "
+                "and values. The curves include them and may lie above the budget."
+            )
+        )
     if not float(steps["cold_bytes"].max()):
         st.caption("Nothing lay in host memory at any step.")
 
@@ -117,12 +142,19 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     copies = near[near["step"] >= start]
     shown = copies.head(COPIES)
     chart(
-        overlap_figure(steps, shown), copies, f"{reader.uid}-copies-steps-{start}-{end}", "overlap",
+        overlap_figure(steps, shown),
+        copies,
+        f"{reader.uid}-copies-steps-{start}-{end}",
+        "overlap",
         "Copies over time beside the engine's steps",
-    )  # fmt: skip
+    )
     if len(shown) < len(copies):
         st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
-    st.caption(_overlap_text(len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.get("link") or "not recorded"))))
+    st.caption(
+        _overlap_text(
+            len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.get("link") or "not recorded"))
+        )
+    )
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 
 
@@ -130,10 +162,14 @@ def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     share = f" ({sums.unwaited / sums.moving:.0%})" if sums.moving else ""
     return (
         f"{count:,} copies belong to these steps; link: {link}. While the steps ran a copy was under way for "
-        f"{sums.moving / 1000:.4g} ms (blocking copies {sums.blocking / 1000:.4g} ms, background copies {sums.background / 1000:.4g} ms; "
-        f"what overlaps counts once). The engine waited {sums.waited / 1000:.4g} ms, queueing and unpacking included. Each step's waiting "
-        f"taken off its moving time, at least {sums.unwaited / 1000:.4g} ms{share} of the moving was not waited for. Solid: blocking, "
-        "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, double-click to return."
+        f"{sums.moving / 1000:.4g} ms (blocking copies {sums.blocking / 1000:.4g} ms, background copies "
+        f"{sums.background / 1000:.4g} ms; "
+        f"what overlaps counts once). The engine waited {sums.waited / 1000:.4g} ms, queueing and unpacking "
+        f"included. Each step's waiting "
+        f"taken off its moving time, at least {sums.unwaited / 1000:.4g} ms{share} of the moving was not "
+        f"waited for. Solid: blocking, "
+        "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
+        "double-click to return."
     )
 
 
@@ -164,11 +200,20 @@ def by_head(reader: TraceReader, chosen: Selection, copies: pd.DataFrame) -> Non
         if not names:
             st.info("Nothing moved between the tiers while decoding, so there is no map of what moved.")
         else:
-            name = st.selectbox("Bytes", names, key="memory_map", format_func=lambda item: memorydata.MAPS[item], persist_state="session")
+            name = st.selectbox(
+                "Bytes",
+                names,
+                key="memory_map",
+                format_func=lambda item: memorydata.MAPS[item],
+                persist_state="session",
+            )
             text = memorydata.MAPS[str(name)]
             _map(reader, frame, str(name), f"{text[0].upper()}{text[1:]}", cell)
-    st.caption(f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a KV head has its "
-               "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts.")  # fmt: skip
+    st.caption(
+        f"Click a cell to select its KV head on every page; selected: L{cell[0]} KV{cell[1]}. On the device a "
+        f"KV head has its "
+        "share of its layer's slots; what all share (span tables, a method's index, staging) counts in equal parts."
+    )
 
 
 def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell: tuple[int, int]) -> None:
@@ -178,20 +223,32 @@ def _map(reader: TraceReader, frame: pd.DataFrame, column: str, title: str, cell
         return
     key = f"memory_map_{column}_{session.revision()}_{cell[0]}_{cell[1]}"
     chart(
-        figures.byte_map(values, title, cell, column), frame, f"{reader.uid}-bytes-by-kv-head", key, f"{title}, by layer and KV head",
+        figures.byte_map(values, title, cell, column),
+        frame,
+        f"{reader.uid}-bytes-by-kv-head",
+        key,
+        f"{title}, by layer and KV head",
         on_select=lambda: cell_clicked(key, reader.q_heads // reader.kv_heads),
-    )  # fmt: skip
+    )
 
 
 def timeline_export(reader: TraceReader) -> None:
     """The run as a file that Perfetto opens."""
     st.markdown("##### Timeline for Perfetto")
-    st.caption("Steps and copies as slices, bytes per tier as counters, in the Trace Event Format; open the file at ui.perfetto.dev or "
-               "chrome://tracing. Copies of one direction that overlap are spread over several lanes.")  # fmt: skip
+    st.caption(
+        "Steps and copies as slices, bytes per tier as counters, in the Trace Event Format; open the file at "
+        "ui.perfetto.dev or "
+        "chrome://tracing. Copies of one direction that overlap are spread over several lanes."
+    )
     st.download_button(
-        "Chrome trace (JSON)", partial(_timeline, reader), f"{reader.uid}-chrome-trace.json", "application/json", key="chrome_trace",
-        on_click="ignore", icon=":material/download:",
-    )  # fmt: skip
+        "Chrome trace (JSON)",
+        partial(_timeline, reader),
+        f"{reader.uid}-chrome-trace.json",
+        "application/json",
+        key="chrome_trace",
+        on_click="ignore",
+        icon=":material/download:",
+    )
 
 
 def _timeline(reader: TraceReader) -> bytes:

@@ -1,7 +1,7 @@
 """The Method page: what one method decided, told by a view of its own, or by the generic view of any method.
 
-A view is a module with `show(reader: TraceReader) -> None` that draws below the title. It is loaded when it is needed; a method whose
-view does not exist, or that comes from a plugin, has the generic one."""
+A view is a module with `show(reader: TraceReader) -> None` that draws below the title. It is loaded when it is needed;
+a method whose view does not exist, or that comes from a plugin, has the generic one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from kvlens.ui.common.widgets import plain
 from kvlens.ui.method.parts import about
 
 #: Method -> 'module:function' of its view.
-VIEWS: dict[str, str] = {name: f"kvlens.ui.method.{name}:show" for name in ("sekv", "chess", "freekv", "sentkv", "compresskv")}
+VIEWS: dict[str, str] = {
+    name: f"kvlens.ui.method.{name}:show" for name in ("sekv", "chess", "freekv", "sentkv", "compresskv")
+}
 GENERIC = "kvlens.ui.method.generic:show"
 
 
@@ -27,7 +29,8 @@ def show(reader: TraceReader) -> None:
 
 
 def title(reader: TraceReader) -> None:
-    """The method's name, its summary and its paper, from the catalogue; of a method that is not installed here the name alone."""
+    """The method's name, its summary and its paper, from the catalogue; of a method that is not installed here the name
+    alone."""
     entry = about(reader)
     if entry is None:
         st.subheader(plain(str(reader.meta.get("method"))))

@@ -47,10 +47,13 @@ def listing(frame: pd.DataFrame, said: dict[str, str]) -> pd.DataFrame:
         steps += " and end of prefill" if first < 0 <= last else ""
         rows.append(
             {
-                "name": name, "meaning": said.get(str(name), "not described"), "noted": " per ".join([steps, *places]),
-                "vectors": len(part), "length": str(low) if low == high else f"{low}–{high}",
+                "name": name,
+                "meaning": said.get(str(name), "not described"),
+                "noted": " per ".join([steps, *places]),
+                "vectors": len(part),
+                "length": str(low) if low == high else f"{low}–{high}",
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 
@@ -86,7 +89,10 @@ def _numbers(frame: pd.DataFrame, name: str, once: bool) -> object:
     series = {}
     for place, part in frame.groupby(keys, dropna=False, sort=True):
         part = part.sort_values(x)
-        series[_label(dict(zip(keys, cast("tuple[float, ...]", place), strict=True)))] = (part[x].tolist(), part["value"].tolist())
+        series[_label(dict(zip(keys, cast("tuple[float, ...]", place), strict=True)))] = (
+            part[x].tolist(),
+            part["value"].tolist(),
+        )
     return curves(series, name, "layer" if over_layers else "decode step")
 
 

@@ -1,4 +1,5 @@
-"""Pieces every method's view may use. Each draws one section: figure, download, and one sentence where nothing was recorded."""
+"""Pieces every method's view may use. Each draws one section: figure, download, and one sentence where nothing was
+recorded."""
 
 from __future__ import annotations
 
@@ -41,16 +42,35 @@ def download(frame: pd.DataFrame, name: str, label: str = "Download as CSV") -> 
     """Button for `frame` as CSV, made when it is pressed. `name`: the file's, without '.csv'; unique on the page."""
     file = re.sub(r"[^0-9A-Za-z._-]+", "-", name).strip("-")
     st.download_button(
-        plain(label), partial(csv_bytes, frame), f"{file}.csv", "text/csv", key=f"download_{name}", on_click="ignore",
+        plain(label),
+        partial(csv_bytes, frame),
+        f"{file}.csv",
+        "text/csv",
+        key=f"download_{name}",
+        on_click="ignore",
         icon=":material/download:",
-    )  # fmt: skip
+    )
 
 
 def draw(
-    reader: TraceReader, figure: go.Figure, *, key: str, alt: str, data: Data | None = None, on_select: Callable[[], None] | None = None
-) -> None:  # fmt: skip
-    """One chart with its downloads, named after the run and `key`; `data`: the numbers behind it, those that it draws when left out."""
-    chart(figure, partial(drawn, figure) if data is None else data, f"{reader.uid}-{key.replace('_', '-')}", key, alt, on_select=on_select)
+    reader: TraceReader,
+    figure: go.Figure,
+    *,
+    key: str,
+    alt: str,
+    data: Data | None = None,
+    on_select: Callable[[], None] | None = None,
+) -> None:
+    """One chart with its downloads, named after the run and `key`; `data`: the numbers behind it, those that it draws
+    when left out."""
+    chart(
+        figure,
+        partial(drawn, figure) if data is None else data,
+        f"{reader.uid}-{key.replace('_', '-')}",
+        key,
+        alt,
+        on_select=on_select,
+    )
 
 
 def bytes_by_cause(reader: TraceReader) -> None:
@@ -65,11 +85,16 @@ def bytes_by_cause(reader: TraceReader) -> None:
         st.info("Nothing moved while decoding.")
     else:
         draw(
-            reader, transfers.bytes_by_cause(table, reader.n_steps), key="parts_bytes", alt="Bytes moved per decode step by cause",
+            reader,
+            transfers.bytes_by_cause(table, reader.n_steps),
+            key="parts_bytes",
+            alt="Bytes moved per decode step by cause",
             data=table,
-        )  # fmt: skip
-    st.caption(f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(before)}. "
-               "Solid: the engine waited for it; hatched: it ran in the background.")  # fmt: skip
+        )
+    st.caption(
+        f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(before)}. "
+        "Solid: the engine waited for it; hatched: it ran in the background."
+    )
 
 
 def moved_text(table: pd.DataFrame) -> str:
@@ -79,8 +104,11 @@ def moved_text(table: pd.DataFrame) -> str:
     parts = []
     for direction, part in table.groupby("direction", sort=True):
         where = transfers.DIRECTIONS.get(str(direction), str(direction))
-        parts.append(f"{si_bytes(float(part['bytes'].sum()))} {where} in {counted(int(part['n'].sum()), 'copy', 'copies')}, of that "
-                     f"{si_bytes(float(part['blocking_bytes'].sum()))} blocking")  # fmt: skip
+        parts.append(
+            f"{si_bytes(float(part['bytes'].sum()))} {where} in "
+            f"{counted(int(part['n'].sum()), 'copy', 'copies')}, of that "
+            f"{si_bytes(float(part['blocking_bytes'].sum()))} blocking"
+        )
     return "; ".join(parts)
 
 
@@ -94,13 +122,21 @@ def times(reader: TraceReader) -> None:
         return
     per_step = decode.groupby("step", as_index=False)[["moving_us", "wait_us", "bytes", "blocking_bytes", "n"]].sum()
     draw(
-        reader, transfers.waiting(table, reader.n_steps), key="parts_times", alt="Moving and waiting time per decode step", data=per_step,
-    )  # fmt: skip
+        reader,
+        transfers.waiting(table, reader.n_steps),
+        key="parts_times",
+        alt="Moving and waiting time per decode step",
+        data=per_step,
+    )
     moving, waited = decode["moving_us"].sum() / 1000, decode["wait_us"].sum() / 1000
     spent = reader.steps()["dur_us"].sum() / 1000
     share = f", {waited / spent:.1%} of the {spent:.4g} ms that decoding took" if spent > 0 else ""
-    st.caption(plain(f"Copies took {moving:.4g} ms added up; they may overlap each other and the computing. The engine waited "
-                     f"{waited:.4g} ms for them{share}. Link: {reader.meta.get('link') or 'not recorded'}."))  # fmt: skip
+    st.caption(
+        plain(
+            f"Copies took {moving:.4g} ms added up; they may overlap each other and the computing. The engine waited "
+            f"{waited:.4g} ms for them{share}. Link: {reader.meta.get('link') or 'not recorded'}."
+        )
+    )
 
 
 def head_map(reader: TraceReader, metric: str, title: str) -> None:
@@ -115,9 +151,12 @@ def head_map(reader: TraceReader, metric: str, title: str) -> None:
     key = f"parts_map_{metric}_{session.revision()}_{layer}_{head}"
     chart(
         map_figure(values, reader.kv_heads, about_it, (layer, head), "mean over all steps"),
-        map_frame(values, reader.kv_heads, about_it, "mean"), f"{reader.uid}-{metric}-by-head", key,
-        f"{about_it.title} by layer and query head", on_select=lambda: cell_clicked(key),
-    )  # fmt: skip
+        map_frame(values, reader.kv_heads, about_it, "mean"),
+        f"{reader.uid}-{metric}-by-head",
+        key,
+        f"{about_it.title} by layer and query head",
+        on_select=lambda: cell_clicked(key),
+    )
     owner = " A figure of the KV head, shown for each of its query heads." if about_it.level == "kv" else ""
     label = head_label(layer, head, reader.q_heads // reader.kv_heads)
     mine = value_text(float(values[layer, head]), about_it)

@@ -27,10 +27,17 @@ def facts(reader: TraceReader) -> None:
     if budget is not None and full:
         limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
     checks = reader.self_checks()
-    passed = f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
-    drawn = f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
-    st.text(f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · {counted(reader.n_steps, 'step')} · "
-            f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}")  # fmt: skip
+    passed = (
+        f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
+    )
+    drawn = (
+        f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
+    )
+    st.text(
+        f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · "
+        f"{counted(reader.n_steps, 'step')} · "
+        f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}"
+    )
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
@@ -70,7 +77,8 @@ def decided(reader: TraceReader, chosen: Selection) -> None:
 
 
 def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
-    """What the player shows, to take away: its pictures, and the chosen metric of all heads and steps. `key`: the player's."""
+    """What the player shows, to take away: its pictures, and the chosen metric of all heads and steps. `key`: the
+    player's."""
     if chosen.metric is None:
         return
     step, metric = chosen.step or 0, metric_of(chosen.metric)
@@ -84,7 +92,9 @@ def metric_table(reader: TraceReader, name: str) -> pd.DataFrame:
     values = cube(reader, name)
     step, layer, head = (axis.ravel() for axis in np.indices(values.shape))
     kv_head = head // (reader.q_heads // reader.kv_heads)
-    return pd.DataFrame({"step": step, "layer": layer, "q_head": head, "kv_head": kv_head, metric_of(name).label: values.ravel()})
+    return pd.DataFrame(
+        {"step": step, "layer": layer, "q_head": head, "kv_head": kv_head, metric_of(name).label: values.ravel()}
+    )
 
 
 def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:
@@ -153,8 +163,10 @@ def _transfers(reader: TraceReader, step: int) -> None:
     table = reader.transfers(step=step)
     sums = table.groupby("direction")["bytes"].sum()
     st.markdown(f"##### Moved at step {step}")
-    st.caption(f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to the host, "
-               f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them.")  # fmt: skip
+    st.caption(
+        f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to the host, "
+        f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them."
+    )
     if table.empty:
         return
     shown = pd.DataFrame(

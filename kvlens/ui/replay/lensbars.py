@@ -30,17 +30,28 @@ def bars(reader: TraceReader, chosen: Selection) -> None:
     key = f"{KEY}_{step}_{layer}_{head}"
     alt = f"Bars: full KV's and this run's attention mass per span for {label} at step {step}"
     with st.container(key=KEY):
-        chart(span_bars(table, label, step, chosen.span), table, f"{reader.uid}-step{step}-L{layer}-Q{head}-oracle", key, alt,
-              on_select=lambda: _picked(key))  # fmt: skip
+        chart(
+            span_bars(table, label, step, chosen.span),
+            table,
+            f"{reader.uid}-step{step}-L{layer}-Q{head}-oracle",
+            key,
+            alt,
+            on_select=lambda: _picked(key),
+        )
     tail = reader.oracle_tail(step, layer, head)
     rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of full KV's mass."
     st.caption(
-        "Full attention of this run's own query over the exact keys of all positions. ★ marks the needle; a click selects a span." + rest
+        (
+            "Full attention of this run's own query over the exact keys of all positions. ★ marks the needle; a "
+            "click selects a span."
+        )
+        + rest
     )
 
 
 def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFrame:
-    """The spans full attention would have read most: span, full, mass, regret, kind, tokens (in words), text, needle."""
+    """The spans full attention would have read most: span, full, mass, regret, kind, tokens (in words), text,
+    needle."""
     table = reader.oracle(step, layer, head)
     tokens = reader.tokens()
     written = int(tokens["step"].isna().sum()) + step
@@ -52,12 +63,16 @@ def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFram
     needle = needle_tokens(tokens, reader.meta.get("needle") or [])
     return pd.DataFrame(
         {
-            "span": table["span"], "full": table["full"], "mass": table["mass"], "regret": table["regret"], "kind": table["kind"],
+            "span": table["span"],
+            "full": table["full"],
+            "mass": table["mass"],
+            "regret": table["regret"],
+            "kind": table["kind"],
             "tokens": [token_range(start, end) for start, end in ranges],
             "text": [span_text(tokens, start, end) for start, end in ranges],
             "needle": [any(a < end and b > start for a, b in needle) for start, end in ranges],
         }
-    )  # fmt: skip
+    )
 
 
 def token_range(start: int, end: int) -> str:

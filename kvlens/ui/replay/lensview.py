@@ -1,4 +1,5 @@
-"""The verdict on a run: where it lost against full KV, what was missed there, why, and what moved. Recorded columns, or 'not recorded'."""
+"""The verdict on a run: where it lost against full KV, what was missed there, why, and what moved. Recorded columns, or
+'not recorded'."""
 
 from __future__ import annotations
 
@@ -24,11 +25,16 @@ def banner(reader: TraceReader) -> None:
     if tried is None:
         return
     with st.container(border=True):
-        st.markdown(f"**What if it had been there:** {plain(lenswhatif.held_words(tried))}; everything else as in the run it repeats.")
+        st.markdown(
+            f"**What if it had been there:** {plain(lenswhatif.held_words(tried))}; everything else as in the "
+            f"run it repeats."
+        )
         lenswhatif.outcome(tried)
         if parent := reader.meta.get("parent"):
             place = places.in_run(str(parent))
-            st.page_link("pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place)
+            st.page_link(
+                "pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place
+            )
 
 
 def panel(reader: TraceReader, chosen: Selection) -> None:
@@ -54,7 +60,8 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
 def lines(reader: TraceReader, found: Verdict) -> list[str]:
     """The verdict as Markdown paragraphs; text of tokens is escaped."""
     said = [
-        f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · logit difference "
+        f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · "
+        f"logit difference "
         f"{plain(signed(found.logit_diff))} · KL {plain(f'{found.kl:.3g}')} nats"
     ]
     missed = found.missed
@@ -67,8 +74,10 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
     group = reader.q_heads // reader.kv_heads
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
-        f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} · full KV's mass on it "
-        f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret {plain(f'{missed.regret:.2f}')}"
+        f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
+        f"· full KV's mass on it "
+        f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
+        f"{plain(f'{missed.regret:.2f}')}"
     )
     return [*said, f"**Why it was not there**: {plain(missed.reason.says)}.", _moved(found)]
 
@@ -120,7 +129,8 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     else:
         left, right = st.columns([3, 1], vertical_alignment="center")
         left.markdown(
-            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens and compared at every step."
+            "**What this run lost against full KV was not recorded.** It can be repeated on full KV's tokens "
+            "and compared at every step."
         )
         with right:
             _compare(reader, table, busy, "Compare with full KV")
@@ -133,7 +143,10 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
         if reader.meta.get("forced"):
             st.caption("Forced: this run was fed full KV's tokens, so its contexts are full KV's at every step.")
         return
-    st.caption(f"From step {last + 1} on contexts differ: this run went on with its own token, so later steps are not compared.")
+    st.caption(
+        f"From step {last + 1} on contexts differ: this run went on with its own token, so later steps are not "
+        f"compared."
+    )
     _compare(reader, table, busy, "Compare all steps with full KV")
 
 
@@ -141,9 +154,17 @@ def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -
     """The way to the forced comparison: to the one there is, else to a job that makes it."""
     if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
         place = places.in_run(other)
-        st.page_link("pages/replay.py", label="Replay the comparison at all steps", icon=":material/compare_arrows:", query_params=place)
+        st.page_link(
+            "pages/replay.py",
+            label="Replay the comparison at all steps",
+            icon=":material/compare_arrows:",
+            query_params=place,
+        )
     elif st.button(
-        label, icon=":material/compare_arrows:", disabled=busy, help="Repeats the run, fed with full KV's tokens, as a run of its own."
+        label,
+        icon=":material/compare_arrows:",
+        disabled=busy,
+        help="Repeats the run, fed with full KV's tokens, as a run of its own.",
     ):
         st.query_params["job"] = lensjobs.start_pair(reader.uid)
         st.rerun()

@@ -30,11 +30,17 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
     st.markdown("**What if it had been there?**")
     layer, head = chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads)
     choices = spans_to_hold(reader, span, found)
-    places = {"all KV heads": ("all", "all"), f"those of layer {layer}": (str(layer), "all"), f"L{layer} KV{head}": (str(layer), str(head))}
+    places = {
+        "all KV heads": ("all", "all"),
+        f"those of layer {layer}": (str(layer), "all"),
+        f"L{layer} KV{head}": (str(layer), str(head)),
+    }
     first, second, third = st.columns([5, 4, 3])
     what = first.selectbox("Hold", list(choices), key=f"hold_what_{reader.uid}_{span}", persist_state="session")
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
-    start = third.number_input("from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session")
+    start = third.number_input(
+        "from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session"
+    )
     with st.container(horizontal=True):
         hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy)
         how = "Repeats the run again and again, heads with most regret first, until the answer is back."
@@ -42,31 +48,40 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
     st.caption("The run is repeated with the exact keys and values of these tokens on the device, all else the same.")
     if hold or search:
         layers, heads = places[str(where)]
-        st.query_params["job"] = lensjobs.start_whatif(reader.uid, HoldChoice(choices[str(what)], layers, heads, int(start), search))
+        st.query_params["job"] = lensjobs.start_whatif(
+            reader.uid, HoldChoice(choices[str(what)], layers, heads, int(start), search)
+        )
         st.rerun()
 
 
 def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, tuple[int, ...]]:
-    """What may be held, in words: the span, the needle's spans where more than one holds it, the five missed most at the step of loss."""
+    """What may be held, in words: the span, the needle's spans where more than one holds it, the five missed most at
+    the step of loss."""
     choices: dict[str, tuple[int, ...]] = {f"span {span}": (span,)}
     spans = reader.spans()
-    there = spans[(spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)]
+    there = spans[
+        (spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)
+    ]
     needle = needle_tokens(reader.tokens(), reader.meta.get("needle") or [])
     inside = [
-        int(s) for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
+        int(s)
+        for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
         if any(a < end and b > start for a, b in needle)
-    ]  # fmt: skip
+    ]
     if inside and inside != [span]:
         choices[f"the needle: {len(inside)} span{'s' if len(inside) > 1 else ''}"] = tuple(inside)
     triples = reader.triples(found.step)
-    most = list(dict.fromkeys(int(s) for s, regret in zip(triples["span"], triples["regret"], strict=True) if regret > 0))[:5]
+    most = list(
+        dict.fromkeys(int(s) for s, regret in zip(triples["span"], triples["regret"], strict=True) if regret > 0)
+    )[:5]
     if len(most) > 1:
         choices[f"the {len(most)} spans missed most"] = tuple(most)
     return choices
 
 
 def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
-    """What was tried on this run: the outcome of the one in the URL (?whatif=), else of the newest, and a list of all."""
+    """What was tried on this run: the outcome of the one in the URL (?whatif=), else of the newest, and a list of
+    all."""
     found = lensdata.whatifs(reader.uid, table)
     if not found:
         return
@@ -76,7 +91,9 @@ def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
     outcome(shown)
     left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
     place = places.in_run(shown.uid, chosen)
-    left.page_link("pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place)
+    left.page_link(
+        "pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place
+    )
     both = chosen.query() | {"cmp": shown.uid}
     middle.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=both)
     if len(found) > 1:
@@ -98,7 +115,10 @@ def outcome(one: WhatIf) -> None:
     step = said.get("step")
     facts = (
         ("Answer restored", _RESTORED[said.get("restored")]),
-        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.get('kl_before'))} → {_nats(said.get('kl_after'))}"),
+        (
+            f"KL at step {step}, nats" if step is not None else "KL",
+            f"{_nats(said.get('kl_before'))} → {_nats(said.get('kl_after'))}",
+        ),
         ("It would have cost", si_bytes(said.get("held_bytes"))),
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
@@ -106,13 +126,19 @@ def outcome(one: WhatIf) -> None:
     numbers.caption(plain(_cost(one)))
     if (search := said.get("search")) is not None:
         names = ", ".join(f"L{layer} KV{head}" for layer, head in search.get("heads") or [])
-        found = f"Smallest set found: {names}" if names else "Not even holding it for all of these heads brings the answer back"
+        found = (
+            f"Smallest set found: {names}"
+            if names
+            else "Not even holding it for all of these heads brings the answer back"
+        )
         st.markdown(plain(f"{found} ({search.get('tried')} repeats)."))
 
 
 def held_words(one: WhatIf) -> str:
     """'span 12 (tokens 300-331) held for L0 KV1, L1 KV0 from step 3 on'."""
-    spans = ", ".join(f"span {hold['span']} (tokens {hold['tok_start']}–{int(hold['tok_end']) - 1})" for hold in one.holds)
+    spans = ", ".join(
+        f"span {hold['span']} (tokens {hold['tok_start']}–{int(hold['tok_end']) - 1})" for hold in one.holds
+    )
     heads = one.heads
     whole = len(heads) == one.all_heads and len(heads) > 1
     names = f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])
@@ -136,10 +162,16 @@ def _cost(one: WhatIf) -> str:
 def _row(one: WhatIf) -> dict[str, Any]:
     said = one.summary
     return {
-        "spans": ", ".join(map(str, one.spans)), "KV heads": len(one.heads), "from step": one.from_step,
-        "restored": _RESTORED[said.get("restored")], "KL before (nats)": said.get("kl_before"), "KL after (nats)": said.get("kl_after"),
-        "answer": _line(said.get("answer_after")), "held": si_bytes(said.get("held_bytes")), "run": one.uid,
-    }  # fmt: skip
+        "spans": ", ".join(map(str, one.spans)),
+        "KV heads": len(one.heads),
+        "from step": one.from_step,
+        "restored": _RESTORED[said.get("restored")],
+        "KL before (nats)": said.get("kl_before"),
+        "KL after (nats)": said.get("kl_after"),
+        "answer": _line(said.get("answer_after")),
+        "held": si_bytes(said.get("held_bytes")),
+        "run": one.uid,
+    }
 
 
 def _line(text: object) -> str:

@@ -13,15 +13,23 @@ from kvlens.ui.common.widgets import plain
 def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodChoice:
     """Draws the form and returns what it says. `models`: names to offer besides any the user types."""
     model = st.selectbox(
-        "Model", models, key="form_model", accept_new_options=True, persist_state="session",
+        "Model",
+        models,
+        key="form_model",
+        accept_new_options=True,
+        persist_state="session",
         help="'demo' is the small model in this package. Or type a Hugging Face id or the path of a local model.",
-    )  # fmt: skip
+    )
     names = [entry["name"] for entry in catalogue]
     titles = {entry["name"]: entry["title"] for entry in catalogue}
     method = st.selectbox(
-        "Method", names, index=names.index("sekv") if "sekv" in names else 0, key="form_method", persist_state="session",
+        "Method",
+        names,
+        index=names.index("sekv") if "sekv" in names else 0,
+        key="form_method",
+        persist_state="session",
         format_func=lambda name: titles[name],
-    )  # fmt: skip
+    )
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
     presets = list(entry["presets"])
@@ -29,20 +37,34 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     if presets:
         start = "demo" if model == "demo" and "demo" in presets else presets[0]
         preset = st.selectbox(
-            "Preset", presets, index=presets.index(start), key=f"form_preset_{method}_{model == 'demo'}", persist_state="session"
+            "Preset",
+            presets,
+            index=presets.index(start),
+            key=f"form_preset_{method}_{model == 'demo'}",
+            persist_state="session",
         )
     left, middle, right = st.columns(3)
-    keeps_all = bool(entry["keeps_all"])  # its KV all stays on the device, so it has a budget field of its own: no limit
+    keeps_all = bool(
+        entry["keeps_all"]
+    )  # its KV all stays on the device, so it has a budget field of its own: no limit
     budget = left.text_input(
-        "Budget", "100%" if keeps_all else "25%", key="form_budget_all" if keeps_all else "form_budget", persist_state="session",
-        help="Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes (64MB). 100%: no limit.",
-    )  # fmt: skip
+        "Budget",
+        "100%" if keeps_all else "25%",
+        key="form_budget_all" if keeps_all else "form_budget",
+        persist_state="session",
+        help=(
+            "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
+            "(64MB). 100%: no limit."
+        ),
+    )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
     seed = right.number_input("Seed", 0, 2**31 - 1, 0, key="form_seed", persist_state="session")
     values = _parameters(entry, preset)
     changed = changed_parameters(entry["parameters"], entry["presets"].get(preset or "", {}), values)
     against = _against(method)
-    return MethodChoice(method, str(model or "demo"), preset, str(budget).strip(), int(max_new), int(seed), changed, against)
+    return MethodChoice(
+        method, str(model or "demo"), preset, str(budget).strip(), int(max_new), int(seed), changed, against
+    )
 
 
 def _against(method: str) -> bool:
@@ -50,10 +72,14 @@ def _against(method: str) -> bool:
     if method == "full":
         return False
     return st.checkbox(
-        "Record the loss against full KV", True, key="form_against", persist_state="session",
-        help="Runs the prompt under full KV first, once for all methods, stores that as a run, and logs per step what the method's next "
+        "Record the loss against full KV",
+        True,
+        key="form_against",
+        persist_state="session",
+        help="Runs the prompt under full KV first, once for all methods, stores that as a run, and logs per "
+        "step what the method's next "
         "token lost against it.",
-    )  # fmt: skip
+    )
 
 
 def _parameters(entry: dict[str, Any], preset: str | None) -> dict[str, Any]:

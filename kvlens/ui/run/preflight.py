@@ -13,14 +13,24 @@ from kvlens.ui.common.request import MethodChoice, PromptChoice
 
 
 @st.cache_data(max_entries=64, show_spinner="Estimating…")
-def _estimate(text: str, model: str, method: str, preset: str | None, changed: dict[str, Any], budget: str, max_new: int) -> dict[str, Any]:
+def _estimate(
+    text: str, model: str, method: str, preset: str | None, changed: dict[str, Any], budget: str, max_new: int
+) -> dict[str, Any]:
     return estimate(text, model, method, changed, budget, max_new, preset)
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     """Draws the estimate; True when the run can be started."""
     try:
-        found = _estimate(prompt.prompt.text, choice.model, choice.method, choice.preset, choice.changed, choice.budget, choice.max_new)
+        found = _estimate(
+            prompt.prompt.text,
+            choice.model,
+            choice.method,
+            choice.preset,
+            choice.changed,
+            choice.budget,
+            choice.max_new,
+        )
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
@@ -28,10 +38,12 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
         facts = (
-            ("Prompt", _tokens(found["prompt_tokens"])), ("Full KV at the end", _bytes(found["full_kv_bytes"])),
-            ("Budget", _limit(found)), ("Least this method needs", _bytes(found["min_budget_bytes"])),
+            ("Prompt", _tokens(found["prompt_tokens"])),
+            ("Full KV at the end", _bytes(found["full_kv_bytes"])),
+            ("Budget", _limit(found)),
+            ("Least this method needs", _bytes(found["min_budget_bytes"])),
             ("Trace on disk", _bytes(found["trace_bytes"])),
-        )  # fmt: skip
+        )
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
         if (every := found["oracle_every"]) is not None:

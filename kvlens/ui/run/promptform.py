@@ -26,7 +26,9 @@ SAMPLE = ("multikey", 1024, 0.4, 4)
 def prompt_form(encode: Encode) -> PromptChoice | None:
     """Draws the form; None while there is no usable prompt (the reason is on the page)."""
     kinds = ("Generated task", "Upload", "Paste")
-    kind = st.segmented_control("Prompt", kinds, default=kinds[0], key="form_source", required=True, persist_state="session")
+    kind = st.segmented_control(
+        "Prompt", kinds, default=kinds[0], key="form_source", required=True, persist_state="session"
+    )
     if kind == "Upload":
         return _upload()
     if kind == "Paste":
@@ -43,17 +45,33 @@ def generate(encode: Encode, task: str, length: int, depth: float, seed: int) ->
     """A generated task; ValueError with one sentence when the length does not hold it."""
     made = make_prompt(task, length, depth, seed, encode)
     return PromptChoice(
-        PromptText(made.text, made.answer, made.needle, task, seed), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}"
+        PromptText(made.text, made.answer, made.needle, task, seed),
+        f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}",
     )
 
 
 def _generated(encode: Encode) -> PromptChoice | None:
-    task = st.selectbox("Task", TASKS, index=TASKS.index(SAMPLE[0]), format_func=lambda name: _TASK_WORDS.get(name, name),
-                        key="form_task", persist_state="session")  # fmt: skip
+    task = st.selectbox(
+        "Task",
+        TASKS,
+        index=TASKS.index(SAMPLE[0]),
+        format_func=lambda name: _TASK_WORDS.get(name, name),
+        key="form_task",
+        persist_state="session",
+    )
     left, middle, right = st.columns(3)
-    length = left.number_input("Length (tokens)", 32, 65_536, SAMPLE[1], step=128, key="form_length", persist_state="session")
+    length = left.number_input(
+        "Length (tokens)", 32, 65_536, SAMPLE[1], step=128, key="form_length", persist_state="session"
+    )
     depth = middle.slider(
-        "Depth (0 % = start)", 0, 100, round(SAMPLE[2] * 100), 5, key="form_depth", persist_state="session", format="%d %%"
+        "Depth (0 % = start)",
+        0,
+        100,
+        round(SAMPLE[2] * 100),
+        5,
+        key="form_depth",
+        persist_state="session",
+        format="%d %%",
     )
     seed = right.number_input("Prompt seed", 0, 2**31 - 1, SAMPLE[3], key="form_prompt_seed", persist_state="session")
     try:
@@ -100,13 +118,20 @@ def _expected(prompt: PromptText) -> PromptText:
     """Asks what a right output says and where the text holds it; neither has to be given. Raises BadPrompt."""
     left, right = st.columns([2, 3])
     answer = left.text_input(
-        "Expected answer (optional)", key="form_answer", persist_state="session",
+        "Expected answer (optional)",
+        key="form_answer",
+        persist_state="session",
         help="A run counts as right when the first line it generates contains this.",
-    )  # fmt: skip
+    )
     passage = right.text_input(
-        "Passage that holds it (optional)", key="form_passage", persist_state="session",
-        help="Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans named in the verdict.",
-    )  # fmt: skip
+        "Passage that holds it (optional)",
+        key="form_passage",
+        persist_state="session",
+        help=(
+            "Words exactly as they stand in the prompt. Their tokens are marked on all pages, and their spans "
+            "named in the verdict."
+        ),
+    )
     return expecting(prompt, answer, passage)
 
 

@@ -1,4 +1,5 @@
-"""The Spans page: the run's cut of the text beside those of other segmenters, the needle's boundaries, the what-if in words."""
+"""The Spans page: the run's cut of the text beside those of other segmenters, the needle's boundaries, the what-if in
+words."""
 
 from __future__ import annotations
 
@@ -31,8 +32,13 @@ def needle(view: View) -> None:
         for start, end in view.tokens.needle:
             cut = spancuts.crossed(edges, [(start, end)])
             if cut:
-                st.badge(f"Needle, tokens {start}–{end - 1}: crosses {len(cut)} boundar{'y' if len(cut) == 1 else 'ies'} of this run, "
-                         f"{plain(spancuts.crossing_text(cut))}", icon=":material/content_cut:", color="orange")  # fmt: skip
+                st.badge(
+                    f"Needle, tokens {start}–{end - 1}: crosses {len(cut)} "
+                    f"boundar{'y' if len(cut) == 1 else 'ies'} of this run, "
+                    f"{plain(spancuts.crossing_text(cut))}",
+                    icon=":material/content_cut:",
+                    color="orange",
+                )
             else:
                 st.badge(f"Needle, tokens {start}–{end - 1}: inside one span", icon=":material/check:", color="green")
 
@@ -41,17 +47,25 @@ def what_if(reader: TraceReader, view: View, usual: Cut, preview: Cut | None, th
     """How the boundaries would move, in words."""
     if preview is None:
         own = " as this run had it" if cuts_by_surprisal(reader) else "; this run did not cut by surprisal"
-        st.text(f"alpha {usual.name.removeprefix('alpha ')}{own}: threshold {threshold:.2f} nats, {len(usual.spans)} spans.")
+        st.text(
+            f"alpha {usual.name.removeprefix('alpha ')}{own}: threshold {threshold:.2f} nats, {len(usual.spans)} spans."
+        )
         return
     gone, come = sorted(usual.edges - preview.edges), sorted(preview.edges - usual.edges)
     inside = spancuts.crossed(preview.edges, view.tokens.needle)
     st.text(
-        f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of {len(usual.spans)}; "
+        f"PREVIEW, {preview.name}: threshold {threshold:.2f} nats, {len(preview.spans)} spans instead of "
+        f"{len(usual.spans)}; "
         f"{len(come)} boundaries come{_some(come)}, {len(gone)} go{_some(gone)}. "
-        + (f"The needle would cross {spancuts.crossing_text(inside)}." if inside else "No boundary would cross the needle."
-           if view.tokens.needle else "")
+        + (
+            f"The needle would cross {spancuts.crossing_text(inside)}."
+            if inside
+            else "No boundary would cross the needle."
+            if view.tokens.needle
+            else ""
+        )
         + _capped(spancuts.entropy_parameters(reader), view, [usual, preview])
-    )  # fmt: skip
+    )
 
 
 def _some(edges: list[int]) -> str:
@@ -87,16 +101,27 @@ def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
                 "spans": len(lengths),
                 "mean length (tokens)": float(np.mean(lengths)) if lengths else float("nan"),
                 "longest (tokens)": max(lengths, default=0),
-                "needle": ("–" if not view.tokens.needle else f"cut at {spancuts.crossing_text(crossed)}" if crossed else "whole"),
+                "needle": (
+                    "–"
+                    if not view.tokens.needle
+                    else f"cut at {spancuts.crossing_text(crossed)}"
+                    if crossed
+                    else "whole"
+                ),
                 "parameters": cut.settings,
             }
         )
     st.dataframe(
-        pd.DataFrame(rows), hide_index=True, width="stretch", height=38 + 35 * len(rows),
-        column_config={"mean length (tokens)": st.column_config.NumberColumn(format="%.1f"),
-                       "needle": st.column_config.TextColumn(width="medium"),
-                       "parameters": st.column_config.TextColumn(width="large")},
-    )  # fmt: skip
+        pd.DataFrame(rows),
+        hide_index=True,
+        width="stretch",
+        height=38 + 35 * len(rows),
+        column_config={
+            "mean length (tokens)": st.column_config.NumberColumn(format="%.1f"),
+            "needle": st.column_config.TextColumn(width="medium"),
+            "parameters": st.column_config.TextColumn(width="large"),
+        },
+    )
     st.caption(_recut(reader, view))
 
 
@@ -108,8 +133,17 @@ def _recut(reader: TraceReader, view: View) -> str:
         return said + "This run's method or one of its parameters is not known here, so its spans were not cut again."
     every = reader.spans()
     first = every[(every["born_step"] < 0) & (every["kind"] != "window")]
-    recorded = [(int(a), int(b), str(kind)) for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)]
+    recorded = [
+        (int(a), int(b), str(kind))
+        for a, b, kind in zip(first["tok_start"], first["tok_end"], first["kind"], strict=True)
+    ]
     if sorted(recorded) == sorted((span.tok_start, span.tok_end, span.kind) for span in again):
-        return said + f"Cut again by this run's own parameters, the prompt gives the {len(again)} spans that were recorded."
-    return said + (f"Cut again by this run's own parameters, the prompt gives {len(again)} spans that differ from the {len(recorded)} "
-                   "recorded ones: the run was made by another version or its parameters were changed.")  # fmt: skip
+        return (
+            said
+            + f"Cut again by this run's own parameters, the prompt gives the {len(again)} spans that were recorded."
+        )
+    return said + (
+        f"Cut again by this run's own parameters, the prompt gives {len(again)} spans that differ from the "
+        f"{len(recorded)} "
+        "recorded ones: the run was made by another version or its parameters were changed."
+    )

@@ -1,4 +1,5 @@
-"""The segmenters on one recorded text: what each method would cut, computed on the page's side from recorded tokens and surprisals."""
+"""The segmenters on one recorded text: what each method would cut, computed on the page's side from recorded tokens and
+surprisals."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from kvlens.ui.memory.data import kv_shape
 
 @dataclass(frozen=True)
 class Text:
-    """A stored run's prompt as methods want it (kvlens.methods.base.PromptFacts). The last prompt token, which step 0 feeds, is left out:
-    no method cuts it."""
+    """A stored run's prompt as methods want it (kvlens.methods.base.PromptFacts). The last prompt token, which step 0
+    feeds, is left out: no method cuts it."""
 
     shape: KVShape
     prompt_tokens: int
@@ -37,9 +38,14 @@ class Text:
         """`tokens` as the reader gives them."""
         meta, prompt = reader.meta, tokens[tokens["step"].isna()].iloc[:-1]
         return cls(
-            kv_shape(reader), len(prompt), int(meta["max_new"]), meta.get("budget_bytes"), str(meta["model"]),
-            tuple(str(text) for text in prompt["text"]), tuple(prompt["surprisal"].to_numpy(np.float64, na_value=np.nan).tolist()),
-        )  # fmt: skip
+            kv_shape(reader),
+            len(prompt),
+            int(meta["max_new"]),
+            meta.get("budget_bytes"),
+            str(meta["model"]),
+            tuple(str(text) for text in prompt["text"]),
+            tuple(prompt["surprisal"].to_numpy(np.float64, na_value=np.nan).tolist()),
+        )
 
     @property
     def stats(self) -> Surprisal:
@@ -64,7 +70,12 @@ class Cut:
 
 #: Name on the page, method, parameters that differ from the run's preset, and the parameters that decide where it cuts.
 SEGMENTERS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
-    ("entropy (SeKV)", "sekv", {"segmentation": "feasible"}, ("alpha", "l_min", "l_max", "anchor_share", "sinks", "window")),
+    (
+        "entropy (SeKV)",
+        "sekv",
+        {"segmentation": "feasible"},
+        ("alpha", "l_min", "l_max", "anchor_share", "sinks", "window"),
+    ),
     ("entropy as printed (SeKV)", "sekv", {"segmentation": "paper"}, ("alpha", "l_min", "sinks", "window")),
     ("sentence chunks (SentKVCompress)", "sentkv", {}, ("length", "deviation", "marks", "sinks")),
     ("pages (FreeKV)", "freekv", {}, ("page", "sinks", "window")),
@@ -74,7 +85,9 @@ SEGMENTERS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
 def own_parameters(reader: TraceReader) -> Any | None:
     """The parameters the run's method had; None when the method or one of them is not known here."""
     try:
-        return methods.make_parameters(methods.get(str(reader.meta.get("method"))), None, dict(reader.meta.get("config") or {}))
+        return methods.make_parameters(
+            methods.get(str(reader.meta.get("method"))), None, dict(reader.meta.get("config") or {})
+        )
     except ValueError:
         return None
 
@@ -113,14 +126,20 @@ def hierarchy(reader: TraceReader, text: Text) -> list[Cut]:
     return [
         Cut("pages (CHESS)", tuple(pages), settings(params, ("page", "sink_pages", "window_pages"))),
         Cut("chunks (CHESS)", tuple(fixed_chunks(0, end, chunk)), settings(params, ("chunk_pages",))),
-        Cut("grids (CHESS)", tuple(fixed_chunks(0, end, chunk * params.grid_chunks, kind="grid")), settings(params, ("grid_chunks",))),
+        Cut(
+            "grids (CHESS)",
+            tuple(fixed_chunks(0, end, chunk * params.grid_chunks, kind="grid")),
+            settings(params, ("grid_chunks",)),
+        ),
     ]
 
 
 def settings(params: Any, names: Sequence[str]) -> str:
     """'alpha 1, l_min 8': parameters in words."""
     values = {name: getattr(params, name) for name in names}
-    return ", ".join(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items())
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
 
 
 def entropy_parameters(reader: TraceReader) -> SeKVParameters:

@@ -22,7 +22,8 @@ class Tokens:
 
     text: list[str]
     nats: np.ndarray
-    """surprisal: of the prompt as prefill saw it, of a generated token under the logits that chose it; NaN: not recorded"""
+    """surprisal: of the prompt as prefill saw it, of a generated token under the logits that chose it; NaN: not
+    recorded"""
     prompt: int
     """how many belong to the prompt"""
     needle: list[list[int]]
@@ -32,7 +33,9 @@ class Tokens:
     def of(cls, reader: TraceReader, frame: pd.DataFrame) -> Tokens:
         generated = frame["step"].notna().to_numpy()
         nats = np.where(
-            generated, -frame["logprob"].to_numpy(np.float64, na_value=np.nan), frame["surprisal"].to_numpy(np.float64, na_value=np.nan)
+            generated,
+            -frame["logprob"].to_numpy(np.float64, na_value=np.nan),
+            frame["surprisal"].to_numpy(np.float64, na_value=np.nan),
         )
         needle = needle_tokens(frame, reader.meta.get("needle") or [])
         return cls([str(text) for text in frame["text"]], nats, int((~generated).sum()), needle)
@@ -54,10 +57,10 @@ COLOURS = {
 
 
 def span_table(reader: TraceReader, tokens: Tokens, frame: pd.DataFrame, chosen: Selection) -> pd.DataFrame:
-    """The spans alive at the selected step, by their first token: span, kind, tok_start, tok_end (the window's as it is at this step),
-    length, text, mean_surprisal, mass (the selected query head's, NaN: not among those it listed), full (full attention's, likewise),
-    regret, state (for its KV head), host_bytes (in host memory for the KV head), moved_bytes (to the device for it, all steps), needle,
-    reason. `frame`: the reader's tokens."""
+    """The spans alive at the selected step, by their first token: span, kind, tok_start, tok_end (the window's as it is
+    at this step), length, text, mean_surprisal, mass (the selected query head's, NaN: not among those it listed), full
+    (full attention's, likewise), regret, state (for its KV head), host_bytes (in host memory for the KV head),
+    moved_bytes (to the device for it, all steps), needle, reason. `frame`: the reader's tokens."""
     step, layer, head = chosen.step or 0, chosen.layer or 0, chosen.head or 0
     kv_head = head // (reader.q_heads // reader.kv_heads)
     every = reader.spans()
@@ -133,5 +136,6 @@ class View:
 
 @st.cache_data(max_entries=32, show_spinner="Cutting the text by every segmenter…")
 def other_cuts(_reader: TraceReader, uid: str, changed: int) -> list[Cut]:
-    """What the segmenters make of the run's text, kept while the trace stays as it is (`changed`). ValueError: it cannot be cut."""
+    """What the segmenters make of the run's text, kept while the trace stays as it is (`changed`). ValueError: it
+    cannot be cut."""
     return previews(_reader, Text.of(_reader, _reader.tokens()))

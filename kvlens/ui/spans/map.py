@@ -45,7 +45,15 @@ class Maps:
             known = self._jobs.get(self._ids.get(out, ""))
             if known is None or not known.active:
                 numbers = (str(number) for number in (layer, kv_head, neighbors))
-                argv = [sys.executable, "-m", "kvlens.runs.spanmap", str(data.runs_dir().resolve()), uid, *numbers, str(out)]
+                argv = [
+                    sys.executable,
+                    "-m",
+                    "kvlens.runs.spanmap",
+                    str(data.runs_dir().resolve()),
+                    uid,
+                    *numbers,
+                    str(out),
+                ]
                 self._ids[out] = self._jobs.submit(argv, f"UMAP of run {uid}")
 
     def shutdown(self) -> None:
@@ -66,7 +74,8 @@ def map_file(uid: str, layer: int, kv_head: int, neighbors: int) -> Path:
 
 
 def load_map(path: Path, spans: np.ndarray, wanted: dict[str, object]) -> np.ndarray | None:
-    """The points [S, 2] of a stored map of exactly these spans and settings; None when there is none, or it is not one."""
+    """The points [S, 2] of a stored map of exactly these spans and settings; None when there is none, or it is not
+    one."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         same = found["spans"] == spans.tolist() and all(found[name] == value for name, value in wanted.items())
@@ -98,11 +107,22 @@ def key_map(reader: TraceReader, view: View) -> dict[str, str]:
     key = f"span_map_{name}"
     star = view.table.loc[view.table["needle"], "span"].tolist()
     chart(
-        projection_figure(place, (axes[0], axes[1]), view.column, COLOURS[view.column], view.selected,
-                          f"{name} of mean span keys, L{layer} KV{kv_head}", star, name == "PCA"),
-        place.drop(columns=["text", "reason"]), f"{reader.uid}-span-keys-{name.lower()}-l{layer}-kv{kv_head}", key,
-        f"{name} of the spans' mean keys", on_select=lambda: span_clicked(key),
-    )  # fmt: skip
+        projection_figure(
+            place,
+            (axes[0], axes[1]),
+            view.column,
+            COLOURS[view.column],
+            view.selected,
+            f"{name} of mean span keys, L{layer} KV{kv_head}",
+            star,
+            name == "PCA",
+        ),
+        place.drop(columns=["text", "reason"]),
+        f"{reader.uid}-span-keys-{name.lower()}-l{layer}-kv{kv_head}",
+        key,
+        f"{name} of the spans' mean keys",
+        on_select=lambda: span_clicked(key),
+    )
     st.caption(_meaning(form, name, len(spans), few, len(place), neighbors))
     return {} if kind == "pca" else {"proj": kind, "neighbors": str(neighbors)}
 
@@ -118,9 +138,16 @@ def _choice(spans: int) -> tuple[str, int]:
         asked = st.query_params.get("neighbors", "")
         state["spans_neighbors"] = int(asked) if asked in map(str, able) else able[min(1, len(able) - 1)]
     kind = left.segmented_control(
-        "Map", list(KINDS), key="spans_map", format_func=lambda name: KINDS[name], persist_state="session", required=True
+        "Map",
+        list(KINDS),
+        key="spans_map",
+        format_func=lambda name: KINDS[name],
+        persist_state="session",
+        required=True,
     )
-    neighbors = right.selectbox("Neighbours (UMAP)", able, key="spans_neighbors", disabled=kind != "umap", persist_state="session")
+    neighbors = right.selectbox(
+        "Neighbours (UMAP)", able, key="spans_neighbors", disabled=kind != "umap", persist_state="session"
+    )
     return str(kind or "pca"), int(neighbors)
 
 
@@ -149,7 +176,8 @@ def _wait(job: Job) -> None:
     waited = time.time() - (job.started or job.created)
     what = "waiting for another map" if job.state == "queued" else _PHASES.get(job.phase, "starting")
     st.info(
-        f"UMAP is being computed in a process of its own: {what}, {waited:.0f} s. Until then PCA is shown.", icon=":material/hourglass_top:"
+        f"UMAP is being computed in a process of its own: {what}, {waited:.0f} s. Until then PCA is shown.",
+        icon=":material/hourglass_top:",
     )
 
 
@@ -158,13 +186,22 @@ def _meaning(form: str, name: str, spans: int, few: bool, drawn: int, neighbors:
     turned = {
         "pre-rope": "with the rotary embedding taken back (pre-RoPE), so that position plays no part",
         "post-rope": "as the cache holds them (post-RoPE), so that position plays a part",
-    }  # fmt: skip
-    text = f"One point per prompt span: the mean of its tokens' keys, {turned.get(form, plain_form(form))}. The star holds the needle. "
+    }
+    text = (
+        f"One point per prompt span: the mean of its tokens' keys, {turned.get(form, plain_form(form))}. "
+        f"The star holds the needle. "
+    )
     if few:
         text += f"{spans} spans are too few for UMAP (at least {LEAST_SPANS}), so there is PCA alone. "
-    text += "Distances in PCA are distances of keys as far as two components show them, and not attention. " if name == "PCA" else (
-        f"Distances in UMAP are not attention, nor distances of keys: it keeps who the {neighbors} nearest neighbours are "
-        f"(Euclidean, min_dist {MIN_DIST:g}, seed {SEED}). ")  # fmt: skip
+    text += (
+        "Distances in PCA are distances of keys as far as two components show them, and not attention. "
+        if name == "PCA"
+        else (
+            f"Distances in UMAP are not attention, nor distances of keys: it keeps who the {neighbors} nearest "
+            f"neighbours are "
+            f"(Euclidean, min_dist {MIN_DIST:g}, seed {SEED}). "
+        )
+    )
     return text + (f"{spans - drawn} spans that no longer exist at this step are not drawn." if drawn < spans else "")
 
 

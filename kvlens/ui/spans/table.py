@@ -25,11 +25,15 @@ def table(reader: TraceReader, view: View) -> None:
     shown = pd.DataFrame(
         {
             "": [
-                "●" if span == view.selected else "★" if needle else "" for span, needle in zip(spans["span"], spans["needle"], strict=True)
+                "●" if span == view.selected else "★" if needle else ""
+                for span, needle in zip(spans["span"], spans["needle"], strict=True)
             ],
             "span": spans["span"],
             "kind": spans["kind"],
-            "tokens": [f"{a}–{b - 1}" if b > a + 1 else f"{a}" for a, b in zip(spans["tok_start"], spans["tok_end"], strict=True)],
+            "tokens": [
+                f"{a}–{b - 1}" if b > a + 1 else f"{a}"
+                for a, b in zip(spans["tok_start"], spans["tok_end"], strict=True)
+            ],
             "length": spans["length"],
             "text": spans["text"],
             "mean surprisal (nats)": spans["mean_surprisal"],
@@ -45,19 +49,38 @@ def table(reader: TraceReader, view: View) -> None:
     number, share = st.column_config.NumberColumn(format="%.3f"), st.column_config.NumberColumn(format="%.3g")
     key = f"span_table_{session.revision() - st.session_state.get(_OWN_MOVES, 0)}"
     st.dataframe(
-        shown, hide_index=True, width="stretch", height=min(420, 38 + 35 * max(1, len(shown))), key=key,
-        on_select=lambda: _row_clicked(key, spans), selection_mode="single-row",
+        shown,
+        hide_index=True,
+        width="stretch",
+        height=min(420, 38 + 35 * max(1, len(shown))),
+        key=key,
+        on_select=lambda: _row_clicked(key, spans),
+        selection_mode="single-row",
         column_config={
-            "": st.column_config.TextColumn(width=28), "text": st.column_config.TextColumn(width="medium"), "mean surprisal (nats)": number,
-            "mass (share)": share, "full-KV mass (share)": share, "regret (share)": share,
+            "": st.column_config.TextColumn(width=28),
+            "text": st.column_config.TextColumn(width="medium"),
+            "mean surprisal (nats)": number,
+            "mass (share)": share,
+            "full-KV mass (share)": share,
+            "regret (share)": share,
             "why it begins and ends where it does": st.column_config.TextColumn(width="large"),
         },
-    )  # fmt: skip
-    menu(spans, f"{reader.uid}-spans-step{chosen.step or 0}-{label.split(' (')[0].replace(' ', '-')}", "span_rows", image=False)
-    full = "" if spans["full"].notna().any() else " Full-KV mass and regret were not recorded for this head at this step."
-    st.caption(f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; None: the head did not list the "
-               f"span among its strongest, or nothing was recorded.{full} Bytes are those of the head's KV head, – where nothing of the "
-               "span is in host memory; the window's tokens are those it has at this step.")  # fmt: skip
+    )
+    menu(
+        spans,
+        f"{reader.uid}-spans-step{chosen.step or 0}-{label.split(' (')[0].replace(' ', '-')}",
+        "span_rows",
+        image=False,
+    )
+    full = (
+        "" if spans["full"].notna().any() else " Full-KV mass and regret were not recorded for this head at this step."
+    )
+    st.caption(
+        f"● selected, ★ holds tokens of the needle. Masses are {label}'s at this step; None: the head did not list the "
+        f"span among its strongest, or nothing was recorded.{full} Bytes are those of the head's KV head, – "
+        f"where nothing of the "
+        "span is in host memory; the window's tokens are those it has at this step."
+    )
 
 
 def _row_clicked(key: str, spans: pd.DataFrame) -> None:
@@ -91,6 +114,8 @@ def lengths(reader: TraceReader, view: View) -> None:
     mine = spans.loc[spans["span"] == view.selected, "length"]
     chart(
         length_histogram(spans["length"].to_numpy(), spans["kind"].tolist(), int(mine.iloc[0]) if len(mine) else None),
-        spans[["span", "kind", "length"]].rename(columns={"length": "length_tokens"}), f"{reader.uid}-span-lengths", "span_lengths",
+        spans[["span", "kind", "length"]].rename(columns={"length": "length_tokens"}),
+        f"{reader.uid}-span-lengths",
+        "span_lengths",
         "How many spans have how many tokens",
-    )  # fmt: skip
+    )

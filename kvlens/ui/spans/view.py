@@ -30,22 +30,38 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
     group = reader.q_heads // reader.kv_heads
     first, second, third, fourth, _ = st.columns([2, 2, 2, 3, 3])
     state = st.session_state
-    state["spans_step"], state["spans_layer"], state["spans_head"] = chosen.step or 0, chosen.layer or 0, chosen.head or 0
-    first.number_input("Step", 0, reader.n_steps - 1, key="spans_step", on_change=lambda: session.change({"step": state["spans_step"]}))
+    state["spans_step"], state["spans_layer"], state["spans_head"] = (
+        chosen.step or 0,
+        chosen.layer or 0,
+        chosen.head or 0,
+    )
+    first.number_input(
+        "Step", 0, reader.n_steps - 1, key="spans_step", on_change=lambda: session.change({"step": state["spans_step"]})
+    )
     second.selectbox(
-        "Layer", range(reader.n_layers), key="spans_layer", on_change=lambda: session.change({"layer": state["spans_layer"]})
-    )  # fmt: skip
+        "Layer",
+        range(reader.n_layers),
+        key="spans_layer",
+        on_change=lambda: session.change({"layer": state["spans_layer"]}),
+    )
     third.selectbox(
-        "Query head", range(reader.q_heads), key="spans_head", format_func=lambda head: f"Q{head} (KV{head // group})",
+        "Query head",
+        range(reader.q_heads),
+        key="spans_head",
+        format_func=lambda head: f"Q{head} (KV{head // group})",
         on_change=lambda: session.change({"head": state["spans_head"]}),
-    )  # fmt: skip
+    )
     if "spans_colour" not in state:
         wanted = st.query_params.get("color", "mass")
         if wanted not in COLOURS:
             notice([f"spans cannot be coloured by {wanted[:40]!r}; showing mass"])
         state["spans_colour"] = wanted if wanted in COLOURS else "mass"
     column = fourth.selectbox(
-        "Colour of spans", list(COLOURS), key="spans_colour", format_func=lambda name: COLOURS[name], persist_state="session"
+        "Colour of spans",
+        list(COLOURS),
+        key="spans_colour",
+        format_func=lambda name: COLOURS[name],
+        persist_state="session",
     )
     frame = reader.tokens()
     tokens = Tokens.of(reader, frame)
@@ -53,7 +69,8 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
 
 
 def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
-    """The text with every cut of it, badges about the needle, the table of segmenters, the what-if; returns URL parameters."""
+    """The text with every cut of it, badges about the needle, the table of segmenters, the what-if; returns URL
+    parameters."""
     try:
         stats, others = view.text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
@@ -88,8 +105,11 @@ def _threshold(stats: Surprisal, alpha: float, of_run: bool) -> tuple[float, str
 def _alpha(reader: TraceReader, view: View) -> float | None:
     """The slider; None while it has not been moved away from the run's own alpha."""
     st.markdown("##### What if the threshold were another?")
-    st.caption("A preview: the recorded surprisals are cut again by the entropy rule; nothing is run again, so what the model would have "
-               "answered is not known. The threshold is mean + alpha × standard deviation of the prompt's surprisals.")  # fmt: skip
+    st.caption(
+        "A preview: the recorded surprisals are cut again by the entropy rule; nothing is run again, so what "
+        "the model would have "
+        "answered is not known. The threshold is mean + alpha × standard deviation of the prompt's surprisals."
+    )
     params, key = spancuts.entropy_parameters(reader), f"spans_alpha_{reader.uid}"
     low, high, step = min(ALPHAS[0], params.alpha), max(ALPHAS[1], params.alpha), ALPHAS[2]
     if key not in st.session_state:
@@ -115,7 +135,12 @@ def _number(text: str | None, otherwise: float) -> float:
 
 def _is_own(reader: TraceReader, cut: Cut) -> bool:
     """Whether a lane would show once more what the run's own strip shows."""
-    own = {"sekv": "entropy (SeKV)", "sentkv": "sentence chunks (SentKVCompress)", "freekv": "pages (FreeKV)", "chess": "pages (CHESS)"}
+    own = {
+        "sekv": "entropy (SeKV)",
+        "sentkv": "sentence chunks (SentKVCompress)",
+        "freekv": "pages (FreeKV)",
+        "chess": "pages (CHESS)",
+    }
     method, config = str(reader.meta.get("method")), reader.meta.get("config") or {}
     if method == "sekv" and config.get("segmentation") != "feasible":
         return cut.name == "entropy as printed (SeKV)" and config.get("segmentation") == "paper"
@@ -130,13 +155,23 @@ def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tup
     key = "spans_boundaries"
     chart(
         surprisal_figure(curve, view.table, view.column, COLOURS[view.column], lanes, thresholds, view.selected),
-        boundary_frame(view.table, cuts), f"{reader.uid}-boundaries", key, "Surprisal by token, and the boundaries of every segmenter",
+        boundary_frame(view.table, cuts),
+        f"{reader.uid}-boundaries",
+        key,
+        "Surprisal by token, and the boundaries of every segmenter",
         on_select=lambda: span_clicked(key),
-    )  # fmt: skip
-    st.caption(plain(f"Click a token or a bar of the first strip to select its span; drag to zoom, double-click to return. The first strip "
-               f"holds this run's spans as they are at step {view.chosen.step or 0}, coloured by {COLOURS[view.column]} of the selected "
-               f"head; the lanes below it are previews, not this run's spans: the same text cut by other segmenters (parameters in the "
-               f"table below). Orange in a lane: sinks, anchors and what is too short to be compressed."))  # fmt: skip
+    )
+    st.caption(
+        plain(
+            f"Click a token or a bar of the first strip to select its span; drag to zoom, double-click to "
+            f"return. The first strip "
+            f"holds this run's spans as they are at step {view.chosen.step or 0}, coloured by "
+            f"{COLOURS[view.column]} of the selected "
+            f"head; the lanes below it are previews, not this run's spans: the same text cut by other "
+            f"segmenters (parameters in the "
+            f"table below). Orange in a lane: sinks, anchors and what is too short to be compressed."
+        )
+    )
 
 
 def _range(reader: TraceReader, view: View) -> tuple[int, int]:
@@ -149,7 +184,9 @@ def _range(reader: TraceReader, view: View) -> tuple[int, int]:
         mine = view.table.loc[view.table["span"] == view.selected, "tok_start"]
         about = int(mine.iloc[0]) if len(mine) else view.tokens.needle[0][0] if view.tokens.needle else 0
         st.session_state[key] = min(last, max(0, about - WIDTH // 2))
-    first = int(st.slider(f"First of the {WIDTH:,} tokens drawn, of {size:,}", 0, last, key=key, persist_state="session"))
+    first = int(
+        st.slider(f"First of the {WIDTH:,} tokens drawn, of {size:,}", 0, last, key=key, persist_state="session")
+    )
     return first, first + WIDTH
 
 

@@ -39,7 +39,8 @@ class Example:
 
 
 def draw(documents: Sequence[Sequence[int]], length: int, rng: random.Random) -> list[int]:
-    """A window of `length` token ids: a random place of a random document, further documents following where it is too short."""
+    """A window of `length` token ids: a random place of a random document, further documents following where it is too
+    short."""
     ids: list[int] = []
     while len(ids) < length:
         document = documents[rng.randrange(len(documents))]
@@ -77,7 +78,9 @@ def prepare(
         torch.arange(prefix_tokens, len(ids), device=model.device)[None],
         _prefix(keys[:, :, :prefix_tokens], values[:, :, :prefix_tokens], nats, place, in_span, params),
         logits[prefix_tokens:].float().log_softmax(-1),
-        torch.stack([_span_mass(query.float() * trip.scaling, key.float(), place, in_span) for query, key, _ in layers]),
+        torch.stack(
+            [_span_mass(query.float() * trip.scaling, key.float(), place, in_span) for query, key, _ in layers]
+        ),
         keys[:, :, :prefix_tokens],
     )
 
@@ -89,7 +92,9 @@ def _surprisal(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([logits.new_zeros(1, dtype=torch.float32), *parts])
 
 
-def _prefix(keys: Tensor, values: Tensor, nats: Tensor, place: Tensor, in_span: Tensor, params: SeKVParameters) -> Prefix:
+def _prefix(
+    keys: Tensor, values: Tensor, nats: Tensor, place: Tensor, in_span: Tensor, params: SeKVParameters
+) -> Prefix:
     """keys, values [L, H_kv, P, D]; place [S, m] token of each row of each span."""
     exact = torch.ones(keys.shape[2], dtype=torch.bool, device=keys.device)
     exact[place[in_span]] = False
@@ -110,7 +115,8 @@ def _prefix(keys: Tensor, values: Tensor, nats: Tensor, place: Tensor, in_span: 
 
 
 def _span_mass(query: Tensor, key: Tensor, place: Tensor, in_span: Tensor) -> Tensor:
-    """Attention of the suffix on each span: scaled query [H, T, D] of the last T of n positions, key [H_kv, n, D] -> [H, T, S]."""
+    """Attention of the suffix on each span: scaled query [H, T, D] of the last T of n positions, key [H_kv, n, D] ->
+    [H, T, S]."""
     heads, suffix, _ = query.shape
     logits = query @ key.repeat_interleave(heads // key.shape[0], dim=0).transpose(-1, -2)
     n = key.shape[1]

@@ -11,7 +11,8 @@ class SeKVTraining:
 
     learning_rate: float = 1e-3
     gate_rate: float = 1.0
-    """ours: learning rate of g_phi relative to the rest; at high rates gates saturate while the budget weight is still near 0"""
+    """ours: learning rate of g_phi relative to the rest; at high rates gates saturate while the budget weight is still
+    near 0"""
     weight_decay: float = 0.01
     warmup: float = 0.1
     """share of the steps with rising learning rate; a cosine follows"""

@@ -1,12 +1,13 @@
 """SeKV's forward pass with gradients: a frozen model over mixed-resolution memory (SeKV sec. 3.3).
 
-Shapes: L layers, H query heads, H_kv KV heads, D head size, P prefix tokens, T suffix tokens, E exact tokens, S spans of at most m
-tokens, R ranks, d' routing dimension. Batch is 1.
+Shapes: L layers, H query heads, H_kv KV heads, D head size, P prefix tokens, T suffix tokens, E exact tokens, S spans
+of at most m tokens, R ranks, d' routing dimension. Batch is 1.
 
-The prefix goes through the model once, with full attention (the teacher). Its keys and values are constants. Then the suffix alone
-goes through the same model again; each of its positions attends in one softmax to the exact tokens (sinks, anchors, raw spans, the
-window at the end of the prefix), to the suffix before it, and to every span in one of two resolutions. z in {0, 1} decides which;
-its gradient is that of the sigmoid gate it comes from (straight-through), so attention is written as a ratio linear in z.
+The prefix goes through the model once, with full attention (the teacher). Its keys and values are constants. Then the
+suffix alone goes through the same model again; each of its positions attends in one softmax to the exact tokens (sinks,
+anchors, raw spans, the window at the end of the prefix), to the suffix before it, and to every span in one of two
+resolutions. z in {0, 1} decides which; its gradient is that of the sigmoid gate it comes from (straight-through), so
+attention is written as a ratio linear in z.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class RouterModule(nn.Module):
     """What is learned: W, tau and g_phi."""
 
     def __init__(self, weight: Tensor, max_rank: int, tau: float, open_gates: float = 2.0) -> None:
-        """weight: start of W [L, H, d', D]. Gates start open (sigmoid(2) = 0.88), thresholds low: all is expanded at first."""
+        """weight: start of W [L, H, d', D]. Gates start open (sigmoid(2) = 0.88), thresholds low: all is expanded at
+        first."""
         super().__init__()
         self.weight = nn.Parameter(weight.clone())
         self.tau = nn.Parameter(torch.full(weight.shape[:2], tau))
@@ -66,7 +68,8 @@ class RouterModule(nn.Module):
 
 @dataclass
 class Pass:
-    """One trip through the model: 'capture' collects queries, keys and values; 'student' attends to `prefix` with `router`."""
+    """One trip through the model: 'capture' collects queries, keys and values; 'student' attends to `prefix` with
+    `router`."""
 
     suffix: int
     prefix: Prefix | None = None
@@ -84,9 +87,16 @@ class Pass:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
-    scaling: float | None = None, sekv: Pass | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sekv: Pass | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     """The attention function transformers calls: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
     refused = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if refused or sekv is None:
@@ -149,7 +159,9 @@ def _student(sekv: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, 
         query @ per_query_head(prefix.exact_keys[layer]).transpose(-1, -2) * scale,
         (query @ per_query_head(key).transpose(-1, -2) * scale).masked_fill(~causal, float("-inf")),
         query @ per_query_head(mean_keys).transpose(-1, -2) * scale + prefix.length.log(),
-        (query @ per_query_head(span_keys.flatten(1, 2)).transpose(-1, -2) * scale).masked_fill(~prefix.in_span.flatten(), float("-inf")),
+        (query @ per_query_head(span_keys.flatten(1, 2)).transpose(-1, -2) * scale).masked_fill(
+            ~prefix.in_span.flatten(), float("-inf")
+        ),
     )
     fine = z.repeat_interleave(prefix.in_span.shape[1], dim=-1)
     ones = tuple(torch.ones_like(part) for part in logits[:2])
@@ -166,9 +178,15 @@ def mixed_softmax(logits: Tensor, use: Tensor) -> Tensor:
 
 
 def _rebuild(
-    router: RouterModule, factors: tuple[Tensor, Tensor, Tensor], layer: int, summary: Tensor, length: Tensor, is_value: bool
+    router: RouterModule,
+    factors: tuple[Tensor, Tensor, Tensor],
+    layer: int,
+    summary: Tensor,
+    length: Tensor,
+    is_value: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gated reconstruction (eq. 7-8) of one layer: [H_kv, S, m, D] and the gates [H_kv, S, R]. summary [H_kv, S, d']."""
+    """Gated reconstruction (eq. 7-8) of one layer: [H_kv, S, m, D] and the gates [H_kv, S, R]. summary [H_kv, S,
+    d']."""
     u, sigma, v = (part[layer] for part in factors)
     lengths = length.expand(sigma.shape[:-1])
     gates = router.gates(sigma, summary, lengths, is_value).sigmoid()

@@ -1,8 +1,9 @@
 """Training of SeKV's router (SeKV sec. 3.3, appendix A): the model stays frozen, W, tau and g_phi learn.
 
-What the paper leaves open and we decided: W starts as the principal directions of the keys of the first document; all positions of
-a document's suffix are trained, the spans come from its prefix; a position of a head is mined when its `strongest` spans hold at least
-`concentration` of its attention; losses are means (sekv_losses). Everything is a parameter of `SeKVTraining` and goes into the provenance.
+What the paper leaves open and we decided: W starts as the principal directions of the keys of the first document; all
+positions of a document's suffix are trained, the spans come from its prefix; a position of a head is mined when its
+`strongest` spans hold at least `concentration` of its attention; losses are means (sekv_losses). Everything is a
+parameter of `SeKVTraining` and goes into the provenance.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Progress = Callable[[dict[str, Any]], None]
 class Trainer:
     """Owns the module, its optimizer, the step and the best state so far."""
 
-    def __init__(self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor) -> None:
+    def __init__(
+        self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor
+    ) -> None:
         """start: W to begin with [L, H, d', D]."""
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
@@ -62,28 +65,41 @@ class Trainer:
         warm = max(1, round(self.settings.warmup * self.steps))
         if self.step < warm:
             return self.settings.learning_rate * (self.step + 1) / warm
-        return self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
+        return (
+            self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
+        )
 
     def example(self, documents: Sequence[Sequence[int]], length: int, rng: random.Random) -> Example | None:
         return _example(self.model, documents, length, self.params, self.settings, rng)
 
     def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
-        """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the targets."""
+        """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the
+        targets."""
         s = self.settings
         trip = Pass(s.suffix, example.prefix, self.module)
         with attending(self.model):
-            logits = self.model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip).logits[0]
+            logits = self.model(
+                input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
+            ).logits[0]
         score, z = torch.stack(trip.scores), torch.stack(trip.zooms)
         gates = (torch.stack([g[0] for g in trip.gates]), torch.stack([g[1] for g in trip.gates]))
         sigma = (example.prefix.key_factors[1], example.prefix.value_factors[1])
-        target, mine = losses.coverage_set(example.mass, s.rho), losses.mined(example.mass, s.concentration, s.strongest)
+        target, mine = (
+            losses.coverage_set(example.mass, s.rho),
+            losses.mined(example.mass, s.concentration, s.strongest),
+        )
         parts = {
             "distill": losses.distillation(example.teacher, logits),
             "zoom": losses.zoom(score, target, mine, s.w_plus),
             "recon": losses.reconstruction(gates, sigma, example.prefix.energy),
             "budget": losses.budget(z, gates, s.beta),
         }
-        whole = parts["distill"] + s.lambda_zoom * parts["zoom"] + s.lambda_recon * parts["recon"] + budget_weight * parts["budget"]
+        whole = (
+            parts["distill"]
+            + s.lambda_zoom * parts["zoom"]
+            + s.lambda_recon * parts["recon"]
+            + budget_weight * parts["budget"]
+        )
         expanded = z.detach() > 0.5
         figures = {name: float(value.detach()) for name, value in parts.items()} | {
             "zoom_rate": float(expanded.float().mean()),
@@ -98,7 +114,9 @@ class Trainer:
     def advance(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
         """One optimizer step; the documents it draws depend on seed and step only."""
         rng = random.Random(self.settings.seed * 1_000_003 + self.step)
-        length = self.settings.lengths[min(self.step * len(self.settings.lengths) // self.steps, len(self.settings.lengths) - 1)]
+        length = self.settings.lengths[
+            min(self.step * len(self.settings.lengths) // self.steps, len(self.settings.lengths) - 1)
+        ]
         self.optimizer.zero_grad(set_to_none=True)
         seen: list[dict[str, float]] = []
         for _ in range(self.settings.batch):
@@ -118,7 +136,8 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, documents: Sequence[Sequence[int]]) -> dict[str, float]:
-        """The objective with the whole budget weight on the same held-out documents every time; keeps the best state."""
+        """The objective with the whole budget weight on the same held-out documents every time; keeps the best
+        state."""
         rng = random.Random(self.settings.seed + 1)
         seen = []
         for _ in range(self.settings.evaluate_on):
@@ -136,7 +155,10 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all."""
         state = {name: getattr(self, name) for name in ("step", "stale", "best", "best_step", "best_state")}
-        torch.save(state | {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}, path.with_suffix(".tmp"))
+        torch.save(
+            state | {"module": self.module.state_dict(), "optimizer": self.optimizer.state_dict()},
+            path.with_suffix(".tmp"),
+        )
         path.with_suffix(".tmp").replace(path)
 
     def restore(self, path: Path) -> None:
@@ -150,14 +172,22 @@ class Trainer:
         """The best state as a router."""
         self.module.load_state_dict(self.best_state)
         return sekv_router.Router(
-            "trained", self.module.weight.detach(), sekv_router.logit(self.module.tau.detach()), self.module.gates, provenance
+            "trained",
+            self.module.weight.detach(),
+            sekv_router.logit(self.module.tau.detach()),
+            self.module.gates,
+            provenance,
         )
 
 
 def _example(
-    model: PreTrainedModel, documents: Sequence[Sequence[int]], length: int, params: SeKVParameters, settings: SeKVTraining,
+    model: PreTrainedModel,
+    documents: Sequence[Sequence[int]],
+    length: int,
+    params: SeKVParameters,
+    settings: SeKVTraining,
     rng: random.Random,
-) -> Example | None:  # fmt: skip
+) -> Example | None:
     cap = int(params.anchor_share * settings.budget * length)
     return prepare(model, draw(documents, length, rng), settings.suffix, params, cap)
 
@@ -180,25 +210,34 @@ def train_sekv(
     progress: Progress | None = None,
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Train a router for `model` on `documents` (texts or token ids) into the folder `out`; returns the router's safetensors file.
+    """Train a router for `model` on `documents` (texts or token ids) into the folder `out`; returns the router's
+    safetensors file.
 
-    The same call again continues from `out`/checkpoint.pt. `out`/log.jsonl has one line per step. `about` describes model and data
-    in the provenance. Raises ValueError when no document is long enough to have a span outside the window, or for pre_rope.
+    The same call again continues from `out`/checkpoint.pt. `out`/log.jsonl has one line per step. `about` describes
+    model and data in the provenance. Raises ValueError when no document is long enough to have a span outside the
+    window, or for pre_rope.
     """
     if params.pre_rope:
-        raise ValueError("the router is trained on keys after their rotary embedding: leave pre_rope off, and set it when running.")
+        raise ValueError(
+            "the router is trained on keys after their rotary embedding: leave pre_rope off, and set it when running."
+        )
     settings = settings or SeKVTraining()
     check_dim(params, shape_of(model.config, model.dtype.itemsize).head_dim)
     out.mkdir(parents=True, exist_ok=True)
     model.eval().requires_grad_(False)
-    ids = [tokenizer(text, add_special_tokens=True)["input_ids"] if isinstance(text, str) else list(text) for text in documents]
+    ids = [
+        tokenizer(text, add_special_tokens=True)["input_ids"] if isinstance(text, str) else list(text)
+        for text in documents
+    ]
     held_out = max(1, round(settings.held_out * len(ids)))
     if len(ids) < 2:
         raise ValueError("training needs at least two documents: one of them is held out.")
     training, evaluation = ids[:-held_out], ids[-held_out:]
     first = _example(model, training, settings.lengths[0], params, settings, random.Random(settings.seed))
     if first is None:
-        raise ValueError(f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}.")
+        raise ValueError(
+            f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}."
+        )
     group = first.mass.shape[1] // first.prefix_keys.shape[1]
     trainer = Trainer(model, params, settings, steps, sekv_router.fit_pca(first.prefix_keys, group, params.dim))
     checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
@@ -228,7 +267,11 @@ def train_sekv(
         "documents": {"training": len(training), "held_out": len(evaluation), "tokens": sum(map(len, ids))},
         "parameters": dataclasses.asdict(params),
         "training": dataclasses.asdict(settings),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
     }
     path = out / "sekv_router.safetensors"
     sekv_router.save_router(trainer.router(provenance), path)

@@ -31,13 +31,16 @@ def _join(parts: tuple[str, ...]) -> str:
 
 
 _store = st.components.v2.component("kvlens_store", js=_join(_STORE_PARTS))
-_player = st.components.v2.component("kvlens_player", html=_join(("player.html",)), css=_join(("player.css",)), js=_join(_PLAYER_PARTS))
+_player = st.components.v2.component(
+    "kvlens_player", html=_join(("player.html",)), css=_join(("player.css",)), js=_join(_PLAYER_PARTS)
+)
 
 KEY = "player"
 
 
 def player(run: bytes, head: bytes, on_change: Callable[[], None]) -> None:
-    """Mounts the player. `run`: run_payload, `head`: slice_payload. `on_change` is called after a commit; see `committed`."""
+    """Mounts the player. `run`: run_payload, `head`: slice_payload. `on_change` is called after a commit; see
+    `committed`."""
     _store(key="player_store", data=run)
     _player(key=KEY, data=head, on_selection_change=on_change)
 

@@ -1,4 +1,5 @@
-"""What the player is sent of a run's loss: the track of divergence, the places worth jumping to, one span's masses over time."""
+"""What the player is sent of a run's loss: the track of divergence, the places worth jumping to, one span's masses over
+time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ JUMP_EVENTS = {"correction": ("correction",), "recall": ("recall", "zoom_in")}
 
 
 def loss_track(reader: TraceReader, arrays: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The track of KL(full || this run), steps without a loss NaN, marks where another token was most probable; [] when not recorded."""
+    """The track of KL(full || this run), steps without a loss NaN, marks where another token was most probable; [] when
+    not recorded."""
     loss = reader.loss()
     if loss.empty:
         return []
@@ -27,15 +29,19 @@ def loss_track(reader: TraceReader, arrays: dict[str, np.ndarray]) -> list[dict[
     arrays["marks:kl"] = steps[~loss["agrees"].to_numpy(bool)].astype(np.int32)
     return [
         {
-            "name": "kl", "title": "KL(full KV ‖ this run); ▼ another token than full KV's is most probable", "unit": "nats",
-            "dots": True, "zero": True, "marks": "kl",
+            "name": "kl",
+            "title": "KL(full KV ‖ this run); ▼ another token than full KV's is most probable",
+            "unit": "nats",
+            "dots": True,
+            "zero": True,
+            "marks": "kl",
         }
-    ]  # fmt: skip
+    ]
 
 
 def diverged(reader: TraceReader) -> int | None:
-    """The step at which a freely decoding run left full KV's: the last that was compared, when the run went on after it and another
-    token was most probable or taken there. From the next step on contexts differ."""
+    """The step at which a freely decoding run left full KV's: the last that was compared, when the run went on after it
+    and another token was most probable or taken there. From the next step on contexts differ."""
     loss = reader.loss()
     if loss.empty or reader.meta.get("forced"):
         return None
@@ -47,10 +53,11 @@ def diverged(reader: TraceReader) -> int | None:
 
 
 def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
-    """Where the player may jump: {kind, step, layer, head, span}, None where the selection stays. At most one place per kind and step.
+    """Where the player may jump: {kind, step, layer, head, span}, None where the selection stays. At most one place per
+    kind and step.
 
-    Kinds: loss (the step of loss), lost (later steps that were lost), regret (the query head and step with the most regret), correction,
-    recall."""
+    Kinds: loss (the step of loss), lost (later steps that were lost), regret (the query head and step with the most
+    regret), correction, recall."""
     places: list[dict[str, Any]] = []
     if found is not None:
         missed = found.missed
@@ -93,7 +100,8 @@ def _whole(value: Any) -> int | None:
 
 
 def span_history(reader: TraceReader, chosen: Selection) -> dict[str, np.ndarray]:
-    """Masses on the selected span of the selected head over steps, float32 [steps], NaN where the span was not listed; {} without one."""
+    """Masses on the selected span of the selected head over steps, float32 [steps], NaN where the span was not listed;
+    {} without one."""
     if chosen.span is None or not reader.meta.get("oracle"):
         return {}
     table = reader.oracle_history(chosen.layer or 0, chosen.head or 0, chosen.span)

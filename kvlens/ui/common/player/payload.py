@@ -1,4 +1,5 @@
-"""What the player is sent: once per run the tokens, spans, tracks and metric cubes; per selected head its masses and states."""
+"""What the player is sent: once per run the tokens, spans, tracks and metric cubes; per selected head its masses and
+states."""
 
 from __future__ import annotations
 
@@ -50,9 +51,11 @@ def payload_id(uid: str, stamp: int, loaded: Iterable[str]) -> str:
     return f"{uid}-{hashlib.sha256(repr((stamp, *loaded)).encode()).hexdigest()[:12]}"
 
 
-def run_payload(reader: TraceReader, identity: str, names: list[str], loaded: list[str], found: Verdict | None = None) -> bytes:
-    """Everything about a run that does not depend on the selection. `names`: all metrics, `loaded`: those sent now, `found`: the
-    verdict on the run."""
+def run_payload(
+    reader: TraceReader, identity: str, names: list[str], loaded: list[str], found: Verdict | None = None
+) -> bytes:
+    """Everything about a run that does not depend on the selection. `names`: all metrics, `loaded`: those sent now,
+    `found`: the verdict on the run."""
     tokens, spans = reader.tokens(), reader.spans()
     generated = tokens["step"].notna().to_numpy()
     logprob = tokens["logprob"].to_numpy(np.float64)[generated]
@@ -69,26 +72,43 @@ def run_payload(reader: TraceReader, identity: str, names: list[str], loaded: li
     if masses:
         arrays |= _sparse("mean", _mean_masses(reader), reader.n_steps, spans)
     header: dict[str, Any] = {
-        "payload": identity, "uid": reader.uid, "steps": reader.n_steps, "layers": reader.n_layers, "q_heads": reader.q_heads,
-        "kv_heads": reader.kv_heads, "prompt": int((~generated).sum()), "texts": [str(text) for text in tokens["text"]],
-        "spans": _span_list(spans), "span_masses": masses, "needle": needle_tokens(tokens, reader.meta.get("needle") or []),
-        "metrics": described, "tracks": _tracks(reader, names, arrays), "jumps": lens.jumps(reader, found),
-        "diverged": lens.diverged(reader), "oracle": bool(reader.meta.get("oracle")),
-    }  # fmt: skip
+        "payload": identity,
+        "uid": reader.uid,
+        "steps": reader.n_steps,
+        "layers": reader.n_layers,
+        "q_heads": reader.q_heads,
+        "kv_heads": reader.kv_heads,
+        "prompt": int((~generated).sum()),
+        "texts": [str(text) for text in tokens["text"]],
+        "spans": _span_list(spans),
+        "span_masses": masses,
+        "needle": needle_tokens(tokens, reader.meta.get("needle") or []),
+        "metrics": described,
+        "tracks": _tracks(reader, names, arrays),
+        "jumps": lens.jumps(reader, found),
+        "diverged": lens.diverged(reader),
+        "oracle": bool(reader.meta.get("oracle")),
+    }
     return pack(header, arrays)
 
 
 def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revision: int) -> bytes:
-    """What the player needs for the selected head: its span masses and the states of its KV head's spans, over all steps."""
+    """What the player needs for the selected head: its span masses and the states of its KV head's spans, over all
+    steps."""
     layer, head = chosen.layer or 0, chosen.head or 0
     spans = reader.spans()
     arrays = state_changes(reader, spans, layer, head // (reader.q_heads // reader.kv_heads))
     arrays |= _sparse("head", reader.span_mass(layer, head), reader.n_steps, spans)
     arrays |= lens.span_history(reader, chosen)
     header = {
-        "payload": identity, "rev": revision, "step": chosen.step or 0, "layer": layer, "head": head, "span": chosen.span,
+        "payload": identity,
+        "rev": revision,
+        "step": chosen.step or 0,
+        "layer": layer,
+        "head": head,
+        "span": chosen.span,
         "metric": chosen.metric,
-    }  # fmt: skip
+    }
     return pack(header, arrays)
 
 
@@ -104,7 +124,8 @@ def needle_tokens(tokens: pd.DataFrame, ranges: list[list[int]]) -> list[list[in
 
 
 def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head: int) -> dict[str, np.ndarray]:
-    """States of the spans of one KV head as changes in the order of steps: step, index of the span, index into SPAN_STATES."""
+    """States of the spans of one KV head as changes in the order of steps: step, index of the span, index into
+    SPAN_STATES."""
     forms = reader.span_heads(layer, kv_head).set_index("span")["form"].to_dict()
     born = [(int(s), str(state), forms.get(s)) for s, state in zip(spans["span"], spans["state"], strict=True)]
     events = reader.events(layer=layer, kv_head=kv_head)
@@ -122,17 +143,25 @@ def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head:
         before = now
     table = np.array(rows, np.int32).reshape(-1, 3)
     return {
-        "change_step": table[:, 0].copy(), "change_span": table[:, 1].copy(), "change_state": table[:, 2].astype(np.uint8),
-    }  # fmt: skip
+        "change_step": table[:, 0].copy(),
+        "change_span": table[:, 1].copy(),
+        "change_state": table[:, 2].astype(np.uint8),
+    }
 
 
 def _describe(reader: TraceReader, name: str, load: bool, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """A metric for the player; its cube goes into `arrays` as codes over the recorded range."""
     metric: Metric = metric_of(name)
     entry: dict[str, Any] = {
-        "name": name, "title": metric.title, "unit": metric.unit, "level": metric.level, "doc": metric.doc,
-        "diverging": metric.diverging, "loaded": load, "zero": metric.lo == 0.0,
-    }  # fmt: skip
+        "name": name,
+        "title": metric.title,
+        "unit": metric.unit,
+        "level": metric.level,
+        "doc": metric.doc,
+        "diverging": metric.diverging,
+        "loaded": load,
+        "zero": metric.lo == 0.0,
+    }
     if load:
         values = cube(reader, name)
         lo, hi = metric.seen(values)
@@ -160,9 +189,24 @@ def _sparse(name: str, table: pd.DataFrame, n_steps: int, spans: pd.DataFrame) -
 
 
 def _span_list(spans: pd.DataFrame) -> list[dict[str, Any]]:
-    columns = zip(spans["span"], spans["kind"], spans["tok_start"], spans["tok_end"], spans["born_step"], spans["died_step"], strict=True)
+    columns = zip(
+        spans["span"],
+        spans["kind"],
+        spans["tok_start"],
+        spans["tok_end"],
+        spans["born_step"],
+        spans["died_step"],
+        strict=True,
+    )
     return [
-        {"id": int(s), "kind": str(kind), "start": int(a), "end": int(b), "born": int(born), "died": None if pd.isna(died) else int(died)}
+        {
+            "id": int(s),
+            "kind": str(kind),
+            "start": int(a),
+            "end": int(b),
+            "born": int(born),
+            "died": None if pd.isna(died) else int(died),
+        }
         for s, kind, a, b, born, died in columns
     ]
 
@@ -176,7 +220,15 @@ def _tracks(reader: TraceReader, names: list[str], arrays: dict[str, np.ndarray]
     if "n_zoomed" in names:
         zoomed = reader.head_cube("n_zoomed").astype(np.float64).reshape(reader.n_steps, -1)
         arrays["track:zooms"] = np.where(np.isfinite(zoomed).any(axis=1), np.nansum(zoomed, axis=1), np.nan)
-        tracks.append({"name": "zooms", "title": "expanded spans, summed over query heads", "unit": "spans", "dots": True, "zero": True})
+        tracks.append(
+            {
+                "name": "zooms",
+                "title": "expanded spans, summed over query heads",
+                "unit": "spans",
+                "dots": True,
+                "zero": True,
+            }
+        )
     arrays["track:h2d"] = steps["h2d_bytes"].to_numpy(np.float64)
     tracks.append({"name": "h2d", "title": "bytes to device", "unit": "bytes", "dots": True, "zero": True})
     arrays["track:peak"] = steps["peak_bytes"].to_numpy(np.float64)
