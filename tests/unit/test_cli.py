@@ -112,7 +112,7 @@ def test_methods_are_listed_without_torch() -> None:
     import subprocess
 
     code = (
-        "import sys; from kvlens import methods; methods.catalogue(); from kvlens import preflight; assert "
+        "import sys; from kvlens import methods; methods.catalogue(); from kvlens.runs import preflight; assert "
         "'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])

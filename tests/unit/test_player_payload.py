@@ -93,7 +93,7 @@ def test_states_replayed_from_changes_equal_the_readers_at_every_step(
 
 
 def test_the_player_replays_every_event_that_moves_a_span() -> None:
-    kinds = re.search(r"kind::VARCHAR IN \((.*?)\)", queries.ALL_STATE_EVENTS)
+    kinds = re.search(r"kind::VARCHAR IN\s*\((.*?)\)", queries.ALL_STATE_EVENTS, re.DOTALL)
     assert kinds is not None
     assert set(re.findall(r"\w+", kinds.group(1))) == set(payload._STATE_EVENTS)
 
