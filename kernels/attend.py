@@ -62,6 +62,20 @@ def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scaling, enable_gqa=gqa)
 
 
+def add_received(received: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, scaling: float, rows: int = 128) -> None:
+    """Add to received float32 [Hq, n] the attention that the last m of N positions give each token: sums over queries
+    of exact causal softmax, `rows` queries at a time, never m x N at once. q [Hq, m, D], keys [H_kv, N, D]."""
+    (heads, m, dim), seen = q.shape, keys.shape[1]
+    packed = q.float().view(keys.shape[0], -1, m, dim)
+    wide = keys.float().transpose(-1, -2)[:, None]
+    for first in range(0, m, rows):
+        part = packed[:, :, first : first + rows]
+        last = seen - m + first + part.shape[2]
+        unseen = torch.ones(part.shape[2], last, dtype=torch.bool, device=q.device).triu(last - part.shape[2] + 1)
+        weights = (part @ wide[..., :last] * scaling).masked_fill(unseen, float("-inf")).softmax(-1)
+        received[:, :last] += weights.sum(2).reshape(heads, last)
+
+
 def attention_weights(q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, scaling: float) -> torch.Tensor:
     """The weights of `decode_attention`, computed beside it in float32 for the log; leading dimensions [...] are
     layers.

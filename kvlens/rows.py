@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -45,8 +45,9 @@ KV_COLUMNS = (
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone
-#: for good; hold: from this step on the span is kept exactly for a (layer, KV head) by a counterfactual, whatever the
-#: method does; span_close: in the format, and logged by no method here.
+#: for good; thin: the first of its tokens is, where they go one by one; hold: from this step on the span is kept
+#: exactly for a (layer, KV head) by a counterfactual, whatever the method does; span_close: in the format, and logged
+#: by no method here.
 EVENT_KINDS = (
     "span_open",
     "span_close",
@@ -54,6 +55,7 @@ EVENT_KINDS = (
     "zoom_out",
     "recall",
     "evict",
+    "thin",
     "offload",
     "correction",
     "prefetch",
@@ -159,6 +161,35 @@ class JournalRow:
     name: str
     values: np.ndarray
     """float32 [n]; NaN = none"""
+
+
+@dataclass(frozen=True)
+class CutRow:
+    """A ranking of tokens by which some were dropped for good, and where what is gone stood in it. One entry per span
+    that lost tokens."""
+
+    step: int
+    """-1: at the end of prefill"""
+    layer: int | None
+    """None: alike in all layers"""
+    kv_head: int | None
+    """None: alike for all KV heads"""
+    candidates: int
+    """tokens that were ranked"""
+    kept: int
+    """of these, how many stayed"""
+    cut: float
+    """lowest score that stayed, on the method's own scale; NaN: none stayed, or it ranks nothing"""
+    span: np.ndarray
+    """int32 [s]"""
+    dropped: np.ndarray
+    """int32 [s]: ranked tokens of the span that are gone by this row"""
+    pos: np.ndarray
+    """int32 [s]: position of the best of them"""
+    rank: np.ndarray
+    """int32 [s]: its rank, 1 = best"""
+    score: np.ndarray
+    """float32 [s]: its score; NaN: none"""
 
 
 @dataclass
@@ -268,6 +299,7 @@ class StepRecord:
     spans: list[SpanRow] = field(default_factory=list)
     span_heads: list[SpanHeadRow] = field(default_factory=list)
     journal: list[JournalRow] = field(default_factory=list)
+    cuts: list[CutRow] = field(default_factory=list)
     scores: Scores | None = None
     """None: this method does not rank spans, or did not at this step"""
     loss: Loss | None = None
@@ -290,6 +322,7 @@ class PrefillRecord:
     cold_bytes: int
     resident_bytes: int
     journal: list[JournalRow] = field(default_factory=list)
+    cuts: list[CutRow] = field(default_factory=list)
     span_keys: SpanKeys | None = None
     """None: not recorded"""
 

@@ -41,6 +41,7 @@ _STATEMENTS = {
     "events": queries.ALL_EVENTS,
     "tokens": queries.TOKENS,
     "journal": queries.ALL_JOURNAL,
+    "cuts": queries.ALL_CUTS,
     "scores": queries.ALL_SCORES,
     "loss": lensqueries.LOSS,
     "oracle": lensqueries.ALL_ORACLE,

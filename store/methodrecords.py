@@ -33,6 +33,11 @@ class MethodRecords:
         frame.attrs["candidates"] = int(ranked[0][0]) if ranked else None
         return frame
 
+    def cuts(self, step: int, layer: int, kv_head: int, span: int) -> pd.DataFrame:
+        """Tokens of a span that a KV head had dropped for good by a step, a row per ranking that dropped some: step (-1: end of prefill), candidates and kept (tokens), cut (lowest score that stayed), dropped (tokens), and
+        pos, rank (1 = best) and score of the best of them. Empty: nothing of it was dropped, or it was not recorded."""
+        return self._db.frame(queries.CUTS_OF_HEAD, step=step, layer=layer, kv_head=kv_head, span=span)
+
     def score_history(self, layer: int, kv_head: int) -> pd.DataFrame:
         """As `scores`, for all steps of one KV head in one frame: step, span, score, chosen, rank, n_candidates."""
         return self._db.frame(queries.SCORE_HISTORY, layer=layer, kv_head=kv_head)

@@ -67,6 +67,17 @@ JOURNAL = f"""
 JOURNAL_NAMES = f"SELECT DISTINCT name FROM {source('journal')} ORDER BY name"
 
 #: One row per number of a vector, index from 0, as CSV has no lists.
+CUTS = f"""
+    SELECT step, layer, kv_head, candidates, kept, cut, unnest(span) AS span, unnest(dropped) AS dropped,
+      unnest(pos) AS pos, unnest(rank) AS rank, unnest(score) AS score FROM {source("cut")}"""
+
+CUTS_OF_HEAD = f"""
+    SELECT step, candidates, kept, cut, span, dropped, pos, rank, score FROM ({CUTS})
+    WHERE step <= $step AND (layer IS NULL OR layer = $layer) AND (kv_head IS NULL OR kv_head = $kv_head)
+      AND span = $span ORDER BY step"""
+
+ALL_CUTS = f"SELECT * FROM ({CUTS}) ORDER BY step, layer NULLS FIRST, kv_head NULLS FIRST, span"
+
 ALL_JOURNAL = f"""
     SELECT step, {_JOURNAL}, (unnest(generate_series(1, len("values"))) - 1)::INTEGER AS index,
       unnest("values") AS value
@@ -99,7 +110,7 @@ ALL_STATE_EVENTS = """
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
       AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict',
-        'release', 'hold')
+        'thin', 'release', 'hold')
     ORDER BY step, rowid"""
 
 STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace(

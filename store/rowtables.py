@@ -26,6 +26,7 @@ _ARROW = {
     "BIGINT": pa.int64(),
     "VARCHAR": pa.string(),
     "FLOAT[]": pa.list_(pa.float32()),
+    "INTEGER[]": pa.list_(pa.int32()),
 }
 
 #: Columns that a dataclass row of kvlens.rows fills, per table.
@@ -81,6 +82,19 @@ COLUMNS: dict[str, dict[str, str]] = {
         "span": "USMALLINT",
         "value": "FLOAT",
     },
+    "cut": {
+        "step": "INTEGER",
+        "layer": "UTINYINT",
+        "kv_head": "UTINYINT",
+        "candidates": "UINTEGER",
+        "kept": "UINTEGER",
+        "cut": "FLOAT",
+        "span": "INTEGER[]",
+        "dropped": "INTEGER[]",
+        "pos": "INTEGER[]",
+        "rank": "INTEGER[]",
+        "score": "FLOAT[]",
+    },
     "journal": {"step": "INTEGER", "layer": "UTINYINT", "kv_head": "UTINYINT", "name": "VARCHAR", "values": "FLOAT[]"},
     "self_check": {"name": "VARCHAR", "passed": "BOOLEAN", "value": "DOUBLE", "detail": "VARCHAR"},
     "loss": {
@@ -125,6 +139,8 @@ def _arrow(values: Sequence[Any], kind: str) -> pa.Array:
         values = [None if value is None or value != value else float(value) for value in values]
     elif kind == "FLOAT[]":
         return floats(list(values))
+    elif kind == "INTEGER[]":
+        values = [vector.tolist() for vector in values]
     elif kind == "BOOLEAN":
         values = [None if value is None else bool(value) for value in values]
     else:

@@ -1,4 +1,4 @@
-"""Schema v3 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v4 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -74,6 +74,12 @@ KV_SPAN = (
     "CREATE TABLE kv_span (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, "
     "span USMALLINT[] NOT NULL, score FLOAT[] NOT NULL, chosen BOOLEAN[] NOT NULL, n_candidates UINTEGER NOT NULL)"
 )
+#: Rankings of tokens by which some were dropped for good; the lists have one entry per span that lost tokens.
+CUT = (
+    "CREATE TABLE cut (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, candidates UINTEGER NOT NULL, "
+    "kept UINTEGER NOT NULL, cut FLOAT, span INTEGER[] NOT NULL, dropped INTEGER[] NOT NULL, pos INTEGER[] NOT NULL, "
+    "rank INTEGER[] NOT NULL, score FLOAT[] NOT NULL)"
+)
 LOSS = (
     "CREATE TABLE loss (step UINTEGER NOT NULL, ref_token INTEGER NOT NULL, ref_text VARCHAR NOT NULL, "
     "top_token INTEGER NOT NULL, "
@@ -139,6 +145,7 @@ def statements() -> list[str]:
         LOSS,
         ORACLE,
         SPAN_KEY,
+        CUT,
     ]
 
 
@@ -164,6 +171,7 @@ TABLES = (
     "loss",
     "oracle",
     "span_key",
+    "cut",
 )
 
 __all__ = [

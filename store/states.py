@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOVES = {"recall": "resident", "prefetch": "resident", "correction": "resident", "evict": "evicted", "release": "cold"}
+_MOVES = {
+    "recall": "resident",
+    "prefetch": "resident",
+    "correction": "resident",
+    "evict": "evicted",
+    "release": "cold",
+    "thin": "partial",
+}
 
 
 class Replay:

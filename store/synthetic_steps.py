@@ -139,6 +139,7 @@ class StepMaker:
             born,
             born_heads,
             journal(step, score, self.zoomed),
+            [],
             ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
             loss,
             oracle,

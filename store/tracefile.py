@@ -168,6 +168,7 @@ class TraceFile:
             ("transfer", [row for record in records for row in record.transfers]),
             ("event", [row for record in records for row in record.events]),
             ("journal", block.journal),
+            ("cut", [row for record in records for row in record.cuts]),
             ("loss", loss_rows(records)),
         ):
             tables.append((name, rows_table(name, rows)))
@@ -188,6 +189,7 @@ class TraceFile:
             ("transfer", rows_table("transfer", record.transfers)),
             ("event", rows_table("event", record.events)),
             ("journal", rows_table("journal", copied(record.journal))),
+            ("cut", rows_table("cut", record.cuts)),
         ]
         if trace_level == "spans" and record.span_keys is not None:
             tables.append(("span_key", span_key_table(record.span_keys, self._heads)))

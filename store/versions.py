@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens.store.schema import (
+    CUT,
     JOURNAL,
     KV_SPAN,
     LOSS,
@@ -52,6 +53,7 @@ ADDED = {
         },
         {"loss": LOSS, "oracle": ORACLE, "span_key": SPAN_KEY},
     ),
+    4: Addition({}, {"cut": CUT}),
 }
 
 #: Read from the private database; all other tables are read from the file.

@@ -112,11 +112,11 @@ class Prompts:
             self._prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, new)
         return self._prompt
 
-    def read(self, trial: Trial) -> ReadPrompt:
-        """Prefilled."""
+    def read(self, trial: Trial, received: bool = False) -> ReadPrompt:
+        """Prefilled; received: for a method that `needs_received`, too."""
         prompt = self.prompt(trial)
-        if self._read is None:
-            self._read = self.engine.read(prompt)
+        if self._read is None or (received and self._read.received is None):
+            self._read = self.engine.read(prompt, received=received)
         return self._read
 
 

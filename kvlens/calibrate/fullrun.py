@@ -3,7 +3,7 @@ layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -33,9 +33,11 @@ class _Observer:
     def __init__(self, session: Session, watcher: Watcher) -> None:
         self.session, self.watcher = session, watcher
 
-    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: object) -> None:
-        slots, live = self.session.memory.hot.slots(layer), self.session.memory.live_prefix(layer)
-        self.watcher.layer(layer, q, slots.keys[:, :live], slots.values[:, :live], scaling)
+    def layer(
+        self, layer: int, q: torch.Tensor, biases: Sequence[torch.Tensor | None], scaling: float, selection: object
+    ) -> None:
+        slots = self.session.memory.attended_slots(layer, biases[0])
+        self.watcher.layer(layer, q, slots.keys, slots.values, scaling)
 
 
 @torch.inference_mode()
@@ -48,7 +50,7 @@ def watch(
     session = Session(FullKV, FullKV.Parameters(), engine.context(prompt, None, Options(max_new=max_new)))
     cache = SessionCache(session, loaded.shape.layers)
     try:
-        session.adopt(read.keys, read.values, read.last_queries, read.peeked)
+        session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
         session.finish_prefill(read.surprisal[: len(prompt.ids) - 1])
         session.observer = _Observer(session, watcher)
         ids = [prompt.ids[-1]]

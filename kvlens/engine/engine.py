@@ -67,12 +67,13 @@ class Engine:
         prompt: Prompt,
         prefill_chunk: int = 512,
         queries: int = 128,
+        received: bool = False,
         progress: Progress = lambda phase, done, total: None,
     ) -> ReadPrompt:
         """Prefill once for many runs: keeps copies of keys, values, the last `queries` queries and what peeking sees,
-        whatever the methods will ask for. A method that watches the prompt go by (`prefill_layer`) cannot use it."""
+        whatever the methods will ask for; received: for methods that `needs_received`, too."""
         options = Options(max_new=1, prefill_chunk=prefill_chunk)
-        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, peeks=True)
+        session = Session(FullKV, FullKV.Parameters(), self.context(prompt, None, options), queries, True, received)
         try:
             surprisal = prefill(
                 self.loaded,
@@ -82,7 +83,8 @@ class Engine:
                 prefill_chunk,
                 lambda done, total: progress("prefill", done, total),
             )
-            return ReadPrompt(prompt.ids, *session.read(), surprisal)
+            keys, values, seen, peeked, sums = session.read()
+            return ReadPrompt(prompt.ids, keys, values, seen, peeked, surprisal, sums)
         finally:
             session.close()
 

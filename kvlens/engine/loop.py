@@ -166,7 +166,7 @@ class Generation:
                 self._check,
             )
         else:
-            session.adopt(read.keys, read.values, read.last_queries, read.peeked)
+            session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
         n = len(self.prompt.ids) - 1
         prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None

@@ -28,6 +28,8 @@ class ReadPrompt:
     """of the token after them, the prompt's last"""
     surprisal: torch.Tensor
     """float32 [tokens of the prompt], nats, NaN at position 0"""
+    received: torch.Tensor | None = None
+    """float32 [L, Hq, n]; None: it was not asked for"""
 
 
 def prefill(

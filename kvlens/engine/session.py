@@ -9,12 +9,12 @@ from typing import Protocol
 
 import torch
 
-from kvlens.kernels.attend import decode_attention, prefill_attention, runs_on
+from kvlens.kernels.attend import add_received, attention_weights, decode_attention, prefill_attention, runs_on
 from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd
+from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd, WindowLeave
 from kvlens.shape import KVShape
 
 
@@ -22,8 +22,14 @@ class LayerObserver(Protocol):
     """Sees each layer's decision after the attention has been computed; must change nothing."""
 
     def layer(
-        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
-    ) -> None: ...
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: Sequence[torch.Tensor | None],
+        scaling: float,
+        selection: Selection | None,
+    ) -> None:
+        """biases: of each part of the layer, [h, G, C]; one part where all its KV heads have equal zones."""
 
 
 class Session:
@@ -40,11 +46,13 @@ class Session:
         context: RunContext,
         queries: int | None = None,
         peeks: bool | None = None,
+        received: bool | None = None,
         holds: Sequence[Hold] = (),
     ) -> None:
         """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether
-        the last prompt token is to be seen before it is fed; None: as the method says. holds: what is kept exactly,
-        whatever the method does."""
+        the last prompt token is to be seen before it is fed; None: as the method says. received:
+        whether to sum the attention that each prompt token receives; None: as the method says. holds: what is kept
+        exactly, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, context)
@@ -59,6 +67,11 @@ class Session:
         self.kernels: set[str] = set()
         """what decode steps have attended through so far"""
         self._wanted = self.method.observed_queries if queries is None else queries
+        self._received: torch.Tensor | None = None
+        if self.method.needs_received if received is None else received:
+            size = (context.shape.layers, context.shape.q_heads, n)
+            self._received = torch.zeros(size, device=context.device)
+            self.memory.account.hold("received", self._received)
         self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
         self._peek: list[list[torch.Tensor]] | None = None
         self._peeked: Peeked | None = None
@@ -94,12 +107,20 @@ class Session:
         selection = self.method.select(layer, q[0, :, 0])
         if selection is not None:
             memory.recall(layer, selection, later=False)
-        bias, pages = memory.attends(layer, selection, runs_on(q, biased=True))
-        live, slots = memory.attended(layer, bias), memory.hot.slots(layer)
-        self.kernels.add(runs_on(q, bias is not None))
-        out = decode_attention(q, slots.keys[:, :live], slots.values[:, :live], bias, scaling, pages)
+        outs, biases = [], []
+        for part, pool in enumerate(memory.hot.pools_of(layer)):
+            mine = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
+            bias, pages = memory.attends(layer, selection, runs_on(q, biased=True), part)
+            slots = memory.attended_slots(layer, bias, part)
+            self.kernels.add(runs_on(q, bias is not None))
+            outs.append(decode_attention(mine, slots.keys, slots.values, bias, scaling, pages))
+            biases.append(bias)
+            if self.method.watches:
+                weights = attention_weights(mine[0, :, 0], slots.keys, bias, scaling)
+                self.method.attended(layer, pool.heads, weights, slots.position)
+        out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
         if self.observer is not None:
-            self.observer.layer(layer, q[0, :, 0], bias, scaling, selection)
+            self.observer.layer(layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:
             memory.recall(layer, selection, later=True)
         return out
@@ -107,14 +128,18 @@ class Session:
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.memory.prompt is not None
         keys, values = self.memory.prompt.view(layer)
-        m = q.shape[2]
-        self.method.prefill_layer(layer, q[0], keys[0, :, -m:], values[0, :, -m:])
+        if self._received is not None:
+            add_received(self._received[layer], q[0], keys[0], scaling)
         wanted = self._wanted
         if wanted:
             seen = q[0, :, -wanted:]
             before = self._queries[layer]
             self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
         return prefill_attention(q, keys, values, scaling)
+
+    def _query_heads(self, heads: range) -> slice:
+        """The query heads of some KV heads."""
+        return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
 
     def _attend_peeked(self, seen: list[torch.Tensor], layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
@@ -143,7 +168,7 @@ class Session:
         self._peeked = peeked
         self.memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
 
-    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked]:
+    def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
         """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
         through, and what was seen of its last token."""
         assert self.memory.prompt is not None
@@ -153,15 +178,25 @@ class Session:
             self.memory.prompt.values.clone(),
             torch.stack(self._queries),
             self._peeked,
+            self._received,
         )
 
-    def adopt(self, keys: torch.Tensor, values: torch.Tensor, queries: torch.Tensor, peeked: Peeked) -> None:
-        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method had to
-        see it."""
-        if type(self.method).prefill_layer is not Method.prefill_layer:
-            raise ValueError(
-                f"{self.method.name} watches the prompt while it is read: it cannot take one that was read before."
-            )
+    def adopt(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        queries: torch.Tensor,
+        peeked: Peeked,
+        received: torch.Tensor | None,
+    ) -> None:
+        """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
+        what was not read."""
+        if self._received is not None:
+            if received is None:
+                raise ValueError(
+                    f"{self.method.name} needs the attention that prompt tokens received, and it was not read."
+                )
+            self._received.copy_(received)
         assert self.memory.prompt is not None
         assert queries.shape[2] >= min(self._wanted, keys.shape[2])
         for layer in range(self.shape.layers):
@@ -183,10 +218,11 @@ class Session:
             f"{self.method.name} peeks, and the last prompt token was not put through"
         )
         queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
-        prompt = Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries, self._peeked)
+        prompt = Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries, self._peeked, self._received)
         layout, placement = self.method.prefill_end(prompt)
         del prompt
-        self._queries, self._peeked = [], None
+        self._queries, self._peeked, self._received = [], None, None
+        memory.account.release("received")
         memory.account.release("peeked")
         memory.lay_out(layout)
         self.hold_method()
@@ -210,9 +246,15 @@ class Session:
         if self.observer is None:
             self.method.drain_journal()
         memory.start_step(step)
-        leave = None if previous is None else self.method.decode_end(previous, memory)
-        if leave is not None:
-            memory.leave_window(leave.placement, leave.start, leave.end)
+        change = None if previous is None else self.method.decode_end(previous, memory)
+        if isinstance(change, WindowLeave):
+            memory.leave_window(change.placement, change.start, change.end)
+        elif change is not None:
+            if change.opened is not None:
+                memory.name(change.opened)
+            if change.evicted is not None:
+                memory.evict(change.evicted)
+        if change is not None:
             self.hold_method()
 
     def hold_method(self) -> None:

@@ -46,14 +46,8 @@ def restores(
     prefilled. `task`: whose metric decides; None: the prompt's own, or the first line where it has none. Nothing is
     recorded."""
     assert options.forced is None, "whether an answer is back is asked of a free run"
-    read = None if watches(method) else read
     result = engine.run(prompt, method, params, budget, options, read=read, holds=holds)
     return Outcome(result.text, tasks.is_right(task or prompt.source.task, answer, result.text), result)
-
-
-def watches(method: type[Method]) -> bool:
-    """The method has to see the prompt go by, so that no prompt that was read before can be given to it."""
-    return method.prefill_layer is not Method.prefill_layer
 
 
 class Trials:
@@ -104,7 +98,7 @@ class Trials:
         )
 
     def _prompt(self) -> ReadPrompt | None:
-        if self._read is None and not watches(self.method):
-            queries = max(128, self.method.observed_queries)
-            self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, self._report)
+        if self._read is None:
+            queries, received = max(128, self.method.observed_queries), self.method.needs_received
+            self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, received, self._report)
         return self._read

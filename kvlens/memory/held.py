@@ -8,7 +8,7 @@ Shapes: H_kv KV heads, m held slots of a layer, P positions of the run, C slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,32 +93,33 @@ class Held:
         if not self._layers:
             return layout
         width = {layer: tables.since.shape[1] for layer, tables in self._layers.items()}
-        return replace(
-            layout, zones=tuple(replace(layout.of(layer), held=width.get(layer, 0)) for layer in range(layers))
-        )
+        zones = [
+            tuple(replace(layout.of(layer, head), held=width.get(layer, 0)) for head in range(self.kv_heads))
+            for layer in range(layers)
+        ]
+        return replace(layout, zones=tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones))
 
     # ----------------------------------------------------------------------------------------------------------------
     # what lies here
     def place(self, hot: HotTier, prompt: PromptStore) -> None:
         """Copy the prompt's part, before the prompt's KV is given back. Nothing of it is attended yet."""
         for layer, tables in self._layers.items():
-            slots = self._zone(hot, layer)
-            slots.position.copy_(torch.where(tables.since < NEVER, tables.position, -1))
-            for head in range(self.kv_heads):
-                here = tables.position[head] < prompt.tokens
-                at = tables.position[head, here]
-                slots.keys[head, here], slots.values[head, here] = (
-                    prompt.keys[layer, head, at],
-                    prompt.values[layer, head, at],
-                )
+            for heads, slots in self._zones(hot, layer):
+                slots.position.copy_(torch.where(tables.since < NEVER, tables.position, -1)[heads])
+                for place, head in enumerate(range(self.kv_heads)[heads]):
+                    here = tables.position[head] < prompt.tokens
+                    at = tables.position[head, here]
+                    slots.keys[place, here] = prompt.keys[layer, head, at]
+                    slots.values[place, here] = prompt.values[layer, head, at]
 
     def write(self, hot: HotTier, layer: int, position: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token, where it is to be held: keys, values [H_kv, D]."""
         if layer not in self._layers:
             return
-        slots = self._zone(hot, layer)
         for head, place in self._layers[layer].heads_at.get(position, ()):
-            slots.keys[head, place], slots.values[head, place] = keys[head], values[head]
+            pool = hot.pool(layer, head)
+            slots, at = pool.slots(layer).after(pool.start["held"]), head - pool.heads.start
+            slots.keys[at, place], slots.values[at, place] = keys[head], values[head]
 
     def name(self, hot: HotTier, start: int, end: int, span: int) -> None:
         """Positions [start, end) are span `span` from now on."""
@@ -126,7 +127,8 @@ class Held:
             return
         self._owner[start:end] = span
         for layer, tables in self._layers.items():
-            self._zone(hot, layer).span.copy_(self._owner[tables.position])
+            for heads, slots in self._zones(hot, layer):
+                slots.span.copy_(self._owner[tables.position[heads]])
 
     def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int]]:
         """The step whose token will lie at `position` begins: what is held and written by then is attended in it.
@@ -134,7 +136,8 @@ class Held:
         self.step = step
         for layer, tables in self._layers.items():
             live = (tables.since <= step) & (tables.position <= position)
-            self._zone(hot, layer).role.copy_(torch.where(live, ROLE["resident"], FREE))
+            for heads, slots in self._zones(hot, layer):
+                slots.role.copy_(torch.where(live[heads], ROLE["resident"], FREE))
             tables.covers.zero_().scatter_(1, torch.where(live, tables.position, tables.covers.shape[1] - 1), True)
             tables.covers[:, -1] = False
         return [(layer, head, span) for first, layer, head, span in self._begin if first == step]
@@ -145,18 +148,20 @@ class Held:
         """Whether the layer attends anything here at this step."""
         return layer in self._layers and self.step >= self._layers[layer].begins
 
-    def show(self, layer: int, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
-        """The method's bias [H_kv, G, C] with what is held attended as it is here, and hidden wherever else it lies."""
+    def show(self, layer: int, heads: slice, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
+        """The method's bias [h, G, C] over some KV heads' slots, with what is held attended as it is here, and hidden
+        wherever else it lies."""
         tables = self._layers[layer]
         zone = bias.shape[-1] - tables.since.shape[1]
         nowhere = tables.covers.shape[1] - 1
         where = slots.position[:, :zone].long()
-        hidden = tables.covers.gather(1, torch.where(where < 0, nowhere, where))
+        hidden = tables.covers[heads].gather(1, torch.where(where < 0, nowhere, where))
         bias[..., :zone].masked_fill_(hidden[:, None], float("-inf"))
         free = slots.role[:, zone:] == FREE
         bias[..., zone:] = torch.zeros_like(bias[..., zone:]).masked_fill(free[:, None], float("-inf"))
         return bias
 
-    def _zone(self, hot: HotTier, layer: int) -> Slots:
-        """Views of the layer's held slots."""
-        return hot.slots(layer).after(hot.pool(layer).start["held"])
+    def _zones(self, hot: HotTier, layer: int) -> Iterator[tuple[slice, Slots]]:
+        """Views of the layer's held slots, and whose they are."""
+        for pool in hot.pools_of(layer):
+            yield pool.at[1], pool.slots(layer).after(pool.start["held"])

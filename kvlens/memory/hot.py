@@ -2,8 +2,9 @@
 holds.
 
 Everything a decode step attends lies in these slots, exact tokens, coarse entries and reconstructed tokens alike, so
-that one softmax over them is the method's attention. Layers that are laid out alike share one set of tensors. Shapes: l
-layers of a pool, H_kv KV heads, C slots, D head size.
+that one softmax over them is the method's attention. Layers that are laid out alike share one set of tensors; where the
+KV heads of a layer have different zones, each run of equal ones has tensors of its own. Shapes: l layers and h KV heads
+of a pool, H_kv KV heads of the model, C slots, D head size.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ FREE = len(ROLES)
 
 @dataclass(frozen=True)
 class Slots:
-    """One layer's slots: keys, values [H_kv, C, D]; position, span int32 and role uint8 [H_kv, C]. Views, not
-    copies."""
+    """Slots of one layer, of all its KV heads or a part of them: keys, values [h, C, D]; position, span int32 and role
+    uint8 [h, C]. Views, not copies."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -51,12 +52,13 @@ class Slots:
 
 
 class Pool:
-    """Owns the slots of consecutive layers with equal zones: keys, values [l, H_kv, C, D] and the tables [l, H_kv,
-    C]."""
+    """Owns the slots of consecutive layers and KV heads with equal zones: keys, values [l, h, C, D] and the tables
+    [l, h, C]."""
 
     def __init__(
         self,
         layers: range,
+        heads: range,
         zones: Zones,
         dense: bool,
         shape: KVShape,
@@ -64,10 +66,10 @@ class Pool:
         device: torch.device,
         token_major: bool,
     ) -> None:
-        self.layers, self.zones, self.dense = layers, zones, dense
-        size = (len(layers), shape.kv_heads, zones.slots)
+        self.layers, self.heads, self.zones, self.dense = layers, heads, zones, dense
+        size = (len(layers), len(heads), zones.slots)
         if token_major:
-            stored = (len(layers), zones.slots, shape.kv_heads, shape.head_dim)
+            stored = (len(layers), zones.slots, len(heads), shape.head_dim)
             self.keys = torch.zeros(stored, dtype=dtype, device=device).transpose(1, 2)
             self.values = torch.zeros(stored, dtype=dtype, device=device).transpose(1, 2)
         else:
@@ -83,10 +85,22 @@ class Pool:
             "window": zones.kept + zones.coarse + zones.recall,
             "held": zones.slots - zones.held,
         }
-        self.used = {"kept": 0, "coarse": 0}
+        self.used = {"kept": 0, "coarse": 0, "window": 0}
+        """slots taken so far; 'window' counts in a bag only"""
         self.window_origin = 0
         self.gaps = False
-        """slots of the window have been given up: the live ones are no longer the first ones"""
+        """slots were given up or never filled: the live ones are not the first ones"""
+        self.bag: torch.Tensor | None = None
+        """int64 [l, h], where the window is a bag: the slot that the newest token takes; None: a ring"""
+
+    @property
+    def at(self) -> tuple[slice, slice]:
+        """The pool's layers and KV heads, as an index of [L, H_kv, ...]."""
+        return slice(self.layers.start, self.layers.stop), slice(self.heads.start, self.heads.stop)
+
+    def slots(self, layer: int) -> Slots:
+        """Views of one layer's slots, of the pool's KV heads."""
+        return Slots(*(tensor[layer - self.layers.start] for tensor in self.tensors()))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.keys, self.values, self.position, self.span, self.role
@@ -100,10 +114,11 @@ class Pool:
         span: torch.Tensor,
         role: torch.Tensor,
     ) -> None:
-        """Write m entries into the next free slots of 'kept' or 'coarse', for all the pool's layers and KV heads.
+        """Write m entries into the next free slots of 'kept' or 'coarse', or of a bag's 'window', for all the pool's
+        layers and KV heads.
 
-        keys, values: of each layer [H_kv, m, D], taken one after the other; position, span, role [m], or [l, H_kv, m]
-        where KV heads hold different tokens.
+        keys, values: of each layer [h, m, D], taken one after the other; position, span, role [m], or [l, h, m] where
+        KV heads hold different tokens. Role FREE: an entry that this KV head does not have.
         """
         m = position.shape[-1]
         first = self.start[zone] + self.used[zone]
@@ -139,35 +154,68 @@ class Pool:
         zones = self.zones
         if zones.coarse or zones.recall or self.used["kept"] != zones.kept or self.gaps:
             return None
+        if self.bag is not None:
+            return zones.kept + self.used["window"]
         return zones.kept + min(zones.window, position - self.window_origin + 1)
+
+    def take_bag(self, victims: torch.Tensor | None, position: int, span: int) -> None:
+        """The token at `position` takes the places of `victims`, int64 [l, h], counted from the window's first slot;
+        None: the first place that was never used. Raises AssertionError where there is none left."""
+        assert self.bag is not None
+        if victims is None:
+            assert self.used["window"] < self.zones.window, "the bag is full and nothing was evicted"
+            self.bag.fill_(self.start["window"] + self.used["window"])
+            self.used["window"] += 1
+        else:
+            self.bag.copy_(victims + self.start["window"])
+        for table, value in ((self.position, position), (self.span, span), (self.role, ROLE["window"])):
+            table.scatter_(2, self.bag[..., None], value)
 
 
 class HotTier:
     """Owns the pools, in the order of their layers."""
 
     def __init__(self, shape: KVShape, layout: Layout, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
         self.pools = [
-            Pool(layers, zones, dense, shape, dtype, device, layout.token_major)
-            for layers, zones, dense in layout.groups(shape.layers)
+            Pool(layers, heads, zones, dense, shape, dtype, device, layout.token_major)
+            for layers, heads, zones, dense in layout.groups(shape.layers, shape.kv_heads)
         ]
-        self._of = [(pool, layer - pool.layers.start) for pool in self.pools for layer in pool.layers]
+        self._of: list[list[Pool]] = [[] for _ in range(shape.layers)]
         for pool in self.pools:
+            for layer in pool.layers:
+                self._of[layer].append(pool)
             pool.window_origin = layout.window_from
+            if layout.bag:
+                pool.bag = torch.zeros(len(pool.layers), len(pool.heads), dtype=torch.long, device=device)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return tuple(tensor for pool in self.pools for tensor in pool.tensors())
 
-    def pool(self, layer: int) -> Pool:
-        return self._of[layer][0]
+    def pool(self, layer: int, kv_head: int = 0) -> Pool:
+        """The pool that holds a KV head of a layer."""
+        return next(pool for pool in self._of[layer] if kv_head in pool.heads)
+
+    def pools_of(self, layer: int) -> list[Pool]:
+        """The pools that hold a layer's KV heads, in their order: one where all have equal zones."""
+        return self._of[layer]
 
     def slots(self, layer: int) -> Slots:
-        """Views of one layer's slots."""
-        pool, at = self._of[layer]
-        return Slots(*(tensor[at] for tensor in pool.tensors()))
+        """Views of one layer's slots. Raises AssertionError where its KV heads have different zones."""
+        assert len(self._of[layer]) == 1, f"layer {layer}'s KV heads lie in {len(self._of[layer])} pools"
+        return self._of[layer][0].slots(layer)
 
     def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of keys, values [L, H_kv, end - start, D] of window positions."""
-        parts = [(pool, pool.window_slots(start, end)) for pool in self.pools]
-        keys = [pool.keys.index_select(2, slots) for pool, slots in parts]
-        values = [pool.values.index_select(2, slots) for pool, slots in parts]
-        return torch.cat(keys), torch.cat(values)
+        """Copies of keys, values [L, H_kv, end - start, D] of window positions; of a bag only the newest position."""
+        shape, first = self.shape, self.pools[0].keys
+        size = (shape.layers, shape.kv_heads, end - start, shape.head_dim)
+        keys, values = (torch.empty(size, dtype=first.dtype, device=first.device) for _ in range(2))
+        for pool in self.pools:
+            if pool.bag is None:
+                slots = pool.window_slots(start, end)
+                keys[pool.at], values[pool.at] = pool.keys.index_select(2, slots), pool.values.index_select(2, slots)
+            else:
+                assert end - start == 1, "a bag holds its tokens in no order"
+                newest = pool.bag[..., None, None].expand(-1, -1, 1, shape.head_dim)
+                keys[pool.at], values[pool.at] = pool.keys.gather(2, newest), pool.values.gather(2, newest)
+        return keys, values

@@ -17,11 +17,11 @@ per (layer, KV head) says whether it is hot."""
 
 @dataclass(frozen=True)
 class Zones:
-    """Slots per zone of one layer, the same for all its KV heads.
+    """Slots per zone of a KV head.
 
     kept: full-resolution tokens that stay; coarse: one entry per summarised span; recall: tokens of spans fetched from
-    the cold tier; window: ring of the newest tokens; held: what a counterfactual keeps exactly, which no method asks
-    for.
+    the cold tier; window: ring of the newest tokens, or, where it is a bag, of all tokens that may still be evicted;
+    held: what a counterfactual keeps exactly, which no method asks for.
     """
 
     kept: int
@@ -34,9 +34,13 @@ class Zones:
     def slots(self) -> int:
         return self.kept + self.coarse + self.recall + self.window + self.held
 
+    def head_bytes(self, shape: KVShape) -> int:
+        """Device bytes of one KV head's slots, tables included."""
+        return self.slots * (shape.head_token_bytes + SLOT_TABLE_BYTES)
+
     def layer_bytes(self, shape: KVShape) -> int:
-        """Device bytes of one layer's slots, tables included."""
-        return self.slots * shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
+        """Device bytes of one layer's slots when all its KV heads have these zones, tables included."""
+        return shape.kv_heads * self.head_bytes(shape)
 
     def bytes(self, shape: KVShape) -> int:
         """Device bytes when every layer has these zones, tables included."""
@@ -47,8 +51,8 @@ class Zones:
 class Layout:
     """How the device is divided for the whole run: the zones, room for spans and for payloads on their way."""
 
-    zones: Zones | tuple[Zones, ...]
-    """of all layers alike, or one per layer"""
+    zones: Zones | tuple[Zones | tuple[Zones, ...], ...]
+    """of all layers alike, or one per layer, or, where the KV heads of a layer differ, one per KV head of it"""
     span_capacity: int
     staging_bytes: int = 0
     """of one staging buffer"""
@@ -57,6 +61,9 @@ class Layout:
     window_evicts: bool = False
     """True: the newest token overwrites the oldest when the ring is full; False: the method must make blocks leave in
     time"""
+    bag: bool = False
+    """True: the window is no ring: every KV head gives up the token that the method names (`Eviction`), and the newest
+    one takes its slot"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False
@@ -72,14 +79,23 @@ class Layout:
     """fewest and most tokens of a span that may be wished for, those of decoded tokens included; None: any. Only
     kvlens/static asks"""
 
-    def of(self, layer: int) -> Zones:
-        return self.zones[layer] if isinstance(self.zones, tuple) else self.zones
+    def of(self, layer: int, kv_head: int = 0) -> Zones:
+        zones = self.zones[layer] if isinstance(self.zones, tuple) else self.zones
+        return zones[kv_head] if isinstance(zones, tuple) else zones
 
-    def groups(self, layers: int) -> Iterator[tuple[range, Zones, bool]]:
-        """Runs of consecutive layers that are laid out alike: (layers, zones, dense)."""
-        for (zones, dense), run in groupby(range(layers), key=lambda layer: (self.of(layer), layer in self.dense)):
+    def parts(self, layer: int, kv_heads: int) -> tuple[tuple[range, Zones], ...]:
+        """Runs of consecutive KV heads of a layer that have equal zones."""
+        runs = groupby(range(kv_heads), key=lambda head: self.of(layer, head))
+        members = [(list(run), zones) for zones, run in runs]
+        return tuple((range(heads[0], heads[-1] + 1), zones) for heads, zones in members)
+
+    def groups(self, layers: int, kv_heads: int) -> Iterator[tuple[range, range, Zones, bool]]:
+        """Runs of consecutive layers that are laid out alike, part by part: (layers, KV heads, zones, dense)."""
+        runs = groupby(range(layers), key=lambda layer: (self.parts(layer, kv_heads), layer in self.dense))
+        for (parts, dense), run in runs:
             members = list(run)
-            yield range(members[0], members[-1] + 1), zones, dense
+            for heads, zones in parts:
+                yield range(members[0], members[-1] + 1), heads, zones, dense
 
     @property
     def staging_buffers(self) -> int:
@@ -87,6 +103,10 @@ class Layout:
 
     def bytes(self, shape: KVShape) -> int:
         """Device bytes the memory takes for this layout; a method's own index tensors come on top."""
-        slots = sum(self.of(layer).layer_bytes(shape) for layer in range(shape.layers))
+        slots = sum(
+            len(heads) * zones.head_bytes(shape)
+            for layer in range(shape.layers)
+            for heads, zones in self.parts(layer, shape.kv_heads)
+        )
         tables = self.span_capacity * (SPAN_TABLE_BYTES + shape.layers * shape.kv_heads)
         return slots + self.staging_bytes * self.staging_buffers + tables

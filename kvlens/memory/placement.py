@@ -3,11 +3,12 @@ attends."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from kvlens.memory.cold import Codec
+from kvlens.memory.kept import Kept
 from kvlens.spans import Span
 
 
@@ -23,9 +24,8 @@ class Placement:
     """state of each span, one of kvlens.rows.SPAN_STATES"""
     roles: list[str]
     """role of each span's full-resolution tokens on the device, one of kvlens.rows.ROLES"""
-    kept: torch.Tensor | list[torch.Tensor]
-    """positions that stay on the device at full resolution, in ascending order: [m] for all alike, [L, H_kv, m] where
-    KV heads keep different tokens, or one [m_l] per layer"""
+    kept: Kept
+    """positions that stay on the device at full resolution"""
     coarse: list[int] = field(default_factory=list)
     """spans that get a coarse entry"""
     coarse_keys: torch.Tensor | None = None
@@ -36,6 +36,20 @@ class Placement:
     codec: Codec | None = None
     selectable: list[int] = field(default_factory=list)
     """kept spans that a query head attends only where its selection says so, like the offloaded ones"""
+
+
+@dataclass
+class Eviction:
+    """One token out of the bag of every (layer, KV head), in the place of which the next step's token comes."""
+
+    places: torch.Tensor
+    """int64 [L, H_kv]: places in the bag, counted from the window's first slot"""
+    candidates: int
+    """tokens that could have been evicted"""
+    score: torch.Tensor | None = None
+    """[L, H_kv]: what the evicted were ranked by, the lowest of all; None: by position"""
+    cut: torch.Tensor | None = None
+    """[L, H_kv]: the lowest score that stayed"""
 
 
 @dataclass
@@ -73,3 +87,8 @@ class Selection:
     """columns of kvlens.rows.HEAD_COLUMNS that the method itself knows, [Hq]"""
     kv_columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """columns of kvlens.rows.KV_COLUMNS, [H_kv]"""
+
+    def of(self, heads: slice) -> Selection:
+        """What some of the KV heads attend."""
+        tokens = None if self.tokens is None else self.tokens[heads]
+        return replace(self, fine=self.fine[heads], want=self.want[heads], tokens=tokens)

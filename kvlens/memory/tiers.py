@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from kvlens.kernels.choice import Backend
@@ -13,16 +11,17 @@ from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, RawCodec, Unit
 from kvlens.memory.held import Held
-from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
+from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
+from kvlens.memory.keeper import Keeper
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Ticket, link_for
 from kvlens.memory.move import Move
-from kvlens.memory.placement import Placement, Selection
+from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
 from kvlens.memory.spantable import WINDOW, SpanTable
-from kvlens.rows import EventRow, SpanHeadRow, SpanRow, TransferRow
+from kvlens.rows import CutRow, EventRow, SpanHeadRow, SpanRow, TransferRow
 from kvlens.shape import KVShape
 
 
@@ -63,6 +62,7 @@ class Memory:
         self.recaller = Recaller(
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event
         )
+        self.keeper = Keeper(self.hot, self.spans, self.is_hot, self._event)
         if layout.cold_pages:
             self.cold.reserve(shape, layout.cold_pages, layout.cold_page_tokens, self.dtype)
         self.account.hold("hot", *self.hot.tensors())
@@ -75,9 +75,10 @@ class Memory:
         self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
         self._window_start, self._position = start, end - 1
         for pool in self.hot.pools if start < end else ():
-            slots, layers = pool.take_window(start, end, WINDOW), slice(pool.layers.start, pool.layers.stop)
-            pool.keys[:, :, slots] = self.prompt.keys[layers, :, start:end]
-            pool.values[:, :, slots] = self.prompt.values[layers, :, start:end]
+            assert pool.bag is None, "what a bag holds of the prompt is placed"
+            slots = pool.take_window(start, end, WINDOW)
+            pool.keys[:, :, slots] = self.prompt.keys[pool.at][:, :, start:end]
+            pool.values[:, :, slots] = self.prompt.values[pool.at][:, :, start:end]
 
     def place_prompt(self, placement: Placement) -> None:
         """Carry out the method's placement of the prompt and give the prompt's KV back. The copies have ended then, on
@@ -86,9 +87,9 @@ class Memory:
         keys, values = self.prompt.keys, self.prompt.values
         ids = self._open_spans(placement)
         for pool in self.hot.pools:
-            self._keep(pool, placement, keys, values, 0, ids)
+            self.keeper.keep(pool, placement, keys, values, 0, ids)
         self._place(placement, keys, values, 0, ids, "offload")
-        self._tell_losses(placement, ids)
+        self.keeper.tell_losses(placement, ids, self.step, self.prompt.tokens)
         self.held.place(self.hot, self.prompt)
         self.link.quiet()
         self.prompt = None
@@ -104,7 +105,7 @@ class Memory:
             keys, values = self.hot.read_window(start, end)
             self.account.hold("leaving", keys, values)
             for pool in moving:
-                self._keep(pool, placement, keys, values, start, ids)
+                self.keeper.keep(pool, placement, keys, values, start, ids)
             self._place(placement, keys, values, start, ids, "leave")
             for pool in moving:
                 pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
@@ -112,8 +113,16 @@ class Memory:
             self.account.release("leaving")
         for pool in self.hot.pools:
             if pool.dense:
-                self._rename(pool, placement, start, end, ids)
+                self.keeper.rename(pool, placement, start, end, ids)
         self._window_start = end
+
+    def name(self, placement: Placement) -> None:
+        """Tokens of a bag belong to the placement's spans from now on, wherever they lie. Nothing moves."""
+        self.keeper.name(self._open_spans(placement))
+
+    def evict(self, eviction: Eviction) -> None:
+        """The next token's place in every bag. Nothing comes back."""
+        self.keeper.evict(eviction, self.step)
 
     def _open_spans(self, placement: Placement) -> list[int]:
         rows = [
@@ -146,64 +155,10 @@ class Memory:
             role = torch.full_like(spans, ROLE["coarse"])
             for pool in self.hot.pools:
                 if not pool.dense:
-                    at = slice(pool.layers.start, pool.layers.stop)
-                    pool.append("coarse", placement.coarse_keys[at], placement.coarse_values[at], starts, spans, role)
+                    keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
+                    pool.append("coarse", keys_of, values_of, starts, spans, role)
         if placement.offload:
             self._offload(placement, keys, values, first, ids, cause)
-
-    def _keep(
-        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]
-    ) -> None:
-        at = slice(pool.layers.start, pool.layers.stop)
-        if pool.dense:
-            kept = torch.arange(first, placement.spans[-1].tok_end if placement.spans else first, device=self.device)
-        elif isinstance(placement.kept, list):
-            kept = torch.stack(placement.kept[at])[:, None].expand(-1, self.shape.kv_heads, -1)
-        else:
-            kept = placement.kept if placement.kept.dim() == 1 else placement.kept[at]
-        if kept.numel() == 0:
-            return
-        index = kept - first
-
-        def chosen(layers: torch.Tensor) -> Iterator[torch.Tensor]:
-            # one layer at a time: a method that keeps everything would need the whole prompt's keys once more
-            for place, layer in enumerate(layers):
-                if index.dim() == 1:
-                    yield layer.index_select(1, index)
-                else:
-                    yield layer.gather(1, index[place].unsqueeze(-1).expand(-1, -1, layer.shape[-1]))
-
-        spans, role = self._names(placement, kept, ids)
-        pool.append("kept", chosen(keys[at]), chosen(values[at]), kept, spans, role)
-        if pool.dense:
-            self.is_hot[at][:, :, torch.tensor(ids, dtype=torch.long, device=self.device)] = True
-
-    def _rename(self, pool: Pool, placement: Placement, start: int, end: int, ids: list[int]) -> None:
-        positions = torch.arange(start, end, device=self.device)
-        slots = pool.window_slots(start, end)
-        spans, role = self._names(placement, positions, ids)
-        pool.span[:, :, slots] = spans.to(torch.int32)
-        pool.role[:, :, slots] = role.to(torch.uint8)
-        self.is_hot[pool.layers.start : pool.layers.stop, :, torch.tensor(ids, device=self.device)] = True
-
-    def _tell_losses(self, placement: Placement, ids: list[int]) -> None:
-        """Where layers keep different tokens, a partial span may have lost all of them in some layers."""
-        if not isinstance(placement.kept, list):
-            return
-        for layer, kept in enumerate(placement.kept):
-            left = set(self._names(placement, kept, ids)[0].tolist())
-            for span, state in zip(ids, placement.states, strict=True):
-                if state == "partial" and span not in left:
-                    self._event("evict", layer, None, span)
-
-    def _names(
-        self, placement: Placement, positions: torch.Tensor, ids: list[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Span ids and role codes of positions, by the spans' ranges."""
-        starts = torch.tensor([span.tok_start for span in placement.spans], device=self.device)
-        row = torch.searchsorted(starts, positions.contiguous(), right=True) - 1
-        codes = torch.tensor([ROLE[role] for role in placement.roles], device=self.device)
-        return torch.tensor(ids, device=self.device)[row], codes[row]
 
     def _offload(
         self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
@@ -254,8 +209,11 @@ class Memory:
     def feed(self, position: int) -> None:
         """The step's input token will lie at `position`: its window slot is taken for all layers."""
         self.advance(position)
+        if self.layout.bag:
+            self.keeper.take(position)
         for pool in self.hot.pools:
-            pool.take_window(position, position + 1, WINDOW)
+            if pool.bag is None:
+                pool.take_window(position, position + 1, WINDOW)
         for layer, kv_head, span in self.held.start_step(self.hot, self.step, position):
             self._event("hold", layer, kv_head, span)
 
@@ -264,14 +222,21 @@ class Memory:
         assert position == self._position + 1, (position, self._position)
         for pool in self.hot.pools:
             oldest = pool.window_origin if pool.dense else self._window_start
-            if not self.layout.window_evicts:
+            if not self.layout.window_evicts and not self.layout.bag:
                 assert position - oldest < pool.zones.window, "the window is full and nothing left it"
         self._position = position
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token: keys, values [H_kv, D]."""
-        slots, at = self.hot.slots(layer), self.hot.pool(layer).window_slot(self._position)
-        slots.keys[:, at], slots.values[:, at] = keys, values
+        for pool in self.hot.pools_of(layer):
+            slots, heads = pool.slots(layer), pool.at[1]
+            if pool.bag is None:
+                at = pool.window_slot(self._position)
+                slots.keys[:, at], slots.values[:, at] = keys[heads], values[heads]
+            else:
+                newest = pool.bag[layer - pool.layers.start, :, None, None].expand(-1, 1, self.shape.head_dim)
+                slots.keys.scatter_(1, newest, keys[heads, None])
+                slots.values.scatter_(1, newest, values[heads, None])
         self.held.write(self.hot, layer, self._position, keys, values)
 
     def land(self, layer: int) -> None:
@@ -296,41 +261,45 @@ class Memory:
         if not later:
             self.land(layer)
 
-    def attends(self, layer: int, selection: Selection | None, by: Backend) -> tuple[torch.Tensor | None, Live | None]:
-        """Additive bias [H_kv, G, C] over the layer's slots (log|S| on coarse entries, -inf on what a query head does
-        not attend), and what k1 reads with it. by: what makes them.
+    def attends(
+        self, layer: int, selection: Selection | None, by: Backend, part: int = 0
+    ) -> tuple[torch.Tensor | None, Live | None]:
+        """Additive bias [h, G, C] over the slots of a part of the layer (log|S| on coarse entries, -inf on what a query
+        head does not attend), and what k1 reads with it. by: what makes them.
 
         No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool).
         Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
         them in the bias.
         """
-        held = self.held.live(layer)
-        if selection is None and not held and self.live_prefix(layer) is not None:
+        held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
+        if selection is None and not held and pool.live_prefix(self._position) is not None:
             return None, None
-        slots = self.hot.slots(layer)
+        slots, heads = pool.slots(layer), pool.at[1]
         if not held:
-            slots = slots.before(self.hot.pool(layer).start["held"])
-        reads = slot_reads(slots, self.spans, self.governed, self.is_hot[layer], self.shape.group, selection)
+            slots = slots.before(pool.start["held"])
+        own = selection if selection is None or len(pool.heads) == self.shape.kv_heads else selection.of(heads)
+        reads = slot_reads(slots, self.spans, self.governed, self.is_hot[layer, heads], self.shape.group, own)
         if by == "torch":
             bias, live = slot_bias(reads), None
         else:
             live = slot_tables_triton(reads, page_of(slots.role.shape[1]))
             bias = live.bias
-        return (self.held.show(layer, slots, bias), None) if held else (bias, live)
+        return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
+
+    def parts(self, layer: int) -> int:
+        """Parts of a layer that are attended one after the other: one where all its KV heads have equal zones."""
+        return len(self.hot.pools_of(layer))
+
+    def attended_slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
+        """The slots of a part that a step's attention with this bias goes through."""
+        pool = self.hot.pools_of(layer)[part]
+        live = pool.live_prefix(self._position) if bias is None else bias.shape[-1]
+        return pool.slots(layer).before(pool.zones.slots if live is None else live)
 
     @property
     def held_bytes(self) -> int:
         """Device bytes of what is held beside what the method asked for."""
         return self.account.by_name().get("held", 0)
-
-    def attended(self, layer: int, bias: torch.Tensor | None) -> int | None:
-        """How many of the layer's slots, from the first on, a step's attention with this bias goes through; None:
-        all."""
-        return self.live_prefix(layer) if bias is None else bias.shape[-1]
-
-    def live_prefix(self, layer: int) -> int | None:
-        """Number of the layer's live slots if they are exactly its first ones, else None."""
-        return self.hot.pool(layer).live_prefix(self._position)
 
     @property
     def window_start(self) -> int:
@@ -348,6 +317,9 @@ class Memory:
     def drain_events(self) -> list[EventRow]:
         events, self.events = self.events, []
         return events
+
+    def drain_cuts(self) -> list[CutRow]:
+        return self.keeper.drain_cuts()
 
     def drain_span_heads(self) -> list[SpanHeadRow]:
         rows, self.span_heads = self.span_heads, []

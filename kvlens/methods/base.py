@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from kvlens.memory.placement import Placement, Selection
+    from kvlens.memory.placement import Eviction, Placement, Selection
     from kvlens.memory.spantable import SpanTable
     from kvlens.spans import Span
 
@@ -122,6 +122,9 @@ class Prefilled:
     covered"""
     peeked: Peeked | None = None
     """None: the method does not peek"""
+    received: torch.Tensor | None = None
+    """float32 [L, Hq, n]: attention each token received, summed over the queries that prefill covered; None: the method
+    does not need it"""
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,16 @@ class WindowLeave:
     placement: Placement
 
 
+@dataclass
+class BagChange:
+    """What changes in a bag (Layout.bag) because a step has ended."""
+
+    evicted: Eviction | None = None
+    """what gives way to the next step's token; None: a place is free"""
+    opened: Placement | None = None
+    """spans that decoded tokens belong to from now on, with no kept tokens of their own: nothing moves"""
+
+
 class Method(ABC):
     """Base of all methods. One object lives for one run; it holds its own index tensors and announces them in
     `held`."""
@@ -201,6 +214,10 @@ class Method(ABC):
     peeks: ClassVar[bool] = False
     """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
     feeds that token"""
+    watches: ClassVar[bool] = False
+    """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
+    needs_received: ClassVar[bool] = False
+    """the attention that every prompt token received is wanted at `prefill_end`"""
     journal_names: ClassVar[dict[str, str]] = {}
     """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are
     indexed"""
@@ -224,9 +241,6 @@ class Method(ABC):
         method does not say."""
         return None
 
-    def prefill_layer(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """A chunk of the prompt went through `layer`: q [Hq, m, D], k and v [H_kv, m, D], post-RoPE."""
-
     @abstractmethod
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         """Divide the device and place the prompt. Raises BudgetInfeasible with the smallest feasible bytes when it
@@ -241,8 +255,12 @@ class Method(ABC):
         """
         return None
 
-    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
-        """A step has ended; a block of the oldest tokens may leave the window."""
+    def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
+        """What a step's attention of some KV heads came to, where the method `watches`: weights float32 [h, G, C], rows
+        add up to 1, of slots with tokens at position int32 [h, C] (-1: none)."""
+
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | BagChange | None:
+        """A step has ended; a block of the oldest tokens may leave the window, or a bag's tokens make room."""
         return None
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:

@@ -50,6 +50,7 @@ class FullKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         context, n = self.context, self.context.prompt_tokens
@@ -57,7 +58,7 @@ class FullKV(Method):
         spans = self.segments(self.params, context, ())
         kept = torch.arange(n, device=context.device)
         return _layout(self.params, n, context.max_new), Placement(
-            spans, ["resident"] * len(spans), ["resident"] * len(spans), kept
+            spans, ["resident"] * len(spans), ["resident"] * len(spans), Kept.everywhere(kept)
         )
 
 

@@ -54,6 +54,7 @@ class StreamingLLM(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         context, n, p = self.context, self.context.prompt_tokens, self.params
@@ -62,7 +63,7 @@ class StreamingLLM(Method):
         first = spans[-1].tok_end if spans else max(0, n - window)
         states = ["resident" if span.kind == "sink" else "evicted" for span in spans]
         kept = torch.arange(min(p.sinks, n), device=context.device)
-        return _layout(p, n, window, first), Placement(spans, states, ["sink"] * len(states), kept)
+        return _layout(p, n, window, first), Placement(spans, states, ["sink"] * len(states), Kept.everywhere(kept))
 
 
 def _window(p: StreamingParameters, prompt: PromptFacts) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+import torch.nn.functional as F
 
 from kvlens.kernels.attend import attention_weights
+from kvlens.memory.hot import FREE, Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Attended, Ranked, Snapshot, Zooms
@@ -19,7 +21,7 @@ class _Seen:
     """One layer's decision, as the session showed it."""
 
     q: torch.Tensor
-    bias: torch.Tensor | None
+    biases: Sequence[torch.Tensor | None]
     scaling: float
     selection: Selection | None
     frozen: tuple[Attended, torch.Tensor] | None = None
@@ -46,9 +48,14 @@ class Freezer:
         self.shadow[:, :, : keys.shape[2]] = keys
 
     def layer(
-        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: Sequence[torch.Tensor | None],
+        scaling: float,
+        selection: Selection | None,
     ) -> None:
-        seen = _Seen(q, bias, scaling, selection)
+        seen = _Seen(q, biases, scaling, selection)
         if selection is not None and selection.now is not None:
             seen.frozen = self._freeze(range(layer, layer + 1), [seen]), self.memory.is_hot[layer].clone()
         self._seen.append(seen)
@@ -57,9 +64,8 @@ class Freezer:
         """The step whose token lies at `position`; nothing has been rearranged since its attention."""
         seen, memory = self._seen, self.memory
         groups: list[Attended] = []
-        for pool in memory.hot.pools:
-            for layers, members in self._alike(pool.layers):
-                groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
+        for layers, members in self._alike(range(memory.shape.layers)):
+            groups.append(members[0].frozen[0] if members[0].frozen is not None else self._freeze(layers, members))
         q = torch.stack([s.q for s in seen]).float()
         shadow = None
         if self.shadow is not None:
@@ -83,14 +89,15 @@ class Freezer:
         return shot
 
     def _alike(self, layers: range) -> Iterator[tuple[range, list[_Seen]]]:
-        """Runs of a pool's layers that can be frozen in one go: none frozen before, and a bias over equally many slots,
-        or none."""
+        """Runs of layers that can be frozen in one go: of one pool, none frozen before, and a bias over equally many
+        slots, or none. A layer in several parts is a run of its own."""
 
-        def width(layer: int) -> int:
-            bias = self._seen[layer].bias
-            return -1 if bias is None else bias.shape[-1]
+        def kind(layer: int) -> tuple[int, int, int]:
+            pools, bias = self.memory.hot.pools_of(layer), self._seen[layer].biases[0]
+            alone = layer if self._seen[layer].frozen or len(pools) > 1 else -1
+            return pools[0].layers.start, -1 if bias is None else bias.shape[-1], alone
 
-        for _, run in groupby(layers, key=lambda i: (width(i), i if self._seen[i].frozen else -1)):
+        for _, run in groupby(layers, key=kind):
             members = list(run)
             yield range(members[0], members[-1] + 1), [self._seen[i] for i in members]
 
@@ -123,11 +130,38 @@ class Freezer:
         return columns
 
     def _freeze(self, layers: range, seen: list[_Seen]) -> Attended:
-        pool = self.memory.hot.pool(layers.start)
+        pools = self.memory.hot.pools_of(layers.start)
+        parts = [self._freeze_part(pool, layers, seen, part) for part, pool in enumerate(pools)]
+        return parts[0] if len(parts) == 1 else _beside(parts)
+
+    def _freeze_part(self, pool: Pool, layers: range, seen: list[_Seen], part: int) -> Attended:
         at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
-        plain = seen[0].bias is None
-        live = self.memory.attended(layers.start, seen[0].bias)
-        bias = None if plain else torch.stack([s.bias for s in seen if s.bias is not None])
-        weights = attention_weights(torch.stack([s.q for s in seen]), pool.keys[at, :, :live], bias, seen[0].scaling)
+        biases = [s.biases[part] for s in seen]
+        live = self.memory.attended_slots(layers.start, biases[0], part).role.shape[1]
+        bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
+        group = self.memory.shape.group
+        q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
+        weights = attention_weights(q, pool.keys[at, :, :live], bias, seen[0].scaling)
         tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
         return Attended(weights, bias, *tables)
+
+
+def _beside(parts: list[Attended]) -> Attended:
+    """The parts of one layer as one: KV heads that have fewer slots than others are filled up with slots that hold
+    nothing and are not attended."""
+    widest = max(part.role.shape[-1] for part in parts)
+
+    def wide(tensor: torch.Tensor, value: float) -> torch.Tensor:
+        return F.pad(tensor, (0, widest - tensor.shape[-1]), value=value)
+
+    return Attended(
+        torch.cat([wide(part.weights, 0.0) for part in parts], 1),
+        torch.cat([wide(_bias(part), float("-inf")) for part in parts], 1),
+        torch.cat([wide(part.role, FREE) for part in parts], 1),
+        torch.cat([wide(part.span, 0) for part in parts], 1),
+        torch.cat([wide(part.position, -1) for part in parts], 1),
+    )
+
+
+def _bias(part: Attended) -> torch.Tensor:
+    return torch.zeros_like(part.weights) if part.bias is None else part.bias

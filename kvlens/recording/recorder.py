@@ -7,6 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -87,9 +88,14 @@ class Recorder:
     # ---------------------------------------------------------------------------------------------------------- the
     # engine's thread
     def layer(
-        self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: Selection | None
+        self,
+        layer: int,
+        q: torch.Tensor,
+        biases: Sequence[torch.Tensor | None],
+        scaling: float,
+        selection: Selection | None,
     ) -> None:
-        self._freezer.layer(layer, q, bias, scaling, selection)
+        self._freezer.layer(layer, q, biases, scaling, selection)
 
     def prompt_keys(self, keys: torch.Tensor, max_new: int) -> None:
         """The prompt's keys [L, H_kv, n, D], of which coverage keeps a copy and means over spans are logged."""
@@ -113,6 +119,7 @@ class Recorder:
             memory.cold.bytes,
             memory.account.resident,
             self._journal(),
+            memory.drain_cuts(),
             self._span_keys(),
         )
         self._tally.opened(memory.ledger.opened)
@@ -155,6 +162,7 @@ class Recorder:
             memory.spans.drain_born(),
             memory.drain_span_heads(),
             self._journal(),
+            memory.drain_cuts(),
             loss=facts.loss,
         )
         self._newest = shot, record
@@ -241,7 +249,8 @@ class Recorder:
         tensors) in equal parts, rounded down."""
         shape, slots = self.memory.shape, np.zeros((self.memory.shape.layers, self.memory.shape.kv_heads))
         for layer in range(shape.layers):
-            slots[layer] = self.memory.layout.of(layer).layer_bytes(shape) // shape.kv_heads
+            for heads, zones in self.memory.layout.parts(layer, shape.kv_heads):
+                slots[layer, heads.start : heads.stop] = zones.head_bytes(shape)
         shared = self.memory.account.resident - int(slots.sum())
         return slots + max(0, shared) // slots.size
 

@@ -58,11 +58,11 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     plain = Memory.attends
 
     def attends(
-        memory: Memory, layer: int, selection: Selection | None, by: Backend
+        memory: Memory, layer: int, selection: Selection | None, by: Backend, part: int = 0
     ) -> tuple[torch.Tensor | None, Live | None]:
-        made, pages = plain(memory, layer, selection, by)
-        live, here = memory.attended(layer, made), memory.hot.slots(layer)
-        role, span = here.role[:, :live].clone(), here.span[:, :live].clone()
+        made, pages = plain(memory, layer, selection, by, part)
+        here = memory.attended_slots(layer, made, part)
+        role, span = here.role.clone(), here.span.clone()
         open_ = (
             torch.ones(len(role), memory.shape.group, role.shape[1], dtype=torch.bool)
             if made is None

@@ -202,13 +202,9 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
-    if methods.get(name).prefill_layer is not methods.Method.prefill_layer:
-        pytest.fail(
-            f"{name} watches the prompt go by, so benchmarks cannot share a prefill with it: give it a test of its own"
-        )
     prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
     settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
-    read = Engine(demo).read(prompt)
+    read = Engine(demo).read(prompt, received=methods.get(name).needs_received)
     for _ in range(2):
         shared = run(demo, prompt, name, read=read, **settings)
     whole = run(demo, prompt, name, **settings)

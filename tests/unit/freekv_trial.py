@@ -48,11 +48,13 @@ class Trial:
         self.q = rng.standard_normal((shape.layers, shape.q_heads, shape.head_dim))
         self.seen: dict[int, tuple] = {}
 
-    def layer(self, layer: int, q: torch.Tensor, bias: torch.Tensor | None, scaling: float, selection: object) -> None:
+    def layer(
+        self, layer: int, q: torch.Tensor, biases: list[torch.Tensor | None], scaling: float, selection: object
+    ) -> None:
         """The session's observer: keeps the selection and which positions each KV head attended."""
-        slots = self.session.memory.hot.slots(layer)
-        live = self.session.memory.live_prefix(layer) if bias is None else None
-        seen = torch.ones_like(slots.role[:, :live], dtype=torch.bool) if bias is None else (bias > -math.inf).all(1)
+        (bias,) = biases
+        slots = self.session.memory.attended_slots(layer, bias)
+        seen = torch.ones_like(slots.role, dtype=torch.bool) if bias is None else (bias > -math.inf).all(1)
         if bias is not None:
             assert torch.equal(seen, (bias > -math.inf).any(1)), "all query heads of a group read the same"
         positions = [

@@ -72,7 +72,7 @@ class StaticDecoder:
             )
         else:
             assert read.ids == self.prompt.ids
-            session.adopt(read.keys, read.values, read.last_queries, read.peeked)
+            session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
         session.finish_prefill(surprisal[: self.context.prompt_tokens])
         return surprisal

@@ -107,6 +107,7 @@ class Chess(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
         from kvlens.methods.chess.tree import Tree
 
@@ -137,7 +138,7 @@ class Chess(Method):
             self._reconstruct(complete, n, self._vectors(tail, complete * p.page, tail.shape[2]) if use_tail else None)
         pages = range(sizes.leaving)
         spans = self.segments(p, context, ())
-        kept = torch.arange(sizes.leaving * p.page, device=context.device)
+        kept = Kept.everywhere(torch.arange(sizes.leaving * p.page, device=context.device))
         placement = Placement(
             spans,
             ["resident"] * len(spans),
@@ -220,6 +221,7 @@ class Chess(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         p = self.params
@@ -249,7 +251,7 @@ class Chess(Method):
             self._renew()
         if out < 0:
             return None
-        kept = torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device)
+        kept = Kept.everywhere(torch.arange(out * p.page, (out + 1) * p.page, device=self._mask.device))
         placement = Placement(
             [_span(p, out)], ["resident"], [self._role(out)], kept, selectable=[0] if out >= p.sink_pages else []
         )

@@ -97,8 +97,8 @@ class CompressKV(Method):
         tokens = self._layer_tokens()
         layout = budget.layout(tokens, p.window, n, context.max_new, page, self._last)
         self._note_calibration(tokens)
-        kept = self._select(prompt, tokens, layout.window_from)
-        return layout, self._place(kept, self.segments(p, context, ()))
+        kept, scores = self._select(prompt, tokens, layout.window_from)
+        return layout, self._place(kept, scores, self.segments(p, context, ()))
 
     # ------------------------------------------------------------------------------------------------------------------
     # how many
@@ -114,8 +114,11 @@ class CompressKV(Method):
 
     # ------------------------------------------------------------------------------------------------------------------
     # which
-    def _select(self, prompt: Prefilled, tokens: list[int], window_from: int) -> list[torch.Tensor]:
-        """Kept positions before `window_from`, per layer, ascending. tokens: as `_layer_tokens`."""
+    def _select(
+        self, prompt: Prefilled, tokens: list[int], window_from: int
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Kept positions before `window_from`, per layer, ascending, and the scores that chose them, NaN where nothing
+        was compared. tokens: as `_layer_tokens`."""
         import torch
 
         from kvlens.methods.compresskv import select as compresskv_select
@@ -123,30 +126,33 @@ class CompressKV(Method):
         context, p, group = self.context, self.params, self.context.shape.group
         n, whole, device = context.prompt_tokens, context.prompt_tokens + self._last, prompt.keys.device
         peeked = prompt.peeked if p.peek else None
-        kept = []
+        kept, ranked = [], []
         for layer in range(context.shape.layers):
             if min(tokens) < whole:
                 heads = self._selectors(layer)
                 scores = compresskv_select.prompt_scores(prompt, layer, heads, group, n - window_from, peeked, p.kernel)
                 here = compresskv_select.best(scores, tokens[layer] - (whole - window_from))
-                self.note("token_score", torch.cat([scores, scores.new_full((whole - window_from,), torch.nan)]), layer)
+                scored = torch.cat([scores, scores.new_full((whole - window_from,), torch.nan)])
+                self.note("token_score", scored, layer)
             else:
-                here = torch.arange(n, device=device)
+                here, scored = torch.arange(n, device=device), torch.full((whole,), torch.nan, device=device)
             kept.append(here)
+            ranked.append(scored)
             mask = torch.zeros(whole, device=device)
             mask[here] = 1.0
             mask[window_from:] = 1.0
             self.note("kept_tokens", mask, layer)
-        return kept
+        return kept, ranked
 
     def _selectors(self, layer: int) -> list[int]:
         p, found = self.params, self._calibration
         scores = None if found is None or p.heads == "all" else found.scores[p.heads][layer]
         return chosen(scores, self.context.shape.q_heads, p.top_heads, p.unscored)
 
-    def _place(self, kept: list[torch.Tensor], pages: list[Span]) -> Placement:
+    def _place(self, kept: list[torch.Tensor], scores: list[torch.Tensor], pages: list[Span]) -> Placement:
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         on_device = torch.zeros(len(kept), pages[-1].tok_end if pages else 0, dtype=torch.bool)
@@ -162,7 +168,8 @@ class CompressKV(Method):
                 f"{len(kept) - some}."
             )
             spans.append(Span(span.tok_start, span.tok_end, span.kind, span.reason if all_of_it else why))
-        return Placement(spans, states, ["resident"] * len(spans), kept)
+        stays = Kept.ragged([[positions] for positions in kept], torch.stack(scores)[:, None])
+        return Placement(spans, states, ["resident"] * len(spans), stays)
 
     def _note_calibration(self, tokens: list[int]) -> None:
         """Journal: what the calibration said, and what was made of it."""

@@ -68,6 +68,7 @@ class FreeKV(Method):
         import torch
 
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
         from kvlens.methods.freekv.score import summarise
 
@@ -79,7 +80,7 @@ class FreeKV(Method):
         spans = self.segments(params, context, ())
         roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
         if plan is None:
-            kept = torch.arange(n, device=context.device)
+            kept = Kept.everywhere(torch.arange(n, device=context.device))
             layout = freekv_layout.whole_layout(params, n, context.max_new)
             return layout, Placement(spans, ["resident"] * len(roles), roles, kept)
         self._allocate(plan)
@@ -89,7 +90,7 @@ class FreeKV(Method):
         self._summaries[:, :, : self._pages] = summarise(prompt.keys[layers, :, sinks : plan.window_from], params.page)
         self._filled.fill_(self._pages)
         states = ["resident" if role == "sink" else "cold" for role in roles]
-        kept = torch.arange(sinks, device=context.device)
+        kept = Kept.everywhere(torch.arange(sinks, device=context.device))
         return plan.layout(params, shape), Placement(spans, states, roles, kept, offload=offload, codec=RawCodec())
 
     def _allocate(self, plan: freekv_layout.Plan) -> None:
@@ -171,6 +172,7 @@ class FreeKV(Method):
         import torch
 
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
         from kvlens.methods.freekv.score import summarise
 
@@ -189,7 +191,7 @@ class FreeKV(Method):
             "page",
             f"A full page, the oldest of the window when it held {end.position + 1 - start} tokens.",
         )
-        nothing = torch.zeros(0, dtype=torch.long, device=keys.device)
+        nothing = Kept.everywhere(torch.zeros(0, dtype=torch.long, device=keys.device))
         return WindowLeave(
             start, stop, Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec())
         )

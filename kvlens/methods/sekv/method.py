@@ -152,6 +152,7 @@ class SeKV(Method):
         m, D]."""
         import torch
 
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
         from kvlens.methods.sekv import router as sekv_router
         from kvlens.methods.sekv.codec import Pending, SpanCodec
@@ -173,7 +174,7 @@ class SeKV(Method):
             spans,
             ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
             [ROLES.get(span.kind, "resident") for span in spans],
-            torch.tensor(kept, dtype=torch.long, device=device),
+            Kept.everywhere(torch.tensor(kept, dtype=torch.long, device=device)),
             compressed,
             mean_keys,
             mean_values,

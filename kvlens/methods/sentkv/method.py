@@ -77,6 +77,7 @@ class SentKVCompress(Method):
         import torch
 
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         context = self.context
@@ -102,7 +103,7 @@ class SentKVCompress(Method):
             spans,
             ["resident"] * sinks + ["cold" if cold else "resident"] * len(chunks),
             ["sink"] * sinks + ["resident"] * len(chunks),
-            torch.arange(plan.sinks, device=context.device),
+            Kept.everywhere(torch.arange(plan.sinks, device=context.device)),
             offload=cold,
             codec=RawCodec(),
         )
@@ -207,6 +208,7 @@ class SentKVCompress(Method):
         import torch
 
         from kvlens.memory.cold import RawCodec
+        from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
         start = self._open
@@ -218,7 +220,7 @@ class SentKVCompress(Method):
         cold = [0] if self._plan.compressed else []
         if cold:
             self._register([(start, start + count)], memory.read_window(start, start + count)[0], start)
-        none = torch.empty(0, dtype=torch.long, device=self.context.device)
+        none = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self.context.device))
         chunk = Span(start, start + count, "chunk", reason)
         state = "cold" if cold else "resident"
         return WindowLeave(

@@ -21,7 +21,18 @@ from kvlens.ui.common.state import Selection
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
 CUBE_BYTES = 24_000_000
-_STATE_EVENTS = ("zoom_in", "zoom_out", "recall", "prefetch", "correction", "offload", "evict", "release", "hold")
+_STATE_EVENTS = (
+    "zoom_in",
+    "zoom_out",
+    "recall",
+    "prefetch",
+    "correction",
+    "offload",
+    "evict",
+    "thin",
+    "release",
+    "hold",
+)
 
 
 def per_step_metrics(reader: TraceReader) -> list[str]:

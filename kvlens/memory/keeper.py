@@ -1,0 +1,174 @@
+"""Carries out what stays on the device: kept tokens of the prompt and of blocks that leave the window, names of tokens
+in their slots, and, in a bag, the eviction of single tokens. Tells what is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
+from kvlens.memory.kept import cuts
+from kvlens.memory.placement import Eviction, Placement
+from kvlens.memory.spantable import WINDOW, SpanTable
+from kvlens.rows import CutRow
+
+Tell = Callable[[str, int | None, int | None, int | None, float | None], None]
+"""kind, layer, KV head, span, value"""
+
+
+class Keeper:
+    """Owns the log of cuts, and, for a bag, how many tokens each KV head has left of each span."""
+
+    def __init__(self, hot: HotTier, spans: SpanTable, is_hot: torch.Tensor, tell: Tell) -> None:
+        self.hot, self.spans, self.is_hot, self.tell = hot, spans, is_hot, tell
+        self._cuts: list[CutRow] = []
+        shape = hot.shape
+        self._left = np.zeros((shape.layers, shape.kv_heads, spans.capacity), np.int64)
+        self._victims: torch.Tensor | None = None
+        """int64 [L, H_kv]: places of the bag that the next token takes"""
+
+    def drain_cuts(self) -> list[CutRow]:
+        """Rows since the last call."""
+        rows, self._cuts = self._cuts, []
+        return rows
+
+    # ----------------------------------------------------------------------------------------------------- placement
+    def keep(
+        self, pool: Pool, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int]
+    ) -> None:
+        """Write the kept tokens into the pool. keys, values [L, H_kv, m, D] of the positions from `first` on."""
+        layers, heads = pool.at
+        if pool.dense:
+            end = placement.spans[-1].tok_end if placement.spans else first
+            kept = torch.arange(first, end, device=keys.device)[None, None]
+        else:
+            kept = placement.kept.of(layers, heads)
+        if kept.numel() == 0:
+            return
+        alike, size = kept.shape[:2] == (1, 1), (len(pool.layers), len(pool.heads), kept.shape[2])
+        index = (kept - first)[0, 0] if alike else (kept - first).clamp(min=0).expand(size)
+
+        def chosen(given: torch.Tensor) -> Iterator[torch.Tensor]:
+            # one layer at a time: a method that keeps everything would need the whole prompt's keys once more
+            for place, layer in enumerate(given):
+                if alike:
+                    yield layer.index_select(1, index)
+                else:
+                    yield layer.gather(1, index[place].unsqueeze(-1).expand(-1, -1, layer.shape[-1]))
+
+        spans, role = self._names(placement, kept[0, 0] if alike else kept.expand(size), ids)
+        position = kept[0, 0] if alike else kept.expand(size)
+        pool.append(
+            "kept" if pool.bag is None else "window",
+            chosen(keys[pool.at]),
+            chosen(values[pool.at]),
+            position,
+            spans,
+            role,
+        )
+        pool.gaps |= bool((position < 0).any())
+        if pool.dense:
+            self.is_hot[pool.at][:, :, torch.tensor(ids, dtype=torch.long, device=keys.device)] = True
+        if pool.bag is not None:
+            counts = torch.zeros(*size[:2], self.spans.capacity, dtype=torch.long, device=keys.device)
+            counts.scatter_add_(2, spans.expand(size), (role.expand(size) != FREE).long())
+            self._left[pool.at] += counts.cpu().numpy()
+
+    def rename(self, pool: Pool, placement: Placement, start: int, end: int, ids: list[int]) -> None:
+        """Positions [start, end) stay in their slots under their new names."""
+        positions = torch.arange(start, end, device=pool.role.device)
+        slots = pool.window_slots(start, end)
+        spans, role = self._names(placement, positions, ids)
+        pool.span[:, :, slots] = spans.to(torch.int32)
+        pool.role[:, :, slots] = role.to(torch.uint8)
+        self.is_hot[pool.at][:, :, torch.tensor(ids, device=pool.role.device)] = True
+
+    def tell_losses(self, placement: Placement, ids: list[int], step: int, end: int) -> None:
+        """Log what the ranking dropped of the positions below `end`, and evict events of partial spans of which a
+        layer, or a KV head where its layer's KV heads differ, has nothing left."""
+        kept = placement.kept
+        if kept.score is not None:
+            owner = torch.full((end,), -1, dtype=torch.long)
+            for span, row in zip(ids, placement.spans, strict=True):
+                owner[row.tok_start : row.tok_end] = span
+            self._cuts += cuts(kept, owner, step)
+        if kept.positions.shape[:2] == (1, 1) or "partial" not in placement.states:
+            return
+        spans, role = self._names(placement, kept.positions, ids)
+        for layer in range(spans.shape[0]):
+            for head in range(spans.shape[1]):
+                left = set(spans[layer, head][role[layer, head] != FREE].tolist())
+                for span, state in zip(ids, placement.states, strict=True):
+                    if state == "partial" and span not in left:
+                        self.tell("evict", layer, head if spans.shape[1] > 1 else None, span, None)
+
+    def _names(
+        self, placement: Placement, positions: torch.Tensor, ids: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Span ids and role codes of positions, by the spans' ranges; FREE where there is no position."""
+        device = positions.device
+        starts = torch.tensor([span.tok_start for span in placement.spans], device=device)
+        row = (torch.searchsorted(starts, positions.contiguous(), right=True) - 1).clamp(min=0)
+        codes = torch.tensor([ROLE[role] for role in placement.roles], device=device)
+        nothing = positions < 0
+        return torch.tensor(ids, device=device)[row].masked_fill(nothing, 0), codes[row].masked_fill(nothing, FREE)
+
+    # --------------------------------------------------------------------------------------------------------- a bag
+    def name(self, ids: list[int]) -> None:
+        """Tokens of the bag that lie in the newest spans `ids` are theirs from now on, no longer the window's."""
+        for span in ids:
+            row = self.spans.rows[span]
+            for pool in self.hot.pools:
+                mine = (pool.position >= row.tok_start) & (pool.position < row.tok_end) & (pool.span == WINDOW)
+                pool.span.masked_fill_(mine, span)
+                self._left[(*pool.at, span)] = mine.sum(-1).cpu().numpy()
+
+    def evict(self, eviction: Eviction, step: int) -> None:
+        """What gives way to the next token: logged now, overwritten when it is fed."""
+        places = self._victims = eviction.places
+        position, span = torch.empty_like(places), torch.empty_like(places)
+        for pool in self.hot.pools:
+            at = (places[pool.at] + pool.start["window"])[..., None]
+            position[pool.at] = pool.position.gather(2, at)[..., 0].long()
+            span[pool.at] = pool.span.gather(2, at)[..., 0].long()
+        where, spans = position.cpu().numpy(), span.cpu().numpy()
+        layers, heads = (part.ravel() for part in np.indices(where.shape))
+        self._left[layers, heads, spans.ravel()] -= 1
+        alike = bool((where == where[0, 0]).all()) and eviction.score is None
+        self._tell_gone(layers, heads, spans, alike)
+        score, cut = ((None if t is None else t.float().cpu().numpy()) for t in (eviction.score, eviction.cut))
+        one = np.ones(1, np.int32)
+        for layer, head in [(0, 0)] if alike else np.ndindex(where.shape):
+            row = CutRow(
+                step,
+                None if alike else int(layer),
+                None if alike else int(head),
+                eviction.candidates,
+                max(eviction.candidates - 1, 0),
+                float("nan") if cut is None else float(cut[layer, head]),
+                spans[layer, head : head + 1].astype(np.int32),
+                one,
+                where[layer, head : head + 1].astype(np.int32),
+                one * eviction.candidates,
+                np.full(1, np.nan, np.float32) if score is None else score[layer, head : head + 1].astype(np.float32),
+            )
+            self._cuts.append(row)
+
+    def _tell_gone(self, layers: np.ndarray, heads: np.ndarray, spans: np.ndarray, alike: bool) -> None:
+        """Events of spans that lost a token: 'thin' with the first one, 'evict' with the last one."""
+        for at, head in [(0, 0)] if alike else zip(layers.tolist(), heads.tolist(), strict=True):
+            span = int(spans[at, head])
+            left, whole = int(self._left[at, head, span]), self.spans.tokens(span)
+            layer, kv_head = (None, None) if alike else (at, head)
+            if span != WINDOW and left == 0:
+                self.tell("evict", layer, kv_head, span, None)
+            elif span != WINDOW and left == whole - 1:
+                self.tell("thin", layer, kv_head, span, None)
+
+    def take(self, position: int) -> None:
+        """The token at `position` takes its slot in every bag."""
+        victims, self._victims = self._victims, None
+        for pool in self.hot.pools:
+            pool.take_bag(None if victims is None else victims[pool.at], position, WINDOW)
