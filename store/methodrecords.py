@@ -34,8 +34,9 @@ class MethodRecords:
         return frame
 
     def cuts(self, step: int, layer: int, kv_head: int, span: int) -> pd.DataFrame:
-        """Tokens of a span that a KV head had dropped for good by a step, a row per ranking that dropped some: step (-1: end of prefill), candidates and kept (tokens), cut (lowest score that stayed), dropped (tokens), and
-        pos, rank (1 = best) and score of the best of them. Empty: nothing of it was dropped, or it was not recorded."""
+        """Tokens of a span that a KV head had dropped for good by a step, a row per ranking that dropped some: step
+        (-1: end of prefill), candidates and kept (tokens), cut (lowest score that stayed), dropped (tokens), and pos,
+        rank (1 = best) and score of the best of them. Empty: nothing was dropped, or it was not recorded."""
         return self._db.frame(queries.CUTS_OF_HEAD, step=step, layer=layer, kv_head=kv_head, span=span)
 
     def score_history(self, layer: int, kv_head: int) -> pd.DataFrame:

@@ -90,10 +90,10 @@ class Prompts:
         self._prompt: Prompt | None = None
         self._read: ReadPrompt | None = None
 
-    def __call__(self, task: str, length: int, index: int) -> tuple[Asked, Prompt, ReadPrompt]:
+    def __call__(self, task: str, length: int, index: int, received: bool = False) -> tuple[Asked, Prompt, ReadPrompt]:
         """Prompt `index` of the quality table, whose depth goes round with the index."""
         trial = Trial(task, length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, "", "")
-        return self.asked(trial), self.prompt(trial), self.read(trial)
+        return self.asked(trial), self.prompt(trial), self.read(trial, received)
 
     def asked(self, trial: Trial) -> Asked:
         """The trial's prompt as text. Raises ValueError with one sentence."""
@@ -152,7 +152,9 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
     try:
-        result = engine.run(prompt, method, params, limit, options, sink, read=prompts.read(trial))
+        result = engine.run(
+            prompt, method, params, limit, options, sink, read=prompts.read(trial, method.needs_received)
+        )
     except BudgetInfeasible as error:
         return row | infeasible(error)
     row |= sink.figures() | outcome(asked, result.text)

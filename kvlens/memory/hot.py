@@ -190,7 +190,8 @@ class HotTier:
                 pool.bag = torch.zeros(len(pool.layers), len(pool.heads), dtype=torch.long, device=device)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor for pool in self.pools for tensor in pool.tensors())
+        bags = [pool.bag for pool in self.pools if pool.bag is not None]
+        return (*(tensor for pool in self.pools for tensor in pool.tensors()), *bags)
 
     def pool(self, layer: int, kv_head: int = 0) -> Pool:
         """The pool that holds a KV head of a layer."""

@@ -123,6 +123,7 @@ class Keeper:
             for pool in self.hot.pools:
                 mine = (pool.position >= row.tok_start) & (pool.position < row.tok_end) & (pool.span == WINDOW)
                 pool.span.masked_fill_(mine, span)
+                pool.role.masked_fill_(mine, ROLE["resident"])
                 self._left[(*pool.at, span)] = mine.sum(-1).cpu().numpy()
 
     def evict(self, eviction: Eviction, step: int) -> None:

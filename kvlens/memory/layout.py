@@ -58,9 +58,6 @@ class Layout:
     """of one staging buffer"""
     window_from: int = 0
     """first prompt position that lies in the window when decoding begins"""
-    window_evicts: bool = False
-    """True: the newest token overwrites the oldest when the ring is full; False: the method must make blocks leave in
-    time"""
     bag: bool = False
     """True: the window is no ring: every KV head gives up the token that the method names (`Eviction`), and the newest
     one takes its slot"""
@@ -109,4 +106,5 @@ class Layout:
             for heads, zones in self.parts(layer, shape.kv_heads)
         )
         tables = self.span_capacity * (SPAN_TABLE_BYTES + shape.layers * shape.kv_heads)
+        slots += shape.layers * shape.kv_heads * 8 * self.bag  # the newest token's slot, int64
         return slots + self.staging_bytes * self.staging_buffers + tables

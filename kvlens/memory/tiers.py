@@ -222,7 +222,7 @@ class Memory:
         assert position == self._position + 1, (position, self._position)
         for pool in self.hot.pools:
             oldest = pool.window_origin if pool.dense else self._window_start
-            if not self.layout.window_evicts and not self.layout.bag:
+            if not self.layout.bag:
                 assert position - oldest < pool.zones.window, "the window is full and nothing left it"
         self._position = position
 

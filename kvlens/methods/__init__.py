@@ -19,6 +19,10 @@ BUILT_IN = {
     "freekv": "kvlens.methods.freekv.method:FreeKV",
     "sentkv": "kvlens.methods.sentkv.method:SentKVCompress",
     "compresskv": "kvlens.methods.compresskv.method:CompressKV",
+    "snapkv": "kvlens.methods.snapkv:SnapKV",
+    "keydiff": "kvlens.methods.keydiff:KeyDiff",
+    "h2o": "kvlens.methods.h2o:H2O",
+    "quest": "kvlens.methods.quest:Quest",
 }
 
 

@@ -72,7 +72,7 @@ class Freezer:
             self.shadow[:, :, position] = memory.read_window(position, position + 1)[0][:, :, 0]
             shadow = self.shadow[:, :, : position + 1]
         chosen = [s.selection for s in seen]
-        ranked = [None if c is None or c.score is None else Ranked(c.score, c.want) for c in chosen]
+        ranked = [None if c is None else _ranked(c) for c in chosen]
         shot = Snapshot(
             groups,
             q,
@@ -144,6 +144,14 @@ class Freezer:
         weights = attention_weights(q, pool.keys[at, :, :live], bias, seen[0].scaling)
         tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
         return Attended(weights, bias, *tables)
+
+
+def _ranked(selection: Selection) -> Ranked | None:
+    """None: it ranked nothing."""
+    if selection.score is None:
+        return None
+    brings = selection.want.shape[1] > 0
+    return Ranked(selection.score, selection.want, None if brings else selection.fine.any(1))
 
 
 def _beside(parts: list[Attended]) -> Attended:

@@ -140,6 +140,8 @@ def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     best = score.masked_fill(~known, -math.inf).topk(min(top, score.shape[-1]), -1)
     listed = known.gather(-1, best.indices)
     wanted = _members(want, known)
+    read = [torch.zeros_like(known[0]) if ranked.chosen is None else ranked.chosen for ranked in all_ranked]
+    wanted |= torch.stack(read)
     columns = (
         (torch.where(listed, best.indices, -1).int(), -1),
         (best.values.masked_fill(~listed, math.nan), math.nan),

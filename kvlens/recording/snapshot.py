@@ -41,6 +41,8 @@ class Ranked:
 
     score: torch.Tensor
     want: torch.Tensor
+    chosen: torch.Tensor | None = None
+    """bool [H_kv, S], where nothing has to be brought: spans that a query head reads; None: those of `want`"""
 
 
 @dataclass

@@ -23,6 +23,7 @@ from kvlens.methods.compresskv import budget
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
+from kvlens.methods.families import kept_tokens
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)
@@ -249,10 +250,10 @@ def test_the_byte_budget_is_used_to_the_last_token(
     n: int, floor: int, extra: int, max_new: int, page: int, last: int
 ) -> None:
     floor = min(floor, n + last)
-    least = budget.layout([floor] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
-    total = budget.affordable(least + extra, SHAPE, floor, n, max_new, page, last)
+    least = kept_tokens.layout([[floor]] * SHAPE.layers, 1, n, max_new, page, last).bytes(SHAPE)
+    total = kept_tokens.affordable(least + extra, SHAPE, floor, n, max_new, page, last)
     tokens = [total // 3 + (i < total % 3) for i in range(3)]
-    used = budget.layout(tokens, 1, n, max_new, page, last).bytes(SHAPE)
+    used = kept_tokens.layout([[count] for count in tokens], 1, n, max_new, page, last).bytes(SHAPE)
     token = SHAPE.kv_heads * (SHAPE.head_token_bytes + 9)
     assert used <= least + extra
     assert total == 3 * (n + last) or least + extra - used < token
@@ -270,7 +271,7 @@ def test_every_prompt_token_has_one_slot(n: int, tokens: int, window: int, max_n
     """Kept, window and the slot of step 0 make up the tokens kept of the prompt, the last one not twice; decoded tokens
     come on top."""
     tokens = min(max(tokens, min(window, n + last)), n + last)
-    layout = budget.layout([tokens] * 2, window, n, max_new, 16, last)
+    layout = kept_tokens.layout([[tokens]] * 2, window, n, max_new, 16, last)
     zones, inside = layout.of(0), n - layout.window_from
     assert zones.kept + zones.window == tokens + max_new - last
     assert inside >= 0

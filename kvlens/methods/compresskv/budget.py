@@ -1,13 +1,9 @@
-"""CompressKV's arithmetic, without torch: how many prompt tokens each layer keeps, and what that takes on the
-device."""
+"""CompressKV's arithmetic, without torch: how many prompt tokens each layer keeps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
-from kvlens.shape import KVShape
 
 
 def allocate(errors: Sequence[float], total: int, floor: int, most: int) -> list[int]:
@@ -38,25 +34,3 @@ def allocate(errors: Sequence[float], total: int, floor: int, most: int) -> list
 def ceiling_of(total: int, layers: int, ceiling: float, prompt_tokens: int) -> int:
     """M: the most prompt tokens of one layer, `ceiling` times the average and never more than there are."""
     return min(math.ceil(ceiling * total / layers), prompt_tokens)
-
-
-def layout(tokens: Sequence[int], window: int, prompt_tokens: int, max_new: int, page: int, last: int) -> Layout:
-    """Layout of layers that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
-    decoded.
-
-    prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in
-    `tokens` and `window`, else 0; its slot is in either case the first of the `max_new`. When every layer keeps the
-    whole prompt the layout is FullKV's: all that prefill covered in the kept zone.
-    """
-    whole = prompt_tokens + last
-    inside = 0 if min(tokens) >= whole else max(min(window, whole) - last, 0)
-    zones = tuple(Zones(kept - last - inside, 0, 0, inside + max_new) for kept in tokens)
-    return Layout(zones, -(-prompt_tokens // page) + 1, window_from=prompt_tokens - inside)
-
-
-def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_new: int, page: int, last: int) -> int:
-    """Prompt tokens of all layers together that `budget` bytes hold, at least `floor` per layer; `last` as in
-    `layout`."""
-    least = layout([floor] * shape.layers, 0, prompt_tokens, max_new, page, last).bytes(shape)
-    token = shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
-    return min(shape.layers * floor + (budget - least) // token, shape.layers * (prompt_tokens + last))

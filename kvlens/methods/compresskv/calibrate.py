@@ -21,7 +21,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.compresskv.calibrate_scores import KINDS, HeadScores, LayerErrors
 from kvlens.methods.compresskv.heads import chosen
-from kvlens.methods.compresskv.select import best, prompt_scores
+from kvlens.methods.families import window_attention as window
 from kvlens.prompts import Prompt, PromptText, tokenize
 
 SHORTEST = 128
@@ -192,8 +192,10 @@ def minimal_cache(
     inside = min(settings.window, n + 1) - 1
     kept = []
     for layer, of in enumerate(heads):
-        scores = prompt_scores(read, layer, of, group, inside, read.peeked, settings.kernel)
-        first = best(scores, max(0, min(settings.minimal, n + 1) - 1 - inside))
+        seen = window.received(*window.observed(read, layer, of, group, inside, read.peeked))
+        scores = window.pooled(seen, settings.kernel, "avg").mean(0)
+        count = max(0, min(settings.minimal, n + 1) - 1 - inside)
+        first = scores.argsort(descending=True, stable=True)[:count].sort().values
         kept.append(torch.cat([first, torch.arange(n - inside, n, device=first.device)]))
     return kept
 

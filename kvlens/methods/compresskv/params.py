@@ -81,6 +81,11 @@ class CompressKVParameters:
             raise ValueError(f"tokens must be 0 or at least the floor, {self.floor}.")
 
     @property
+    def least(self) -> int:
+        """Fewest prompt tokens a KV head keeps, window included."""
+        return self.floor
+
+    @property
     def calibrated(self) -> bool:
         """Something of a calibration file is used."""
         return self.heads != "all" or self.layers != "equal"

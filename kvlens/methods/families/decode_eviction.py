@@ -1,0 +1,198 @@
+"""Decode eviction: a bag of tokens of fixed size per KV head; when it is full, one goes for every one that comes.
+
+A method of this family says with what priority the prompt's tokens come in (`worth`), and at every step which token of
+the bag is worth least (`priority`). Places in the bag, budgets, events and the log of what was ranked are the family's.
+Shapes: L layers, Hq query heads, H_kv KV heads, n prompt tokens that prefill covered, W places of the bag.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.layout import Layout, Zones
+from kvlens.methods.base import BagChange, MemoryView, Method, Prefilled, PromptFacts, StepEnd, param
+from kvlens.shape import KVShape
+from kvlens.spans import Span, fixed_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory.kept import Kept
+    from kvlens.memory.placement import Eviction, Placement
+
+
+@dataclass(frozen=True)
+class DecodeEvictionParameters:
+    """Lengths are in tokens. A method of the family gives its own defaults."""
+
+    sinks: int = param(0, "first tokens, never evicted")
+    recent: int = param(0, "newest tokens, not evicted; 0: half of the bag", ours=True)
+    tokens: int = param(0, "places of the bag per KV head; 0: as many as the byte budget holds", ours=True)
+    page: int = param(16, "tokens per page: pages are the spans that masses and evictions are logged for", ours=True)
+
+    def __post_init__(self) -> None:
+        if self.sinks < 0 or self.recent < 0 or self.page < 1:
+            raise ValueError("sinks and recent must be at least 0 and page at least 1.")
+        if self.tokens and self.tokens < self.least:
+            raise ValueError(f"tokens must be 0 or at least {self.least}.")
+
+    @property
+    def least(self) -> int:
+        """Fewest places a bag can do with: what is protected, and one that can be evicted."""
+        return self.sinks + max(self.recent, 1) + 1
+
+
+class DecodeEviction(Method):
+    """Base of the family. `params` is a DecodeEvictionParameters, or has its fields."""
+
+    params: Any
+    ranks = True
+    """False: what is evicted follows from positions alone, and no scores are logged"""
+
+    @abstractmethod
+    def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:
+        """By which the prompt's tokens come into the bag, the highest first: float32 [H_kv, n]."""
+
+    @abstractmethod
+    def priority(self) -> torch.Tensor:
+        """How much every token of the bag is worth now, the lowest is evicted: float32 [L, H_kv, W]."""
+
+    def entered(self, kept: torch.Tensor, prompt: Prefilled) -> None:
+        """The bag holds positions kept int64 [L, H_kv, W], -1 where nothing lies yet: prepare what `priority` needs."""
+
+    def replaced(self, places: torch.Tensor) -> None:
+        """The tokens at `places` int64 [L, H_kv] of the bag are gone, new ones come there."""
+
+    # ----------------------------------------------------------------------------------------------------- how many
+    @classmethod
+    def places(cls, params: Any, prompt: PromptFacts) -> int:
+        """Places of each KV head's bag."""
+        n, most = prompt.prompt_tokens, prompt.prompt_tokens + prompt.max_new
+        if params.tokens:
+            return min(params.tokens, most)
+        if prompt.budget_bytes is None:
+            return most
+        shape, new = prompt.shape, prompt.max_new
+        floor = cls._bytes(params, shape, n, new, 1)
+        token = cls._bytes(params, shape, n, new, 2) - floor
+        return max(min(params.least, most), min(most, 1 + (prompt.budget_bytes - floor) // token))
+
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        least = min(params.tokens or params.least, prompt_tokens + max_new)
+        return cls._bytes(params, shape, prompt_tokens, max_new, least)
+
+    @classmethod
+    def own_bytes(cls, shape: KVShape, places: int) -> int:
+        """Device bytes of what the method itself holds for bags of that size, besides their positions."""
+        return 0
+
+    @classmethod
+    def _bytes(cls, params: Any, shape: KVShape, n: int, max_new: int, places: int) -> int:
+        tables = shape.layers * shape.kv_heads * places * 8  # the positions in the bag, int64
+        return _layout(params, n, max_new, places).bytes(shape) + tables + cls.own_bytes(shape, places)
+
+    # ------------------------------------------------------------------------------------------------------- the prompt
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n = prompt.prompt_tokens
+        sinks = min(params.sinks, n)
+        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
+        return [*first, *fixed_chunks(sinks, n, params.page, kind="page")]
+
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        import torch
+
+        from kvlens.memory.kept import Kept
+
+        context, p = self.context, self.params
+        n, shape = context.prompt_tokens, context.shape
+        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
+        places = self.places(p, context)
+        room = min(n, places - 1)  # one is free for the token that step 0 feeds
+        recent = self._recent(places)
+        worth = torch.stack([self.worth(prompt, layer).float() for layer in range(shape.layers)])
+        protected = torch.zeros(n, dtype=torch.bool, device=worth.device)
+        protected[: p.sinks] = True
+        protected[max(n - recent + 1, 0) :] = True
+        order = worth.masked_fill(protected, float("inf")).argsort(dim=-1, descending=True, stable=True)
+        mask = torch.zeros_like(worth, dtype=torch.bool).scatter_(-1, order[..., :room], True)
+        score = worth.masked_fill(protected, torch.nan) if self.ranks and room < n else None
+        kept = Kept.masked(mask, score)
+        self._position = torch.full((shape.layers, shape.kv_heads, places), -1, device=worth.device)
+        self._position[..., :room] = kept.positions
+        self._used, self._named = room, n
+        self.entered(self._position, prompt)
+        return _layout(p, n, context.max_new, places), self._place(mask, kept)
+
+    def _recent(self, places: int) -> int:
+        p = self.params
+        return min(p.recent or places // 2, places - min(p.sinks, places) - 1)
+
+    def _place(self, mask: torch.Tensor, kept: Kept) -> Placement:
+        from kvlens.memory.placement import Placement
+
+        spans = self.segments(self.params, self.context, ())
+        rows = mask.flatten(0, 1).cpu()
+        states = []
+        for span in spans:
+            counts = rows[:, span.tok_start : span.tok_end].sum(1)
+            whole = bool((counts == len(span)).all())
+            states.append("resident" if whole else "partial" if int(counts.sum()) else "evicted")
+        return Placement(spans, states, ["sink" if span.kind == "sink" else "resident" for span in spans], kept)
+
+    # --------------------------------------------------------------------------------------------------------- decoding
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:
+        if end.step == 0:
+            self._took(None, end.position)
+        evicted = self._evict(end) if self._used == self._position.shape[-1] else None
+        opened = self._open(end.position)
+        self._took(None if evicted is None else evicted.places, end.position + 1)
+        return BagChange(evicted, opened)
+
+    def _evict(self, end: StepEnd) -> Eviction:
+        from kvlens.memory.placement import Eviction
+
+        recent = self._recent(self._position.shape[-1])
+        protected = (self._position < self.params.sinks) | (self._position > end.position + 1 - recent)
+        worth = self.priority().masked_fill(protected, float("inf"))
+        lowest, places = worth.topk(2, -1, largest=False)
+        candidates = int((~protected[0, 0]).sum())
+        score, cut = (lowest[..., 0], lowest[..., 1]) if self.ranks else (None, None)
+        return Eviction(places[..., 0], candidates, score, cut)
+
+    def _took(self, places: torch.Tensor | None, position: int) -> None:
+        """The token at `position` lies at these places; None: at the first one that was never used."""
+        if places is None:
+            self._position[..., self._used] = position
+            self._used += 1
+        else:
+            self.replaced(places)
+            self._position.scatter_(-1, places[..., None], position)
+
+    def _open(self, position: int) -> Placement | None:
+        """Decoded tokens become a page of their own when there are enough of them that are no longer recent."""
+        import torch
+
+        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Placement
+
+        page, start = self.params.page, self._named
+        if position + 1 - start < page:
+            return None
+        self._named = start + page
+        span = Span(start, start + page, "page", f"The next {page} decoded tokens.")
+        nothing = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self._position.device))
+        return Placement([span], ["resident"], ["resident"], nothing)
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return {"places": (self._position,)} if hasattr(self, "_position") else {}
+
+
+def _layout(p: Any, n: int, max_new: int, places: int) -> Layout:
+    spans = -(-(n + max_new) // p.page) + 3
+    return Layout(Zones(0, 0, 0, places), spans, window_from=n, bag=True)

@@ -1,0 +1,49 @@
+"""Arithmetic of prompt eviction, without torch: how many tokens bytes can hold, and the layout that holds them.
+
+`tokens[layer][head]`: prompt tokens a KV head keeps; a layer with one entry keeps as many for all its KV heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
+from kvlens.shape import KVShape
+
+Tokens = Sequence[Sequence[int]]
+
+
+def alike(count: int, layers: int) -> Tokens:
+    """The same number for every KV head of every layer."""
+    return [[count]] * layers
+
+
+def divided(total: int, layers: int) -> Tokens:
+    """`total` tokens of all layers in equal parts, what is left over one by one to the first layers."""
+    return [[total // layers + (layer < total % layers)] for layer in range(layers)]
+
+
+def layout(tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int) -> Layout:
+    """Layout of KV heads that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
+    decoded.
+
+    prompt_tokens: those that prefill covered. last: 1 when the token after them, which step 0 feeds, is counted in
+    `tokens` and `window`, else 0; its slot is in either case the first of the `max_new`. When every KV head keeps the
+    whole prompt the layout is FullKV's: all that prefill covered in the kept zone.
+    """
+    whole = prompt_tokens + last
+    inside = 0 if min(map(min, tokens)) >= whole else max(min(window, whole) - last, 0)
+    zones = [tuple(Zones(kept - last - inside, 0, 0, inside + max_new) for kept in layer) for layer in tokens]
+    return Layout(
+        tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones),
+        -(-prompt_tokens // page) + 1,
+        window_from=prompt_tokens - inside,
+    )
+
+
+def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_new: int, page: int, last: int) -> int:
+    """Prompt tokens of all layers together that `budget` bytes hold when all KV heads of a layer keep as many, at least
+    `floor` per layer; `last` as in `layout`."""
+    least = layout(alike(floor, shape.layers), 0, prompt_tokens, max_new, page, last).bytes(shape)
+    token = shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
+    return min(shape.layers * floor + (budget - least) // token, shape.layers * (prompt_tokens + last))

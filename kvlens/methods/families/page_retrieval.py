@@ -1,0 +1,164 @@
+"""Page retrieval: tokens in pages, a summary of each on the device, and at every step the best pages are attended.
+
+A method of this family says how it summarises pages (`summarise`) and by what it ranks them (`rank`). Pages, window,
+selection, bytes and the record of score, rank and cut are the family's. Here every page stays on the device, so that
+reading shrinks and memory does not; a page is selectable from the moment it is full, the open one is always attended.
+Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P pages, F numbers of a summary.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.layout import Layout, Zones
+from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, StepEnd, WindowLeave, param
+from kvlens.shape import KVShape
+from kvlens.spans import Span, fixed_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory.placement import Placement, Selection
+
+
+@dataclass(frozen=True)
+class PageRetrievalParameters:
+    """Lengths are in tokens. A method of the family gives its own defaults."""
+
+    page: int = param(16, "tokens per page")
+    tokens: int = param(1024, "tokens attended per query head, the open page included, in whole pages")
+    keep: float = param(0.0, "share of the context attended, instead of `tokens`; 0: as `tokens` says", ours=True)
+    least_pages: int = param(1, "fewest pages attended")
+    dense_layers: int = param(0, "first layers that attend everything")
+    group: str = param(
+        "native",
+        "how the query heads of a KV head choose: each its own pages, or the same ones by the mean or max of scores",
+        choices=("native", "mean", "max"),
+        ours=True,
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("page", "tokens", "least_pages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1.")
+        if not 0 <= self.keep <= 1 or self.dense_layers < 0:
+            raise ValueError("keep must lie between 0 and 1 and dense_layers be at least 0.")
+
+
+class PageRetrieval(Method):
+    """Base of the family. `params` is a PageRetrievalParameters, or has its fields."""
+
+    keeps_all = True
+    exact_without_budget = False
+    params: Any
+
+    @classmethod
+    @abstractmethod
+    def summary_numbers(cls, head_dim: int) -> int:
+        """F, numbers of the model's dtype in the summary of one page of one KV head."""
+
+    @abstractmethod
+    def summarise(self, keys: torch.Tensor) -> torch.Tensor:
+        """keys [L, H_kv, P, page, D], post-RoPE -> summaries [L, H_kv, P, F]."""
+
+    @abstractmethod
+    def rank(self, q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
+        """q [H_kv, G, D], summary [H_kv, P, F] -> float32 [H_kv, G, P], the highest attended."""
+
+    # --------------------------------------------------------------------------------------------------------- how many
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        pages = (prompt_tokens + max_new) // params.page
+        numbers = shape.layers * shape.kv_heads * pages * cls.summary_numbers(shape.head_dim)
+        return _layout(params, shape, prompt_tokens, max_new).bytes(shape) + numbers * shape.itemsize + 8
+
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n = prompt.prompt_tokens
+        return fixed_chunks(0, n - n % params.page, params.page, kind="page")
+
+    def count(self, context_tokens: int) -> int:
+        """Pages attended besides the open one, when the context has that many tokens."""
+        p = self.params
+        tokens = p.keep * context_tokens if p.keep else p.tokens
+        return max(p.least_pages, int(tokens) // p.page) - 1
+
+    # ---------------------------------------------------------------------------------------------------------- the
+    # prompt
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        import torch
+
+        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Placement
+
+        context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
+        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
+        spans = self.segments(p, context, ())
+        rows, width = (n + context.max_new) // p.page, self.summary_numbers(shape.head_dim)
+        size = (shape.layers, shape.kv_heads, rows, width)
+        self._summary = torch.zeros(size, dtype=context.dtype, device=context.device)
+        self._pages = torch.zeros((), dtype=torch.long, device=context.device)
+        self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
+        self._add(prompt.keys[:, :, : len(spans) * p.page], 0)
+        kept = Kept.everywhere(torch.arange(len(spans) * p.page, device=context.device))
+        resident = ["resident"] * len(spans)
+        selectable = list(range(len(spans)))
+        return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, kept, selectable=selectable)
+
+    def _add(self, keys: torch.Tensor, first: int) -> None:
+        """Summarise whole pages: keys [L, H_kv, m * page, D] of the pages from `first` on."""
+        if keys.shape[2]:
+            found = self.summarise(keys.unflatten(2, (-1, self.params.page)))
+            self._summary[:, :, first : first + found.shape[2]] = found.to(self._summary.dtype)
+        self._complete = first + keys.shape[2] // self.params.page
+        self._pages.fill_(self._complete)
+
+    # ------------------------------------------------------------------------------------------------------------
+    # decoding
+    def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+        import torch
+
+        from kvlens.memory.placement import Selection
+
+        p, shape, room = self.params, self.context.shape, self.count(self._complete * self.params.page)
+        if layer < p.dense_layers or room >= self._complete:
+            return None
+        grouped = q.float().unflatten(0, (shape.kv_heads, -1))
+        score = self.rank(grouped, self._summary[layer].float())
+        there = torch.arange(score.shape[-1], device=score.device) < self._pages
+        score = score.masked_fill(~there, float("-inf"))
+        if p.group != "native":
+            score = score.mean(1, keepdim=True) if p.group == "mean" else score.amax(1, keepdim=True)
+        best = score.topk(room, -1).indices
+        chosen = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
+        fine = torch.nn.functional.pad(chosen, (1, 0)).expand(-1, shape.group, -1)  # span ids: page + 1
+        logged = score.amax(1).masked_fill(~there, torch.nan)
+        return Selection(fine, self._none, score=torch.nn.functional.pad(logged, (1, 0), value=torch.nan))
+
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        import torch
+
+        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Placement
+
+        page = self.params.page
+        if (end.position + 1) % page:
+            return None
+        start = end.position + 1 - page
+        self._add(memory.read_window(start, start + page)[0], start // page)
+        kept = Kept.everywhere(torch.arange(start, start + page, device=self._summary.device))
+        span = Span(start, start + page, "page", "A full page.")
+        return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], kept, selectable=[0]))
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return {"summaries": (self._summary, self._pages)} if hasattr(self, "_summary") else {}
+
+
+def _layout(p: Any, shape: KVShape, n: int, max_new: int) -> Layout:
+    whole = n - n % p.page
+    spans = (n + max_new) // p.page + 1
+    return Layout(Zones(whole, 0, 0, n - whole + max_new), spans, window_from=whole, dense=tuple(range(shape.layers)))

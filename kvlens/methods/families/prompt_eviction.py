@@ -1,0 +1,170 @@
+"""Prompt eviction: when prefill ends, the prompt's tokens are ranked once, the best stay and the rest is gone for good.
+
+Decoding is plain attention over what is left; decoded tokens are appended and stay. A method of this family says its
+`score`; where it divides the budget unequally, `tokens`; where it does not take the best one by one, `choose`.
+Shapes: L layers, Hq query heads, H_kv KV heads, n prompt tokens that prefill covered, m of them before the window.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.layout import Layout
+from kvlens.methods.base import Method, Prefilled, PromptFacts, param
+from kvlens.methods.families import kept_tokens
+from kvlens.methods.families.kept_tokens import Tokens
+from kvlens.shape import KVShape
+from kvlens.spans import Span, fixed_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory.kept import Kept
+    from kvlens.memory.placement import Placement
+
+
+@dataclass(frozen=True)
+class PromptEvictionParameters:
+    """Lengths are in tokens. A method of the family gives its own defaults."""
+
+    window: int = param(32, "last prompt tokens, kept without a comparison")
+    peek: bool = param(
+        True,
+        "the very last prompt token, which step 0 feeds, is the last of the window; off: the window ends with the "
+        "token before it",
+        ours=True,
+    )
+    tokens: int = param(
+        0, "prompt tokens kept per layer on average, window included; 0: as many as the byte budget holds", ours=True
+    )
+    page: int = param(16, "tokens per page: pages are the spans that masses and evictions are logged for", ours=True)
+
+    def __post_init__(self) -> None:
+        if self.window < 0 or self.page < 1:
+            raise ValueError("window must be at least 0 and page at least 1.")
+        if self.tokens and self.tokens < self.least:
+            raise ValueError(f"tokens must be 0 or at least {self.least}.")
+
+    @property
+    def least(self) -> int:
+        """Fewest prompt tokens a KV head keeps, window included."""
+        return self.window + 1
+
+
+class PromptEviction(Method):
+    """Base of the family. `params` is a PromptEvictionParameters, or has its fields."""
+
+    peeks = True
+    params: Any
+
+    @abstractmethod
+    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        """By which the positions [0, before) of the prompt are ranked, the highest kept: float32 [H_kv, before], or
+        [1, before] where all KV heads keep the same tokens. Only asked where something has to go."""
+
+    def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:
+        """Prompt tokens each layer keeps, or each of its KV heads, window included; adds up to `total`, tokens of all
+        layers together where KV heads keep as many. prompt None: before anything was read."""
+        return kept_tokens.divided(total, self.context.shape.layers)
+
+    def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Which of the positions [0, m) stay: score [h, m], counts[head] of them each -> bool [h, m]. The earlier one
+        first among equals."""
+        import torch
+
+        order = score.argsort(dim=-1, descending=True, stable=True)
+        most = torch.tensor(counts, device=score.device)[:, None]
+        first = torch.arange(score.shape[-1], device=score.device) < most
+        return torch.zeros_like(score, dtype=torch.bool).scatter_(-1, order, first.expand(score.shape))
+
+    def placed(self, layer: int, score: torch.Tensor, mask: torch.Tensor) -> None:
+        """A layer's tokens have been chosen: score float32 and mask bool [h, n + peeked], NaN and True in the window.
+        For the journal."""
+
+    @property
+    def last(self) -> int:
+        """Prompt tokens that prefill does not cover and that count as the prompt's: the one that step 0 feeds, or
+        none."""
+        return int(self.params.peek)
+
+    @classmethod
+    def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        last = int(params.peek)
+        least = kept_tokens.alike(min(params.tokens or params.least, prompt_tokens + last), shape.layers)
+        return kept_tokens.layout(least, params.window, prompt_tokens, max_new, params.page, last).bytes(shape)
+
+    @classmethod
+    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n, last, layers = prompt.prompt_tokens, int(params.peek), prompt.shape.layers
+        # No KV head can keep more than everything: all do exactly when their sum says so, however it is divided.
+        whole = cls.total(params, prompt) >= layers * (n + last)
+        some = kept_tokens.alike(n + last if whole else 0, layers)
+        until = kept_tokens.layout(some, params.window, n, prompt.max_new, params.page, last).window_from
+        return fixed_chunks(0, until, params.page, kind="page")
+
+    @classmethod
+    def total(cls, params: Any, prompt: PromptFacts) -> int:
+        """Prompt tokens that all layers keep together, where all KV heads of a layer keep as many."""
+        last = int(params.peek)
+        n, layers = prompt.prompt_tokens + last, prompt.shape.layers
+        if params.tokens:
+            return layers * min(params.tokens, n)
+        if prompt.budget_bytes is None:
+            return layers * n
+        least = min(params.least, n)
+        given = prompt.budget_bytes, prompt.shape, least, prompt.prompt_tokens, prompt.max_new, params.page, last
+        return kept_tokens.affordable(*given)
+
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        context, p = self.context, self.params
+        n, shape = context.prompt_tokens, context.shape
+        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
+        tokens = self.tokens(prompt, self.total(p, context))
+        layout = kept_tokens.layout(tokens, p.window, n, context.max_new, p.page, self.last)
+        self.refuse_below(layout.bytes(shape))
+        return layout, self._place(self._kept(prompt, tokens, layout.window_from), self.segments(p, context, ()))
+
+    def _kept(self, prompt: Prefilled, tokens: Tokens, window_from: int) -> Kept:
+        import torch
+
+        from kvlens.memory.kept import Kept
+
+        n, whole = self.context.prompt_tokens, self.context.prompt_tokens + self.last
+        device, some = prompt.keys.device, min(map(min, tokens)) < whole
+        masks, scores = [], []
+        for layer, counts in enumerate(tokens):
+            mask = torch.ones(len(counts), whole, dtype=torch.bool, device=device)
+            score = torch.full((len(counts), whole), torch.nan, device=device)
+            if some:
+                ranked = self.score(prompt, layer, window_from).float()
+                own = [*counts] * (len(ranked) // len(counts)) if len(ranked) > len(counts) else counts
+                mask, score = (t.expand(len(ranked), -1).clone() for t in (mask[:1], score[:1]))
+                score[:, :window_from] = ranked
+                mask[:, :window_from] = self.choose(ranked, [c - (whole - window_from) for c in own])
+            self.placed(layer, score, mask)
+            masks.append(mask[:, : window_from if some else n])
+            scores.append(score[:, :n])
+        return Kept.masked(torch.stack(masks), torch.stack(scores) if some else None)
+
+    def _place(self, kept: Kept, pages: list[Span]) -> Placement:
+        """Pages as spans, each with what became of it."""
+        from kvlens.memory.placement import Placement
+
+        mask = kept.mask(pages[-1].tok_end if pages else 0)
+        by_head = mask.shape[1] > 1
+        rows = mask.flatten(0, 1).cpu()
+        spans, states = [], []
+        for page in pages:
+            counts = rows[:, page.tok_start : page.tok_end].sum(1)
+            some, whole = int((counts > 0).sum()), bool((counts == len(page)).all())
+            states.append("resident" if whole else "partial" if some else "evicted")
+            why = (
+                f"{int(counts.min())} to {int(counts.max())} of its {len(page)} tokens are kept, by "
+                f"{'layer and KV head' if by_head else 'layer'}; none in {len(counts) - some}."
+            )
+            spans.append(Span(page.tok_start, page.tok_end, page.kind, page.reason if whole else why))
+        return Placement(spans, states, ["resident"] * len(spans), kept)

@@ -1,0 +1,65 @@
+"""SnapKV: what the last prompt tokens attend to, kept with its neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.methods.base import Prefilled, param
+from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+
+if TYPE_CHECKING:
+    import torch
+
+OBSERVED = 128
+"""prompt queries a run keeps for the window: the largest window that can be asked for"""
+
+
+@dataclass(frozen=True)
+class SnapKVParameters(PromptEvictionParameters):
+    """Lengths are in tokens. Defaults are those of the paper's LongBench configuration."""
+
+    window: int = param(32, "last prompt tokens: their queries rank the others; kept themselves", symbol="L_obs")
+    kernel: int = param(7, "neighbouring positions a score is pooled over", symbol="kernel_size")
+    pool: str = param("max", "how it is pooled", choices=("max", "avg"), symbol="pooling")
+    group: str = param(
+        "mean",
+        "how the query heads of a KV head, which store one copy, agree",
+        choices=("mean", "max", "sum"),
+        ours=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.window <= OBSERVED:
+            raise ValueError(f"window must lie between 1 and {OBSERVED}.")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError("kernel must be odd, so that a score stays at its token.")
+
+
+class SnapKV(PromptEviction):
+    """Ranks the prompt's tokens before the window by the attention that the window's queries give them: softmax over
+    all keys, summed over the window, pooled over neighbouring positions, then over the query heads of a KV head; keeps
+    the best of each KV head and the window (paper sec. 4.2, Listing 1).
+
+    Departures: the paper stores a set per query head, G times the bytes; here a KV head's group agrees on one
+    (`group`). The window ends with the prompt's very last token (`peek`), as in the authors' code.
+    """
+
+    name = "snapkv"
+    title = "SnapKV"
+    paper = "Li et al., SnapKV: LLM Knows What You are Looking for Before Generation, NeurIPS 2024"
+    summary = "drops prompt tokens once, when prefill ends: each KV head keeps what the last prompt tokens attend to"
+    Parameters = SnapKVParameters
+    presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
+    observed_queries = OBSERVED
+    params: SnapKVParameters
+
+    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        from kvlens.methods.families import window_attention as window
+
+        p, shape = self.params, self.context.shape
+        peeked = prompt.peeked if p.peek else None
+        inside = self.context.prompt_tokens - before
+        seen: Any = window.observed(prompt, layer, range(shape.q_heads), shape.group, inside, peeked)
+        return window.grouped(window.pooled(window.received(*seen), p.kernel, p.pool), shape.group, p.group)
