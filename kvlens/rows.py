@@ -23,15 +23,17 @@ MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 #: spans. regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
-#: blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every
-#: token that was wanted and hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's
-#: queries and the last step's, mean over the group, where the method decides by it.
+#: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's
+#: index was read to choose them; blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes:
+#: what would have moved had every token that was wanted and hot been reused; n_* count spans, *_tokens tokens;
+#: similarity: cosine of this step's queries and the last step's, mean over the group, where the method decides by it.
 KV_COLUMNS = (
     "h2d_bytes",
     "d2h_bytes",
     "blocking_bytes",
     "ideal_bytes",
     "resident_bytes",
+    "read_bytes",
     "attended_tokens",
     "attended_coarse",
     "n_recalled",

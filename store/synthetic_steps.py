@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvlens.rows import EventRow, JournalRow, Scores, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.rows import CutRow, EventRow, JournalRow, Scores, SpanHeadRow, SpanRow, StepRecord, TransferRow
 from kvlens.store.synthetic_lens import LensMaker
 from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
 #: Spans listed per ranking.
 _LISTED = 12
+
+
+def cut(step: int, score: np.ndarray) -> CutRow:
+    """One token of span 1 given up at every step, the lowest of nine by its score."""
+    one = np.ones(1, np.int32)
+    low = float(score[0, 0, 1])
+    return CutRow(step, 0, None, 9, 8, low + 0.1, one, one, one * step, one * 9, np.array([low], np.float32))
 
 
 def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow]:
@@ -103,6 +110,7 @@ class StepMaker:
             "attended_tokens": np.rint(resident / scene.token_bytes()) - coarse,
             "attended_coarse": (coarse - self.zoomed.sum(-1)).astype(float),
             "blocking_bytes": up,
+            "read_bytes": resident * 0.5,
             "ideal_bytes": up,
             "similarity": np.clip(rng.normal(0.86, 0.08, up.shape), -1, 1),
             **{name: count.astype(float) for name, count in tokens.items()},
@@ -139,7 +147,7 @@ class StepMaker:
             born,
             born_heads,
             journal(step, score, self.zoomed),
-            [],
+            [cut(step, score)],
             ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
             loss,
             oracle,

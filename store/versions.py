@@ -36,6 +36,7 @@ class Addition:
 
 _V2 = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity")
 _V3 = ("regret",)
+_V4 = ("read_bytes",)
 ADDED = {
     2: Addition(
         {
@@ -53,7 +54,14 @@ ADDED = {
         },
         {"loss": LOSS, "oracle": ORACLE, "span_key": SPAN_KEY},
     ),
-    4: Addition({}, {"cut": CUT}),
+    4: Addition(
+        {
+            "kv_step": {name: kv_type(name) for name in _V4},
+            "kv_run": moments(_V4),
+            "layer_step": {name: layer_type(name) for name in _V4},
+        },
+        {"cut": CUT},
+    ),
 }
 
 #: Read from the private database; all other tables are read from the file.

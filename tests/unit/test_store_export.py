@@ -38,6 +38,7 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "events": len(reader.events()),
         "tokens": len(reader.tokens()),
         "journal": sum(map(len, reader.journal()["values"])),
+        "cuts": 12,
         "loss": len(reader.loss()),
         "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
         "span-keys": sum(

@@ -22,7 +22,8 @@ from kvlens.store.versions import ADDED
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
 KV_ADDED = {1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity"}, 2: set(), 3: set()}
-ENDED = {1: KV_ADDED[1] | {"regret"}, 2: {"regret"}, 3: set()}
+NEWEST = {"read_bytes"}
+ENDED = {1: KV_ADDED[1] | {"regret"} | NEWEST, 2: {"regret"} | NEWEST, 3: NEWEST}
 versions = pytest.mark.parametrize("version", [1, 2, 3])
 
 
