@@ -7,6 +7,7 @@ query heads whose interest wanders over the spans; spans that are zoomed into an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,9 @@ def write_synthetic(
     status, error = meta.pop("status", "completed"), meta.pop("error", None)
     scene = Scene(layers, q_heads, kv_heads, 64, rng)
     full = (n_prompt + steps) * layers * kv_heads * scene.token_bytes()
-    prefill, text = make_prefill(scene, n_prompt, spans)
+    placed, text = make_prefill(scene, n_prompt, spans)
     sampling = meta.setdefault("oracle", {"every": 1, "layers": list(range(layers))}) if lens else None
-    prefill.span_keys = span_keys(scene, seed) if lens else None
+    prefill = replace(placed, span_keys=span_keys(scene, seed)) if lens else placed
     writer.begin(
         {
             "model": "synthetic",

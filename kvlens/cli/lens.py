@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvlens.cli.options import ProgressJson, RunsDir, err, runs_folder
+
 if TYPE_CHECKING:
     from kvlens.runs.request import Report
     from kvlens.runs.storing import Stored
-
-RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
-ProgressJson = Annotated[
-    bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")
-]
 
 
 def pair(
@@ -96,12 +93,9 @@ def _carry_out(
     work: Callable[[Path, Report, Callable[[], bool]], tuple[Stored, list[str]]], runs: Path | None, progress_json: bool
 ) -> None:
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
-    from rich.console import Console
-
-    from kvlens.cli.main import runs_folder
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
 
-    reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(Console(stderr=True, soft_wrap=True))
+    reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     try:
         stored, said = work(runs_folder(runs), reporter.report, cancelled)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
+from kvlens.instruments import Loss
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
-from kvlens.rows import Loss
 from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import Report
 
@@ -83,8 +83,9 @@ def whatif(
     The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated.
     """
+    from kvlens.runs.preparing import Pairing, plan
     from kvlens.runs.reference import obtain, reference_key
-    from kvlens.runs.storing import Pairing, plan, store
+    from kvlens.runs.storing import store
 
     past = read_run(runs_dir, uid)
     heads = tuple(

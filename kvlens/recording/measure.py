@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kvlens.instruments import Oracle, Scores
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.recording.oracle import compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
-from kvlens.rows import MASS_COLUMNS, Oracle, Scores
+from kvlens.rows import MASS_COLUMNS
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlens.rows import Oracle, Scores
+from kvlens.instruments import Oracle, Scores
 
 
 @dataclass

@@ -13,7 +13,8 @@ from lookup_model import save, text
 from kvlens.lens.search import Measured, Search
 from kvlens.lens.whatif import Asked, whatif
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 
 TOKENS, FACT = 300, 120

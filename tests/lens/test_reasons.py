@@ -13,7 +13,8 @@ from kvlens.lens.attribution import attribute, lost_steps, with_reasons
 from kvlens.lens.reasons import KINDS, explain
 from kvlens.lens.verdict import verdict
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 #: method -> (task, budget, parameters) under which it loses an answer of the demo model

@@ -20,7 +20,8 @@ from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 RUNS = {

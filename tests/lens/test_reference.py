@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.engine.engine import Engine
+from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.preparing import Prepared
 from kvlens.runs.reference import LOGITS_FILE, find, load, obtain, reference_key
-from kvlens.runs.request import RunRequest, carry_out
-from kvlens.runs.storing import Prepared
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 
 REQUEST = RunRequest(method="streaming_llm", max_new=8, against=True)

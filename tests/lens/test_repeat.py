@@ -19,8 +19,9 @@ from kvlens.cli.main import app
 from kvlens.lens.whatif import Asked, numbers, whatif
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.prompts import PromptText
+from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import CannotRepeat, _request, pair, read_run
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs

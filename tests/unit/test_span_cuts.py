@@ -11,7 +11,8 @@ import pytest
 from support import task_prompt
 
 from kvlens import methods
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.spans import cuts as spancuts

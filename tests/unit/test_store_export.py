@@ -95,7 +95,15 @@ def test_formulas_are_defused_in_csv_text_only(tmp_path: Path) -> None:
     texts = ["=1+1", "+2", "-3", "@x", "\tt", "plain", '"quoted", and, commas\n']
     writer.prefill(
         PrefillRecord(
-            [PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)], [], [], [], [], 1, 1, 1, 1
+            tokens=[PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)],
+            spans=[],
+            span_heads=[],
+            transfers=[],
+            events=[],
+            prefill_us=1,
+            prefill_peak_bytes=1,
+            cold_bytes=1,
+            resident_bytes=1,
         )
     )
     writer.finish("completed", None, [], {})

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from kvlens import tasks
 from kvlens.bench.sweep import file as sweepfile
 from kvlens.bench.sweep.lanes import Lane
-from kvlens.bench.sweep.run import SweepRequest, sweep
+from kvlens.bench.sweep.request import SweepRequest
+from kvlens.bench.sweep.run import sweep
 from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens import tasks
+from kvlens.bench.sweep.place import Place
 from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.preparing import Pairing, Prepared, plan
 from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import RunRequest
-from kvlens.runs.storing import Pairing, Prepared, plan, store
+from kvlens.runs.storing import store
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
-    from kvlens.bench.sweep.work import Place
     from kvlens.engine.engine import Engine
 
 
