@@ -34,7 +34,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.sekv.router import load_router
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 ROUTER = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
 FIRST_SEED = 7_000_000
@@ -127,9 +127,6 @@ class Figures:
         self.coverage: list[float] = []
         self.recalled: list[float] = []
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         """Spans in host memory, means over spans and KV heads. Ranks: what the gates keep, also where the span lies
         raw; errors: of what lies as factors."""
@@ -159,9 +156,6 @@ class Figures:
             if name in record.head and not np.isnan(record.head[name]).all():
                 values.append(float(np.nanmean(record.head[name])))
         self.recalled.append(float(sum(t.bytes for t in record.transfers if t.direction == "h2d")))
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
 
 @dataclass(frozen=True)

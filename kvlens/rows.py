@@ -7,7 +7,7 @@ NULL, never as 0. Units are in the names: bytes, tokens, us (microseconds), nats
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -241,9 +241,8 @@ class SelfCheck:
 
 
 class TraceSink(Protocol):
-    """Where records go. The store's writer is one; tests use lists. Calls come from one thread, in this order."""
+    """Where an engine's records go. The store's writer is one; tests use lists. Calls come from one thread, prefill
+    first, then every step in order."""
 
-    def begin(self, meta: dict[str, Any]) -> None: ...
     def prefill(self, record: PrefillRecord) -> None: ...
     def step(self, record: StepRecord) -> None: ...
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None: ...

@@ -36,16 +36,16 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
 
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._db, self._folder, self.uid = Session(con, folder.name), folder, folder.name
-        self.meta: dict[str, Any] = read_meta(con, self.uid)
-        self.n_layers: int = self.meta["layers"]
-        self.q_heads: int = self.meta["q_heads"]
-        self.kv_heads: int = self.meta["kv_heads"]
+        self.meta = read_meta(con, self.uid)
+        self.n_layers: int = self.meta.layers
+        self.q_heads: int = self.meta.q_heads
+        self.kv_heads: int = self.meta.kv_heads
         state = self._db.rows(queries.STATE)
         if len(state) != 1:
             raise UnreadableRun(f"The trace of run {self.uid} does not say how far it got; delete the run.")
         self.status, self.error = str(state[0][0]), state[0][2]
         self.n_steps: int = int(state[0][1]) + 1
-        self._summary_only = self.meta.get("trace_level") == "summary"
+        self._summary_only = self.meta.trace_level == "summary"
         self._read_status()
 
     @classmethod
@@ -188,11 +188,7 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only
         the whole run is known: any other range raises TraceError."""
         first, last = self._range(start, stop)
-        values: dict[str, Any] = {
-            "uid": self.uid,
-            "method": str(self.meta.get("method")),
-            "model": str(self.meta.get("model")),
-        }
+        values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.method), "model": str(self.meta.model)}
         whole = (first, last) == (0, self.n_steps)
         if self._summary_only and not whole:
             raise TraceError(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.instruments import Loss, Oracle, Scores, SpanKeys
+from kvlens.meta import RunMeta
 from kvlens.rows import (
     EVENT_KINDS,
     HEAD_COLUMNS,
@@ -191,13 +192,11 @@ def make_prefill(tokens: int = 3) -> PrefillRecord:
 def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
-    writer.begin(
-        {"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}}
-    )
+    writer.begin(RunMeta(layers=layers, q_heads=q_heads, kv_heads=kv_heads, model="m", method="full", config={"a": 1}))
     writer.prefill(replace(make_prefill(), span_keys=make_span_keys(np.random.default_rng(5), layers, kv_heads)))
     for record in records:
         writer.step(record)
-    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": 42})
+    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": "42"})
     return TraceReader.open(folder, writer.uid)
 
 

@@ -27,7 +27,7 @@ from kvlens.lens.trials import restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
 from kvlens.prompts import Prompt
-from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
+from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.tasks import Asked
 
 POINTS = (
@@ -73,18 +73,12 @@ class Kept:
         self.spans: list[SpanRow] = []
         self.steps: list[StepRecord] = []
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         self.spans += record.spans
 
     def step(self, record: StepRecord) -> None:
         self.spans += record.spans
         self.steps.append(record)
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
 
 def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -78,9 +78,9 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "uid": reader.uid,
             "status": reader.status,
             "error": reader.error,
-            **{key: meta.get(key) for key in keys},
+            **meta.pick(keys),
             "steps": reader.n_steps,
-            "output_text": meta.get("output_text") or "".join(generated),
+            "output_text": meta.output_text or "".join(generated),
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
         }

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kvlens.memory.holds import Hold
+from kvlens.meta import RunMeta
 from kvlens.prompts import PromptText
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare
@@ -77,16 +77,15 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
-    if meta.get("forced") and not meta.get("reference"):
+    if meta.forced and not meta.reference:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference."
         )
-    needle = tuple((int(start), int(end)) for start, end in meta.get("needle") or ())
     prompt, decoded = tokens[tokens["step"].isna()], tokens[tokens["step"].notna()].sort_values("step")
     return Past(
         uid,
         _request(uid, meta),
-        PromptText(text, meta.get("answer"), needle, meta.get("task")),
+        PromptText(text, meta.answer, meta.needle, meta.task),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         tuple(
             SpanRow(
@@ -104,30 +103,23 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         layers,
         kv_heads,
         steps,
-        meta.get("output_text") or "".join(decoded["text"]),
+        meta.output_text or "".join(decoded["text"]),
         whole,
-        bool(meta.get("forced")),
-        meta.get("model_fingerprint"),
+        bool(meta.forced),
+        meta.model_fingerprint,
         {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
     )
 
 
-def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
+def _request(uid: str, meta: RunMeta) -> RunRequest:
     """The run's request; what was compared or fed is not part of it."""
-    kept = meta.get("request")
+    if "config" not in meta.model_fields_set:
+        raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
+    kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
+    said = {**kept, "overrides": meta.config, "against": False, "forced_reference": False}
     try:
-        said = (
-            dict(kept) if isinstance(kept, dict) else {name: meta[name] for name in _OLD if meta.get(name) is not None}
-        )
-        said |= {"overrides": dict(meta["config"]), "against": False, "forced_reference": False}
-        holds = [
-            Hold(
-                h["span"], h["tok_start"], h["tok_end"], tuple((int(a), int(b)) for a, b in h["heads"]), h["from_step"]
-            )
-            for h in meta.get("hold") or ()
-        ]
-        return RunRequest(**{**said, "hold": holds})
-    except (KeyError, TypeError, ValueError) as error:
+        return RunRequest(**said, hold=tuple(Hold(**held.stored()) for held in meta.hold))
+    except (TypeError, ValueError) as error:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
         ) from None

@@ -6,8 +6,10 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kvlens.meta import Counterfactual, Outcome, RunMeta
+from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import Report, RunRequest
@@ -15,6 +17,7 @@ from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
+    from kvlens.store.writer import TraceWriter
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ def store(
     runs_dir: Path,
     report: Report,
     cancelled: Callable[[], bool],
-    conclude: Callable[[Result], dict[str, Any]] = lambda result: {},
+    conclude: Callable[[Result], Counterfactual | None] = lambda result: None,
     keep_logits: bool = False,
 ) -> Stored:
-    """Run and store. `conclude`: more meta, from what came out, before the trace is closed.
+    """Run and store. `conclude`: what a counterfactual changed, from what came out, before the trace is closed.
 
     Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too
     little memory or lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace
@@ -52,7 +55,7 @@ def store(
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
     sink = _LateSink(writer, describe(request, planned, pairing, prepared))
     status, error, checks = "completed", None, []
-    extra: dict[str, Any] = {}
+    outcome: Outcome | None = None
     result: Result | None = None
     phases = ["prefill"]  # the one that was reported last
 
@@ -75,16 +78,16 @@ def store(
             holds=pairing.holds,
         )
         checks = result.checks
-        extra = {
-            "output_text": result.text,
-            "stopped": result.stopped,
-            "prefill_s": round(result.prefill_s, 4),
-            "decode_s": round(result.decode_s, 4),
-            "process_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "kernels": result.kernels,
-            "link_host_wait_s": round(result.link_host_wait_s, 6),
-            **conclude(result),
-        }
+        outcome = Outcome(
+            output_text=result.text,
+            stopped=result.stopped,
+            prefill_s=round(result.prefill_s, 4),
+            decode_s=round(result.decode_s, 4),
+            process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            kernels=result.kernels,
+            link_host_wait_s=round(result.link_host_wait_s, 6),
+            whatif=conclude(result),
+        )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
     except Exception as failure:
@@ -100,20 +103,18 @@ def store(
     if not sink.begun:
         raise ValueError("cancelled before anything was decoded.")
     report("store", 0, 1)
-    writer.finish(status, error, checks, extra or {"output_text": sink.text()})
+    ended = outcome or Outcome(output_text=sink.text())
+    writer.finish(status, error, checks, ended.stored())
     report("store", 1, 1)
-    return Stored(writer.uid, status, str(extra.get("output_text", sink.text())), result)
+    return Stored(writer.uid, status, ended.output_text or "", result)
 
 
 class _LateSink:
     """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
 
-    def __init__(self, writer: Any, meta: dict[str, Any]) -> None:
+    def __init__(self, writer: TraceWriter, meta: RunMeta) -> None:
         self._writer, self._meta, self.begun = writer, meta, False
         self._pieces: list[str] = []
-
-    def begin(self, meta: dict[str, Any]) -> None:
-        raise AssertionError("the run's meta is given once, when the sink is made")
 
     def begin_anyhow(self) -> None:
         """Begin the trace of a run that got no further."""
@@ -121,16 +122,13 @@ class _LateSink:
             self._writer.begin(self._meta)
             self.begun = True
 
-    def prefill(self, record: Any) -> None:
+    def prefill(self, record: PrefillRecord) -> None:
         self.begin_anyhow()
         self._writer.prefill(record)
 
-    def step(self, record: Any) -> None:
+    def step(self, record: StepRecord) -> None:
         self._pieces.append(record.text)
         self._writer.step(record)
-
-    def finish(self, *args: Any) -> None:
-        self._writer.finish(*args)
 
     def text(self) -> str:
         """What was generated so far, token by token."""

@@ -94,7 +94,7 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
         assert not scores.loc[span, "chosen"]
         assert f"rank {scores.loc[span, 'rank']} " in says
     elif kind == "not_corrected":
-        assert float(reader.kv_cube("similarity")[step, layer, kv_head]) >= float(reader.meta["config"]["tau"])
+        assert float(reader.kv_cube("similarity")[step, layer, kv_head]) >= float(reader.meta.config["tau"])
     elif kind == "coarse_only":
         assert states[span] == "coarse"
     elif kind == "partly_evicted":

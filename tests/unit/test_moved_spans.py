@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from store_support import make_prefill
 
+from kvlens.meta import RunMeta
 from kvlens.rows import EventRow, StepRecord, TransferRow
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -75,7 +76,7 @@ def event(number: int, kind: str, span: int, q_head: int | None = None, kv_head:
 
 def judge(folder: Path, records: list[StepRecord], level: str = "spans", kv_heads: int = 1) -> pd.DataFrame:
     writer = TraceWriter(folder, None, level)
-    writer.begin({"layers": 1, "q_heads": 2, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {}})
+    writer.begin(RunMeta(layers=1, q_heads=2, kv_heads=kv_heads, model="m", method="full", config={}))
     prefill = replace(make_prefill(), transfers=[], span_heads=[], journal=[])
     writer.prefill(prefill)
     for record in records:
@@ -189,7 +190,7 @@ def test_every_byte_to_the_device_is_judged_once(tmp_path: Path) -> None:
 
 def test_truncation_counts_only_where_an_ideal_is_recorded(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 1, "q_heads": 2, "kv_heads": 2, "model": "m", "method": "full", "config": {}})
+    writer.begin(RunMeta(layers=1, q_heads=2, kv_heads=2, model="m", method="full", config={}))
     prefill = replace(make_prefill(), transfers=[], span_heads=[], journal=[])
     writer.prefill(prefill)
     for number in range(3):

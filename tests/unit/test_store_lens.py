@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from store_support import make_oracle, make_prefill, make_span_keys, make_step, one_sentence, stored, write
 
 from kvlens.instruments import Oracle, SpanKeys
+from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
@@ -188,7 +189,7 @@ def test_full_attention_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path
 
 def test_span_keys_that_do_not_fit_fail_the_run_in_one_sentence(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
     keys = SpanKeys("pre-rope", np.array([0, 1], np.int32), np.zeros((2, 2, 2, 4), np.float32))
     writer.prefill(replace(make_prefill(), span_keys=keys))
     with pytest.raises(TraceError, match="span_keys") as refused:

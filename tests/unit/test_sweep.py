@@ -173,7 +173,7 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
         assert row["resident_share"] == pytest.approx(other["resident_share"])
         assert row["h2d_bytes_per_step"] == other["h2d_bytes_per_step"]
     with TraceReader.open(tmp_path / "runs", rows[1]["uid"]) as reader:
-        assert reader.meta["reference"] == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
+        assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())
     assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
 
