@@ -72,7 +72,7 @@ def quality(
         came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
         typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
 
-    result = measure(request, kept, report)
+    result = measure(request, kept, report, lambda line: typer.echo(line, err=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if doc is not None:
@@ -132,6 +132,7 @@ def sweep(
         folder,
         lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True),
         stop_signals(),
+        say=lambda line: typer.echo(line, err=True),
     )
     sweepfile.write(out, about, rows)
     typer.echo(f"{about['trials']} of {about['planned']} trials in {out}")

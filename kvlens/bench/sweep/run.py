@@ -25,20 +25,24 @@ def sweep(
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
     open_lanes: Callable[[SweepRequest, Place], list[Lane]] = lanes,
+    say: Callable[[str], None] = lines_kept.silent,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run what is not in `kept` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that
     are done.
 
-    report(done, total, row) after each new trial. Ends early when `cancelled` says so or the minutes are over; nothing
-    done is lost. Raises ValueError for a file that does not hold trials, and when a worker died (after the others have
-    ended).
+    report(done, total, row) after each new trial; say(line) where kept trials are run again. Ends early when
+    `cancelled` says so or the minutes are over; nothing done is lost. Raises ValueError for a file that does not hold
+    trials, and when a worker died (after the others have ended).
     """
-    from kvlens.bench.provenance import about, origin
+    from kvlens.bench.provenance import about, made_otherwise, origin
 
     origins = {name: origin(request.model, name, request.device, request.dtype) for name in request.methods}
     rows = {row["key"]: row for row in lines_kept.read(kept, ("key", "method", "origin"), lambda row: True)}
     place = Place(request.model, request.device, request.dtype, origins, str(runs_dir) if request.traces else None)
     groups = request.groups()
+    wanted = {astuple(trial) for group in groups for trial in group}
+    if line := made_otherwise((row for row in rows.values() if _asked(row) in wanted), origins):
+        say(line)
     total, done = sum(map(len, groups)), 0
     until = time.monotonic() + 60 * request.minutes
 
