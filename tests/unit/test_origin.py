@@ -128,5 +128,5 @@ def test_committed_results_keep_the_origins_they_were_made_with() -> None:
     about, rows = sweepfile.parse(grid, "grid.json")
     assert rows
     for origins in (quality["about"]["origins"], about["origins"]):
-        assert set(origins) == set(methods.registry())
+        assert set(origins) <= set(methods.registry())
         assert all(len(said.split("-")[0]) == 16 for said in origins.values())
