@@ -50,6 +50,7 @@ class SeKV(Method):
     )
     Parameters = SeKVParameters
     presets = PRESETS
+    static_ready = True
     exact_without_budget = False
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
