@@ -1,5 +1,5 @@
-"""What low-rank factors of a span weigh (SeKV eq. 18, 20). Plain arithmetic, so that sizes can be asked without
-torch."""
+"""What low-rank factors of a span weigh (eq. 18, 20: docs/kernels.md, Sources). Plain arithmetic, so that sizes can
+be asked without torch."""
 
 from __future__ import annotations
 

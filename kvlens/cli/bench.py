@@ -267,8 +267,7 @@ def gpu(
         bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")
     ] = False,
 ) -> None:
-    """Ceilings, checks, kernels, whole decode steps and their attention paths at the shape of an 8B model, on the first
-    CUDA device."""
+    """Ceilings, checks, kernels and whole decode steps at the shape of an 8B model, on the first CUDA device."""
     from kvlens.gpu.bench.run import Request, measure, numbers
 
     request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))

@@ -13,28 +13,29 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import attention_step, ceilings, ledger, run
+from kvlens.gpu.bench import ceilings, ledger, run
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.failures import sentence
-from kvlens.gpu.bench.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
-from kvlens.gpu.bench.headlines import HEADLINES, Headline, compare
+from kvlens.gpu.bench.floors import LLAMA_8B, Traffic, traffic
+from kvlens.gpu.bench.headlines import at_papers, compare, known
 from kvlens.gpu.bench.part import Bench, Part
-from kvlens.gpu.bench.rates import at_papers
 from kvlens.gpu.bench.rates import read as read_rates
-from kvlens.gpu.bench.replay import corrections, wishes
 from kvlens.gpu.bench.report import MARKS, page, with_tables
 from kvlens.gpu.bench.result import HeadlineRow, StepRow
 from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import measured, read
+from kvlens.gpu.bench.settings import BASELINES, Headline, everything, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("ceilings", "ledger", "headlines")
-WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "ledger", "steps", "sweep", "headlines")
+WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "ledger", "headlines")
 """all but what is compiled by torch.compile and swept: tests/unit/test_bench_gpu_decode.py"""
 
 
-def moved(method: str, context: int, batch: int = 1, **rates: float) -> Any:
-    return traffic(step_shape(method, context, Rates(**rates)), LLAMA_8B, batch)
+def moved(name: str, context: int, batch: int = 1, **rates: float) -> Traffic:
+    setting = everything()[name]
+    assert setting.shape is not None
+    return traffic(setting.shape(LLAMA_8B.kv, context, {**setting.rates, **rates}), LLAMA_8B, batch)
 
 
 def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
@@ -72,51 +73,27 @@ def test_what_is_waited_for_adds_and_the_rest_hides() -> None:
 
 
 def test_a_full_cache_over_the_bus_is_bound_by_the_bus() -> None:
-    found = moved("full_offload", 32768)
+    found = moved("hf_offloaded", 32768)
     assert found.floor(3e12, 52e9) == pytest.approx(4_294_967_296 / 52e9)
     assert found.resident == 2 * 4_294_967_296 // 32
 
 
-def test_sekv_counts_summaries_and_factors() -> None:
-    found, spans = moved("sekv", 32768), 512
-    assert found.summaries == 32 * 32 * spans * 32 * 2
-    assert found.factors == 32 * 8 * 26 * (2 * 16 * (64 + 128 + 1)) * 2
+def test_factors_come_over_the_bus_and_lie_as_tokens() -> None:
+    found = moved("sekv", 32768)
+    assert found.summaries == 32 * 32 * 512 * 32 * 2
+    assert found.host_bytes == 32 * 8 * 8 * (2 * 16 * (64 + 128 + 1)) * 2, "8 of 26 spans as factors of rank 16"
+    assert found.arrivals == 32 * 8 * 8 * 64 * 512, "and as tokens when they have come"
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("context", [256, 8192, 131072])
-def test_no_method_attends_or_holds_more_than_there_is(method: str, context: int) -> None:
-    shape = step_shape(method, context, Rates())
-    assert shape.pages * shape.page <= context + 32
+@pytest.mark.parametrize("name", sorted(everything()))
+def test_no_method_attends_or_holds_more_than_there_is(name: str, context: int) -> None:
+    setting = everything()[name]
+    assert setting.shape is not None
+    shape = setting.shape(LLAMA_8B.kv, context, setting.rates)
+    assert shape.attended <= context + 32
+    assert shape.held <= context + 32
     assert shape.missed <= max(shape.wanted, context // 32)
-
-
-def test_unknown_method_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="unknown method 'x'; known: full"):
-        step_shape("x", 8192, Rates())
-
-
-# replays
-
-
-def test_every_step_misses_exactly_so_many_and_the_pattern_closes() -> None:
-    table = wishes(heads=3, pages=24, wanted=6, missed=4)
-    assert table.shape == (6, 3, 6)
-    for step in range(len(table)):
-        for head in range(3):
-            now, before = set(table[step, head].tolist()), set(table[step - 1, head].tolist())
-            assert len(now) == 6
-            assert len(now - before) == 4
-
-
-def test_whole_pages_are_wanted_by_all_heads_alike() -> None:
-    table = wishes(4, 16, 4, 1, alike=True)
-    assert bool((table == table[:, :1]).all())
-
-
-def test_corrections_are_drawn_at_their_rate() -> None:
-    assert corrections(200, 4, 8, 0.25).float().mean() == pytest.approx(0.25, abs=0.03)
-    assert corrections(5, 2, 2, 1.0).min() == 1
 
 
 # headlines
@@ -124,7 +101,7 @@ def test_corrections_are_drawn_at_their_rate() -> None:
 
 def step_row(method: str, context: int, batch: int, median: float, peak: int, scope: str = "decode") -> dict[str, Any]:
     row = {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak, "scope": scope}
-    return row | {"rates": Rates().of(method)}
+    return row | {"rates": everything()[method].rates}
 
 
 def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
@@ -132,9 +109,9 @@ def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
 
 
 def test_headlines_say_ours_and_what_bytes_allow() -> None:
-    by_name = {headline.name: headline for headline in HEADLINES}
+    by_name = {headline.name: headline for headline in known()}
     steps = [
-        step_row("full", 32768, 1, 9.0, 1, "path"),
+        step_row("full", 32768, 8, 9.0, 1),
         step_row("full", 32768, 1, 0.012, 1),
         step_row("chess", 32768, 1, 0.006, 1),
     ]
@@ -188,10 +165,10 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     assert not result.missing
     statuses = {entry.part: entry.status for entry in result.entries.values()}
     assert set(statuses.values()) == {"done"}
-    steps = [row for row in result.entries["steps 256 x 1"].rows if isinstance(row, StepRow)]
-    assert [row.method for row in steps] == list(METHODS)
+    steps = [row for row in result.entries["decode 256 x 1"].rows if isinstance(row, StepRow)]
+    assert [row.method for row in steps] == [*settings(), *BASELINES]
     assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
-    assert all((row.stall is None) == (row.host_bytes == 0) for row in steps)
+    assert all((row.stall is None) == (not settings()[row.method].rates) for row in steps if row.method in settings())
     assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
 
 
@@ -348,21 +325,3 @@ def test_parts_are_named_after_what_can_be_asked_for() -> None:
     assert all(isinstance(part, Part) and part.name.startswith(run.NAMES) for part in parts)
     assert len({part.name for part in parts}) == len(parts)
     assert ledger.PART in parts
-
-
-def test_one_methods_failure_is_its_rows_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setitem(attention_step.PATHS, "chess", fails)
-    monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 4 << 30)
-    bench = Bench(DryDevice(), (256,), (1,), {"entries": {}})
-    rows = {row.method: row for row in attention_step.steps(256, 1).run(bench)}
-    assert rows["chess"].reason == "The device ran out of memory: CUDA out of memory."
-    assert rows["chess"].median is None
-    assert rows["freekv"].median is not None
-    assert rows["freekv"].floor is None, "no ceiling was measured"
-    monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 1 << 30)
-    row = attention_step.cell(bench, "full", 256, 1, Rates())
-    assert row.reason is not None
-    assert row.reason.startswith("does not fit: needs 3.2 GB")
