@@ -1,5 +1,4 @@
-"""`kvlens bench gpu` without a GPU: floors by hand, a dry run end to end, resuming, failures, the schema of the
-file."""
+"""`kvlens bench gpu` without a GPU: a dry run end to end, resuming, failures, the schema of the file."""
 
 from __future__ import annotations
 
@@ -16,15 +15,13 @@ import torch
 from kvlens.gpu.bench import ceilings, ledger, run
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.failures import sentence
-from kvlens.gpu.bench.floors import LLAMA_8B, Traffic, traffic
-from kvlens.gpu.bench.headlines import at_papers, compare, known
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.rates import read as read_rates
 from kvlens.gpu.bench.report import MARKS, page, with_tables
-from kvlens.gpu.bench.result import HeadlineRow, StepRow
+from kvlens.gpu.bench.result import StepRow
 from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import measured, read
-from kvlens.gpu.bench.settings import BASELINES, Headline, everything, settings
+from kvlens.gpu.bench.settings import BASELINES, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("ceilings", "ledger", "headlines")
@@ -32,104 +29,8 @@ WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "
 """all but what is compiled by torch.compile and swept: tests/unit/test_bench_gpu_decode.py"""
 
 
-def moved(name: str, context: int, batch: int = 1, **rates: float) -> Traffic:
-    setting = everything()[name]
-    assert setting.shape is not None
-    return traffic(setting.shape(LLAMA_8B.kv, context, {**setting.rates, **rates}), LLAMA_8B, batch)
-
-
 def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
     return Request(folder, 10, parts, True, (256,), (1,), **more)
-
-
-# floors, against figures computed by hand
-
-
-def test_weights_of_an_8b_step() -> None:
-    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
-    assert LLAMA_8B.weight_bytes == 2 * (32 * layer + 4096 * 128256) == 15_009_316_864
-
-
-def test_full_kv_at_32k_is_429_gb() -> None:
-    assert moved("full", 32768).kv == 32 * 8 * 32768 * 2 * 128 * 2 == 4_294_967_296
-    assert moved("full", 131072, 8).resident == 137_438_953_472
-    assert moved("full", 32768).host_bytes == 0
-
-
-def test_freekv_moves_its_misses_and_reads_its_budget() -> None:
-    found = moved("freekv", 32768, miss=0.5, correction=0.25)
-    unit = 32 * 2 * 128 * 2
-    assert found.kv == 32 * 8 * 64 * unit == 268_435_456
-    assert found.summaries == 32 * 8 * 1024 * 2 * 128 * 2 == 134_217_728
-    assert found.host_bytes == 32 * 8 * 16 * unit
-    assert found.blocking == found.host_bytes // 4
-    assert moved("blocking", 32768, miss=0.5).blocking == found.host_bytes
-
-
-def test_what_is_waited_for_adds_and_the_rest_hides() -> None:
-    found = moved("freekv", 32768, miss=0.5, correction=0.25)
-    assert found.floor(1e12, 1e12) == pytest.approx((found.device_bytes + found.blocking) / 1e12)
-    assert found.floor(1e12, 1e6) == pytest.approx(found.host_bytes / 1e6)
-
-
-def test_a_full_cache_over_the_bus_is_bound_by_the_bus() -> None:
-    found = moved("hf_offloaded", 32768)
-    assert found.floor(3e12, 52e9) == pytest.approx(4_294_967_296 / 52e9)
-    assert found.resident == 2 * 4_294_967_296 // 32
-
-
-def test_factors_come_over_the_bus_and_lie_as_tokens() -> None:
-    found = moved("sekv", 32768)
-    assert found.summaries == 32 * 32 * 512 * 32 * 2
-    assert found.host_bytes == 32 * 8 * 8 * (2 * 16 * (64 + 128 + 1)) * 2, "8 of 26 spans as factors of rank 16"
-    assert found.arrivals == 32 * 8 * 8 * 64 * 512, "and as tokens when they have come"
-
-
-@pytest.mark.parametrize("context", [256, 8192, 131072])
-@pytest.mark.parametrize("name", sorted(everything()))
-def test_no_method_attends_or_holds_more_than_there_is(name: str, context: int) -> None:
-    setting = everything()[name]
-    assert setting.shape is not None
-    shape = setting.shape(LLAMA_8B.kv, context, setting.rates)
-    assert shape.attended <= context + 32
-    assert shape.held <= context + 32
-    assert shape.missed <= max(shape.wanted, context // 32)
-
-
-# headlines
-
-
-def step_row(method: str, context: int, batch: int, median: float, peak: int, scope: str = "decode") -> dict[str, Any]:
-    row = {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak, "scope": scope}
-    return row | {"rates": everything()[method].rates}
-
-
-def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
-    return compare(headline, LLAMA_8B, steps, 3e12, 52e9, at_papers, "papers")
-
-
-def test_headlines_say_ours_and_what_bytes_allow() -> None:
-    by_name = {headline.name: headline for headline in known()}
-    steps = [
-        step_row("full", 32768, 8, 9.0, 1),
-        step_row("full", 32768, 1, 0.012, 1),
-        step_row("chess", 32768, 1, 0.006, 1),
-    ]
-    found = at_rates(by_name["CHESS against FullKV at 32K"], steps)
-    assert found.ours == pytest.approx(2.0)
-    assert found.floor == pytest.approx(1.28, abs=0.005)
-    assert not found.reachable
-    compiled = at_rates(
-        by_name["CHESS against FullKV at 32K"], [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")]
-    )
-    assert compiled.ours == pytest.approx(3.0), "the fastest way to make a whole step"
-    memory = by_name["SeKV memory at 128K"]
-    steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
-    assert at_rates(memory, steps).ours == pytest.approx(0.25)
-    assert at_rates(memory, []).ours is None
-
-
-# the whole
 
 
 @pytest.fixture(scope="module")

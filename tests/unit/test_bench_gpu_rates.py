@@ -192,24 +192,6 @@ def test_a_row_says_where_its_rates_come_from() -> None:
     assert words({}, "none") == ""
 
 
-@pytest.mark.parametrize("name", list(FOUND))
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("context", [256, 8192, 131072])
-def test_any_rate_can_be_replayed(name: str, share: float, context: int) -> None:
-    make = KNOWN[name].shape
-    assert make is not None
-    shape = make(LLAMA_8B.kv, context, {rate: min(share, 0.9) if rate == "zoom" else share for rate in FOUND[name]})
-    units = context // {"sentkv": 16, "sekv": 64}.get(name, 32)
-    assert 1 <= shape.missed <= shape.wanted
-    assert shape.wanted + shape.missed <= units or (shape.missed, shape.wanted) == (1, units)
-
-
-def test_zooms_beyond_128_spans_are_not_cut() -> None:
-    make = KNOWN["sekv"].shape
-    assert make is not None
-    assert make(LLAMA_8B.kv, 131072, {"miss": 0.3, "zoom": 0.2}).wanted == math.ceil(0.2 * 2048)
-
-
 # headlines and tables
 
 

@@ -239,15 +239,8 @@ def _tables(bench: Bench) -> Iterator[KernelRow]:
         for page in (PAGE, 1):
             name = f"{count} slots, pages of {page}"
             yield _row(bench, "slot tables", name, partial(_table_step, bench, count, page, slot_tables), size, COPY)
-        name = f"{count} slots, pages of {PAGE}"
-        yield _row(
-            bench,
-            "slot tables by PyTorch",
-            name,
-            partial(_table_step, bench, count, PAGE, slot_tables_torch),
-            size,
-            COPY,
-        )
+        by_torch = partial(_table_step, bench, count, PAGE, slot_tables_torch)
+        yield _row(bench, "slot tables by PyTorch", f"{count} slots, pages of {PAGE}", by_torch, size, COPY)
 
 
 PART = Part("kernels", measure, ("kernel_times.py", "drawn.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)
