@@ -100,9 +100,12 @@ def test_every_step_misses_exactly_so_many_and_the_pattern_closes(bench: Bench) 
         made.close()
 
 
-@pytest.mark.parametrize("name", list(settings()))
+@pytest.mark.parametrize("name", ["full", RECALLING[-1]])
 def test_compiled_steps_move_the_same(bench: Bench, name: str) -> None:
-    part = next(part for part in decode.compiled(512) if part.name.endswith(f" {name}"))
+    """Every method has a part; that each compiles whole is tests/static/test_compiled.py's to show."""
+    parts = {part.name: part for part in decode.compiled(512)}
+    assert list(parts) == [f"compiled 512 {each}" for each in settings()]
+    part = parts[f"compiled 512 {name}"]
     (row,) = part.run(bench)
     assert isinstance(row, StepRow)
     assert (row.method, row.reason, row.scope) == (name, None, "compiled")

@@ -74,7 +74,7 @@ def host_bytes(system: Path = Path("/")) -> int | None:
 
 @torch.inference_mode()
 def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
-    """Columns of a step row. On the CPU there is nothing to offload to, and no inductor: the same caches without."""
+    """Columns of a step row. On the CPU nothing is offloaded and nothing compiled: the same caches without."""
     from kvlens.engine.hf_attention import ATTENTION
 
     loaded = bench.keep_alone("model", lambda: random_model(bench))
@@ -124,8 +124,7 @@ def _made(bench: Bench, model: Any, name: str, context: int, batch: int) -> tupl
     cache: Any
     if name == STATIC:
         cache = StaticCache(config=config, max_cache_len=context + bench.repeats + 8)
-        how: Any = {"backend": "eager"} if bench.dry else {"mode": "reduce-overhead"}
-        forward = torch.compile(forward, dynamic=False, **how)
+        forward = forward if bench.dry else torch.compile(forward, dynamic=False, mode="reduce-overhead")
     else:
         cache = DynamicCache(config=config, offloading=offloading)
     for at, layer in enumerate(cache.layers):
