@@ -81,10 +81,8 @@ class StaticSession:
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)
         self.position = torch.full((1,), session.context.prompt_tokens, dtype=torch.long, device=memory.device)
-        self._windows = [Window(pool, torch.zeros_like(self.position)) for pool in memory.hot.pools]
-        self._window_of = [
-            (window, layer - window.pool.layers.start) for window in self._windows for layer in window.pool.layers
-        ]
+        self._windows = [Window(pool, torch.zeros_like(self.position)) for pool in memory.hot.pools if pool.bag is None]
+        self._window_of = {layer: window for window in self._windows for layer in window.pool.layers}
         self._all = torch.ones(memory.shape.kv_heads, dtype=torch.bool, device=memory.device)
         self._set: Selection | None = None
         self._shown: object = self
@@ -112,7 +110,11 @@ class StaticSession:
         anew."""
         memory, spans = self.memory, len(self.memory.spans)
         self.session.between_steps(step, previous)
-        memory.advance(self.session.context.prompt_tokens + step)
+        position = self.session.context.prompt_tokens + step
+        memory.advance(position)
+        if memory.layout.bag:
+            memory.keeper.take(position)
+            self.slots.fed()
         self.rows.publish()
         self.recall.check(memory.spans.rows[spans:])
         if len(memory.spans) > spans:
@@ -165,9 +167,16 @@ class StaticSession:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token: keys, values [H_kv, 1, D]."""
-        window, at = self._window_of[layer]
-        window.pool.keys[at].index_copy_(1, window.slot, keys)
-        window.pool.values[at].index_copy_(1, window.slot, values)
+        pool = self.memory.hot.pool(layer)
+        at = layer - pool.layers.start
+        if pool.bag is None:
+            slot = self._window_of[layer].slot
+            pool.keys[at].index_copy_(1, slot, keys)
+            pool.values[at].index_copy_(1, slot, values)
+        else:
+            newest = pool.bag[at, :, None, None].expand_as(keys)
+            pool.keys[at].scatter_(1, newest, keys)
+            pool.values[at].scatter_(1, newest, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now
