@@ -118,8 +118,10 @@ class Generation:
             raise Cancelled
 
     def choose(self, logits: torch.Tensor) -> int:
-        """A step has produced logits [V] -> the token that the next one is fed."""
+        """A step has produced logits [V] -> the token that the next one is fed; after the end, the last one again."""
         options, logprobs = self.options, self.course.produced(logits)
+        if self.result.stopped:
+            return self.course.token
         if options.forced is not None:
             return options.forced[self.course.steps - 1]
         if options.temperature == 0:
@@ -181,13 +183,12 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
         courses = [generation.course for generation in generations]
         began = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
-        chosen = [
-            generation.choose(row) if not generation.result.stopped else generation.course.token
-            for generation, row in zip(generations, logits, strict=True)
-        ]
+        chosen = [generation.choose(row) for generation, row in zip(generations, logits, strict=True)]
         ended, number = time.perf_counter_ns(), number + 1
         for generation, row, token in zip(generations, logits, chosen, strict=True):
-            if not generation.result.stopped:
+            if generation.result.stopped:
+                generation.course.feed(token)
+            else:
                 generation.take(row, token, began, ended)
         going = [generation for generation in going if not generation.result.stopped]
     took = time.perf_counter() - begun
