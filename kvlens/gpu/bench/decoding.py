@@ -156,7 +156,7 @@ def host_memory(bench: Bench, layers: int, size: tuple[int, ...], dtype: torch.d
 
 def _fill_factors(decoder: Any) -> None:
     """Name random factors of full rank for every span that would have been packed."""
-    factors, memory = decoder.session.rows.factors, decoder.session.memory
+    factors, memory = decoder.session.recall.factors, decoder.session.memory
     if factors is None:
         return
     named = torch.zeros_like(factors.meta[0], device="cpu")
@@ -169,8 +169,6 @@ def _fill_factors(decoder: Any) -> None:
             rank = min(factors.rank, tokens)
             named[head, row.span] = torch.tensor((end, tokens, rank, rank))
             end += 2 * rank * (tokens + memory.shape.head_dim + 1)
-    if end > min(len(pool) for pool in factors.flat):
+    if end > min(len(pool) for pool in memory.cold.flat):
         raise MemoryError
-    for at in range(len(factors.flat)):
-        factors.fill(at, named)
-    factors.publish()
+    factors.meta.copy_(named)

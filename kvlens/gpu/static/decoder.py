@@ -49,8 +49,7 @@ class StaticDecoder(Driver):
         generation = Generation(loaded, prompt, Session(method, params, self.context), options)
         try:
             generation.place(read)
-            last = self.context.prompt_tokens + self.context.max_new
-            self.session = StaticSession(generation.session, loaded.model, last, ring, **session)
+            self.session = StaticSession(generation.session, loaded.model, ring, **session)
         except BaseException:
             generation.session.close()
             raise

@@ -16,12 +16,11 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.session import Session
 from kvlens.gpu.static import cuda
 from kvlens.gpu.static.attend import SlotAttention
-from kvlens.gpu.static.factors import Host
 from kvlens.gpu.static.recall import StaticRecall
 from kvlens.gpu.static.ring import Record, Ring
-from kvlens.gpu.static.rows import HostRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
+from kvlens.memory.cold import Pools
 from kvlens.memory.hot import ROLE, Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.spantable import WINDOW
@@ -53,16 +52,14 @@ class StaticSession:
         self,
         session: Session,
         model: Any,
-        last: int,
         ring: int = 0,
         record: Record = "heads",
-        host: Host | None = None,
+        host: Pools | None = None,
         kernels: Backend | None = None,
     ) -> None:
-        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no
-        instruments; record: what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels:
-        what attends and plans recalls, None: the kernels on CUDA (k1 where heads are as wide as a power of two),
-        PyTorch elsewhere."""
+        """ring: steps that a ring of instruments holds, 0: no instruments; record: what it holds; host: gives host
+        memory for a cold tier in which nothing lies yet, None: the link's; kernels: what attends and plans recalls,
+        None: the kernels on CUDA (k1 where heads are as wide as a power of two), PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
         assert not any(pool.zones.held for pool in session.memory.hot.pools), "holds are the ordinary session's"
@@ -70,9 +67,7 @@ class StaticSession:
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group
         self.method.keeps_journal = False
-        self.rows = rows = HostRows(memory, last, self.method.factor_form(), host)
-        memory.cold = memory.recaller.cold = rows
-        self.recall = StaticRecall(memory, rows, kernels)
+        self.recall = StaticRecall(memory, self.method.factor_form(), kernels, host)
         self.ring = (
             Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
         )
@@ -115,7 +110,7 @@ class StaticSession:
         if memory.layout.bag:
             memory.keeper.take(position)
             self.slots.fed()
-        self.rows.publish()
+        self.recall.publish()
         self.recall.check(memory.spans.rows[spans:])
         if len(memory.spans) > spans:
             self.slots.check()
