@@ -10,11 +10,30 @@ Keys are decomposed in the space attention uses (after RoPE), so q . K_hat needs
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 SMALLEST = 1e-7
 """singular values below this share of the largest are 0: what float32 holds of them is its own rounding"""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One matrix [n, D] as U [n, r], g [r] = gate * sigma, V [r, D] (rows are right singular vectors)."""
+
+    u: Tensor
+    g: Tensor
+    v: Tensor
+
+    @property
+    def rank(self) -> int:
+        return self.g.shape[-1]
+
+    def dense(self) -> Tensor:
+        """The matrix the factors stand for, [n, D] (eq. 8)."""
+        return reconstruct(self.u, self.g, self.v)
 
 
 def truncated_svd(x: Tensor, max_rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,6 +91,20 @@ def relative_error(exact: Tensor, approximate: Tensor) -> Tensor:
     """Relative Frobenius error over the last two dimensions; 0 where the exact matrix is zero."""
     norm = torch.linalg.matrix_norm(exact)
     return torch.where(norm > 0, torch.linalg.matrix_norm(exact - approximate) / norm.clamp_min(1e-30), 0.0)
+
+
+def unpack(flat: Tensor, n: int, rank_k: int, rank_v: int, dim: int) -> tuple[Factors, Factors]:
+    """The flat unit -> views of its factors. Raises ValueError when the size does not fit the shape."""
+    sizes = [size for r in (rank_k, rank_v) for size in (n * r, r, r * dim)]
+    if flat.numel() != sum(sizes):
+        raise ValueError(
+            f"a unit of {n} tokens, ranks {rank_k} and {rank_v}, has {sum(sizes)} numbers, not {flat.numel()}"
+        )
+    u_k, g_k, v_k, u_v, g_v, v_v = flat.split(sizes)
+    return (
+        Factors(u_k.view(n, rank_k), g_k, v_k.view(rank_k, dim)),
+        Factors(u_v.view(n, rank_v), g_v, v_v.view(rank_v, dim)),
+    )
 
 
 def dense_units(

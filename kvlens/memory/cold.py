@@ -166,8 +166,8 @@ class ColdTier:
     def put(
         self, cuts: Sequence[Cut], packed: Packed | None, keys: torch.Tensor, values: torch.Tensor, first: int
     ) -> tuple[list[Move], Stored]:
-        """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of positions from `first`
-        on."""
+        """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of the
+        positions from `first` on."""
         ids = [cut.span for cut in cuts]
         tokens = np.array([cut.end - cut.start for cut in cuts])
         raw = np.ones((*self.size.shape[:2], len(cuts)), dtype=bool)

@@ -53,8 +53,8 @@ class Fetches:
     def where(self, chosen: np.ndarray) -> Fetches:
         """Those of the units that are `chosen` bool [n]."""
         slots = self.slots[self.each(chosen)]
-        units = (x[chosen] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
-        return Fetches(*units, slots, self.packed[chosen])
+        heads, spans, firsts, counts = (x[chosen] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
+        return Fetches(heads, spans, firsts, counts, slots, self.packed[chosen])
 
 
 class Stage:

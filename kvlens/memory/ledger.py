@@ -92,7 +92,8 @@ class Ledger:
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")
         given = (np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes))
-        entry = Entry(self.step, *np.broadcast_arrays(*given), direction, cause, blocking)
+        layer, kv_head, span, size = np.broadcast_arrays(*given)
+        entry = Entry(self.step, layer, kv_head, span, size, direction, cause, blocking)
         self.total[direction] += entry.bytes
         self._open.append(entry)
         self.opened.append(entry)

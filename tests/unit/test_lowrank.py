@@ -70,12 +70,14 @@ def test_gated_error_is_the_squared_error_of_the_gated_reconstruction() -> None:
 def test_many_units_are_the_matrices_of_each(units: list[tuple[int, int, int]]) -> None:
     g, d = torch.Generator().manual_seed(len(units)), 6
     made = [
-        [lowrank_unit.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in ranks]
+        [lowrank.Factors(*(torch.rand(*size, generator=g) for size in ((n, r), (r,), (r, d)))) for r in ranks]
         for n, *ranks in units
     ]
     flats = [lowrank_unit.pack(*pair) for pair in made]
     for (n, rank_k, rank_v), flat in zip(units, flats, strict=True):
         assert flat.numel() * 4 == lowrank_bytes.factor_bytes(n, rank_k, rank_v, d, 4)
+        with pytest.raises(ValueError, match="numbers"):
+            lowrank.unpack(flat[1:], n, rank_k, rank_v, d)
     start = torch.tensor([flat.numel() for flat in flats]).cumsum(0) - torch.tensor([flat.numel() for flat in flats])
     n, rank_k, rank_v = torch.tensor(units).T
     flat, sizes = torch.cat(flats), (20, 8, d)

@@ -79,7 +79,6 @@ def test_pools_of_all_layers_are_one_slab_of_their_size() -> None:
     assert pools(slabs, 1, (4,), torch.float32)[0].shape == (4,), "memory can be taken anew"
 
 
-
 def test_a_refused_registration_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA hands the error of a failed call to whoever asks next: PyTorch, at its next launch."""
     left: list[int] = []

@@ -47,7 +47,7 @@ def _copies(bench: Bench) -> list[LedgerRow]:
             direction, cause = ("h2d", "recall") if page % 3 else ("d2h", "offload")
             source, target = (bench.pool[page], there[page]) if direction == "h2d" else (there[page], bench.pool[page])
             source, target = source[: 1 + page % kv.kv_heads], target[: 1 + page % kv.kv_heads]
-            ledger.open(0, None, page, direction, cause, source.numel() * source.element_size(), True)
+            ledger.open(0, 0, page, direction, cause, source.numel() * source.element_size(), True)
             target.copy_(source, non_blocking=True)
             copied[direction] += source.nbytes
 
