@@ -136,7 +136,7 @@ class ColdTier:
         """How the run divides the device is known. last: no token will ever lie at this position or after it."""
         self.shape, self.dtype, self._spans, self._last = shape, dtype, spans, last
         self.page = layout.cold_page_tokens if layout.cold_pages else 1
-        self.layers = [layer for layers, _, dense in layout.groups(shape.layers) if not dense for layer in layers]
+        self.layers = [layer for layer in range(shape.layers) if layer not in layout.dense]
         self._at = {layer: at for at, layer in enumerate(self.layers)}
         size = (len(self.layers), shape.kv_heads, spans.capacity)
         self.table = torch.zeros(*size, 4, dtype=torch.long)
