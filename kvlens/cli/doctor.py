@@ -100,7 +100,7 @@ def _recorded_run() -> list[dict[str, Any]]:
     text = _task().text
     checks = []
     with tempfile.TemporaryDirectory() as folder:
-        request = RunRequest(method="streaming_llm", max_new=NEW)
+        request = RunRequest(model="demo", method="streaming_llm", max_new=NEW, device="cpu")
         uid, status, _ = carry_out(request, PromptText(text), Path(folder), lambda *_: None, lambda: False)
         with TraceReader.open(Path(folder), uid) as reader:
             detail = f"{reader.n_steps} steps read back, status {status}"
