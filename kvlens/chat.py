@@ -78,11 +78,12 @@ class ChatForm:
     trims: bool = False
     """the template drops white space at the text's ends"""
 
-    def around(self, text: str) -> tuple[str, int]:
-        """(the text as it is fed, place of the user's first character in it)."""
-        inner = text.strip() if self.trims else text
-        dropped = len(text) - len(text.lstrip()) if self.trims else 0
-        return f"{self.before}{inner}{self.after}", len(self.before) - dropped
+    def around(self, text: str) -> tuple[str, int, tuple[int, int]]:
+        """(the text as it is fed, where its first character stands or would stand in it, the range of it that is
+        fed)."""
+        first = len(text) - len(text.lstrip()) if self.trims else 0
+        last = max(first, len(text.rstrip()) if self.trims else len(text))
+        return f"{self.before}{text[first:last]}{self.after}", len(self.before) - first, (first, last)
 
     def meta(self) -> dict[str, Any]:
         """For the trace; with the prompt's text and the answer's prefix, the whole text as it is fed."""
@@ -155,7 +156,7 @@ def stop_ids(tokenizer: Any) -> frozenset[int]:
     template = template_of(tokenizer)
     if template is None:
         return frozenset()
-    special = set(tokenizer.all_special_ids)
+    special = {at for at, token in tokenizer.added_tokens_decoder.items() if token.special}
     behind = tokenizer.encode(template.end_of_answer(), add_special_tokens=False)
     first = next((token for token in behind if token in special), None)
     return frozenset(token for token in (first, tokenizer.eos_token_id) if token is not None)

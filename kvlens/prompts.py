@@ -129,7 +129,7 @@ def tokenize(
     BadTemplate for a chat form that cannot be had.
     """
     form = choose(template_of(tokenizer), chat, system)
-    fed, begin = (source.text, 0) if form is None else form.around(source.text)
+    fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
     fed += source.answer_prefix
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(fed, return_offsets_mapping=fast, return_attention_mask=False, add_special_tokens=form is None)
@@ -144,11 +144,11 @@ def tokenize(
         )
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
     pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
-    offsets = tuple(_inside(int(a) - begin, int(b) - begin, len(source.text)) for a, b in ranges)
+    offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
     return Prompt(source, tuple(ids), pieces, offsets, form)
 
 
-def _inside(start: int, end: int, length: int) -> tuple[int, int] | None:
-    """The part of a range that lies in [0, length)."""
-    start, end = max(start, 0), min(end, length)
+def _inside(start: int, end: int, first: int, last: int) -> tuple[int, int] | None:
+    """The part of a range that lies in [first, last)."""
+    start, end = max(start, first), min(end, last)
     return (start, end) if end > start else None

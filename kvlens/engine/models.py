@@ -148,11 +148,11 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
         raise UnsupportedModel(f"dtype '{dtype}' is not known: float32, bfloat16 or float16.")
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
+        if Path(source).is_dir():
+            wholeness.check_files(Path(source), name)
         config = AutoConfig.from_pretrained(source, **safe)
         check_supported(config, name)
         wholeness.check_config(config, name)
-        if Path(source).is_dir():
-            wholeness.check_files(Path(source), name)
         # AutoTokenizer takes the family's own class, which would put its split in place of the one the file has.
         converted = (Path(source) / PROVENANCE).is_file()
         tokenizer = (PreTrainedTokenizerFast if converted else AutoTokenizer).from_pretrained(source, **safe)

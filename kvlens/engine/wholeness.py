@@ -4,6 +4,7 @@ numbers and says nothing."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,25 @@ DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention
 """endings of tensors that old files carry and every model computes anew"""
 
 
+SIZES = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+
+
+def check_sizes(said: Mapping[str, Any], name: str) -> None:
+    """Raises UnsupportedModel for a size of a config that no decoder can have."""
+    for field in SIZES:
+        value = said.get(field, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
+
+
 def check_config(config: Any, name: str) -> None:
     """Raises UnsupportedModel for numbers no decoder can have, a RoPE that is not known, and quantised weights."""
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel(f"'{name}' has quantised weights (quantization_config): give an unquantised model.")
-    q_heads = getattr(config, "num_attention_heads", None)
-    sizes = {
-        "num_hidden_layers": getattr(config, "num_hidden_layers", None),
-        "num_attention_heads": q_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or q_heads,
-        "hidden_size": getattr(config, "hidden_size", None),
-        "vocab_size": getattr(config, "vocab_size", None),
-    }
-    for field, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModel(f"'{name}' is not a decoder that can run: its config says {field} = {value!r}.")
-    if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:  # type: ignore[operator]
+    sizes: dict[str, Any] = {field: getattr(config, field, None) for field in SIZES}
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    check_sizes(sizes, name)
+    if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         raise UnsupportedModel(
             f"'{name}' is not a decoder that can run: {sizes['num_attention_heads']} query heads cannot share "
             f"{sizes['num_key_value_heads']} KV heads."
@@ -42,8 +46,17 @@ def check_config(config: Any, name: str) -> None:
 
 
 def check_files(folder: Path, name: str) -> None:
-    """Raises UnsupportedModel naming the weights file that cannot be read, or that an index names and is not there."""
+    """Raises UnsupportedModel for a config whose sizes transformers would stumble over, and naming the weights file
+    that cannot be read, or that an index names and is not there."""
     from safetensors import SafetensorError, safe_open
+
+    try:
+        said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json ({first_line(error)}).") from None
+    if not isinstance(said, dict):
+        raise UnsupportedModel(f"model '{name}' could not be loaded: its config.json is not a JSON object.")
+    check_sizes({field: value for field, value in said.items() if value is not None}, name)
 
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -91,8 +104,8 @@ def check_loaded(model: Any, info: Any, name: str) -> None:
 
 
 def check_vocabulary(tokenizer: Any, config: Any, name: str) -> None:
-    """Raises UnsupportedModel where the tokenizer has tokens that the model has no embedding for. Padding may have none:
-    nothing is padded here."""
+    """Raises UnsupportedModel where the tokenizer has tokens that the model has no embedding for. Padding may have
+    none: nothing is padded here."""
     most = max((at for token, at in tokenizer.get_vocab().items() if token != tokenizer.pad_token), default=-1)
     if most < 0:
         raise UnsupportedModel(f"'{name}': its tokenizer has no tokens.")
