@@ -11,7 +11,7 @@ from kvlens import chat
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.find import absent, resolve
+from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.shape import KVShape
 
 __all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
@@ -132,6 +132,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     Raises UnsupportedModel with one sentence for a model that cannot run or is not whole. Never runs code that comes
     with a model, reads safetensors and GGUF only, and asks the network for nothing.
     """
+    stay_offline()
     source = resolve(name, told)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast

@@ -118,6 +118,12 @@ def located(name: str) -> Path | None:
     )
 
 
+def stay_offline() -> None:
+    """Before Hugging Face's libraries are imported: they would ask the hub for this and that even where every file is
+    here. Only `kvlens models add --hub` does without this."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def hub_name(name: str) -> str:
     """The hub id that a name stands for."""
     return added().get(name, name)
@@ -139,6 +145,7 @@ def _whole_folder(path: Path, name: str) -> Path:
 
 def _hub_folder(name: str) -> Path | None:
     """The folder of Hugging Face's cache that has a hub model's config. Raises UnsupportedModel where it has none."""
+    stay_offline()
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, "config.json")

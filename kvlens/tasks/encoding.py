@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.chat import ChatForm, choose, template_in
-from kvlens.models.find import DEMO, resolve
+from kvlens.models.find import DEMO, resolve, stay_offline
 from kvlens.tasks.base import Encoding
 
 
@@ -23,6 +23,7 @@ def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encod
     folder = Path(resolve(model))
     if (folder / "tokenizer.json").is_file():
         return encoding_in(folder, chat, system)
+    stay_offline()
     from transformers import AutoTokenizer
 
     try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +14,6 @@ from ggufs import stock, write
 from kvlens.cli.main import main
 from kvlens.models import catalogue, find
 from kvlens.models.device import expected, settle
-from kvlens.models.errors import UnsupportedModel
 
 
 @pytest.fixture(autouse=True)
@@ -104,21 +105,37 @@ def test_what_a_person_gets_wrong_is_one_sentence(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_mistyped_folder_asks_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
+NO_NETWORK = """
+import socket, sys
+def refuse(*given, **more):
+    print("the network was asked", flush=True)
+    raise OSError("no network")
+socket.getaddrinfo = socket.socket.connect = refuse
+from kvlens.engine.models import load
+from kvlens.models import catalogue, find
+for asked in (find.ready, catalogue.entry, load):
+    try:
+        asked("modles/mine")
+    except find.UnsupportedModel as error:
+        print("check the spelling" in str(error))
+print(load("demo").shape.layers, load(sys.argv[1]).shape.layers)
+"""
 
-    def refuse(*given: object, **more: object) -> None:
-        raise AssertionError("the network was asked")
 
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    for asked in (find.ready, catalogue.entry):
-        with pytest.raises(UnsupportedModel, match="check the spelling, or fetch it from the hub by"):
-            asked("modles/mine")
-    from kvlens.engine.models import load
-
-    with pytest.raises(UnsupportedModel, match="check the spelling"):
-        load("modles/mine")
+def test_no_name_and_no_model_asks_the_network(tmp_path: Path) -> None:
+    """In a process that is free to ask it: the tests' own is told not to."""
+    path = write(tmp_path / "m.gguf", stock("qwen2"), "qwen2")
+    free = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    done = subprocess.run(
+        [sys.executable, "-c", NO_NETWORK, str(path)],
+        cwd=Path(__file__).resolve().parents[2],
+        env=free,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True", "True", "True", "6 2"], done.stderr[-2000:]
 
 
 def test_the_device_is_expected_without_torch_as_torch_settles_it() -> None:
