@@ -161,9 +161,9 @@ def fetch(name: str, told: Any = None) -> str:
 
 def calibrations(name: str) -> list[str]:
     """Methods for which a calibration of this model is shipped with kvlens: files that name method and model."""
-    found = set()
-    for path in Path(__file__).resolve().parents[1].glob("*/*.json"):
-        content = _json(path)
+    found, package = set(), Path(__file__).resolve().parents[1]
+    for path in (*package.glob("*/*.json"), *package.glob("*/*/*.json")):
+        content = {} if path.name == "tokenizer.json" else _json(path)
         if (content.get("provenance") or {}).get("model") == name and content.get("method"):
             found.add(str(content["method"]))
     return sorted(found)

@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 from kvlens import __version__
+from kvlens.models.device import AUTO
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
 from kvlens.runs.machine import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
@@ -32,7 +33,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         model=request.model,
         model_info=ModelInfo(**loaded.info),
         model_fingerprint=prepared.fingerprint,
-        device=request.device,
+        device=loaded.model.device.type if request.device == AUTO else request.device,
         dtype=request.dtype,
         method=request.method,
         preset=planned.preset,

@@ -86,6 +86,7 @@ REFUSED = {
     "a form of another name": (["run", "{}/ok.txt", "--chat", "maybe"], "--chat takes auto, on, off"),
     "a system message without the form": (["run", "{}/ok.txt", "--system", "x"], "--system needs the chat form"),
     "a hub id of another form": (["models", "add", "a b/c", "--hub"], "is not a hub id"),
+    "a hub that does not answer": (["models", "add", "no-such/model", "--hub"], "could not be fetched from the hub"),
     "a name that is taken": (["models", "add", "{}", "--name", "demo"], "cannot be a model's name"),
     "the toy removed": (["models", "remove", "demo"], "cannot be removed"),
     "nothing shown": (["models", "show", "nothing"], "is not a model folder"),
