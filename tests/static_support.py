@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support import makes
 
 from kvlens import methods
 from kvlens.engine.engine import Options
@@ -59,7 +60,7 @@ def _others() -> list[Case]:
     """Every other method that can run static, as it comes."""
     tried = {case.method for case in _TRIED}
     found = []
-    for name, method in methods.registry().items():
+    for name, method in ((name, methods.get(name)) for name in makes()):
         if method.static_ready and name not in tried:
             preset = "demo" if "demo" in method.presets else None
             overrides = {} if preset else dict(method.untrained)

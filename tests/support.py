@@ -117,3 +117,23 @@ def run(
     return Engine(model).run(
         prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds
     )
+
+
+def makes() -> list[str]:
+    """One registered method of each make: the first that asks of memory and engine what no method before it asks. What
+    proves the machinery and not the method is run for these."""
+    from kvlens import methods
+    from kvlens.methods.base import Method
+
+    first: dict[tuple[Any, ...], str] = {}
+    for name, method in methods.registry().items():
+        asks = (method.keeps_all, method.peeks, method.watches, method.needs_received, method.static_ready)
+        own = tuple(
+            getattr(method, hook) is not getattr(Method, hook) for hook in ("select", "decode_end", "factor_form")
+        )
+        base = next(
+            kind for kind in method.__mro__ if kind.__module__.startswith("kvlens.methods") and kind is not method
+        )
+        # methods on the plain base are each a make of their own
+        first.setdefault((base if base is not Method else method, asks, own), name)
+    return list(first.values())

@@ -6,8 +6,8 @@ import dataclasses
 import time
 
 from kvlens import __version__
-from kvlens.models.device import AUTO
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget

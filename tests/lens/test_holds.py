@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, random_prompt, run, task_prompt
+from support import ListSink, makes, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
@@ -16,7 +16,7 @@ from kvlens.memory.holds import Hold
 from kvlens.memory.layout import SLOT_TABLE_BYTES
 from kvlens.rows import MASS_COLUMNS
 
-NAMES = list(methods.registry())
+NAMES = makes()
 NEW = 12
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from support import ListSink, NoTokenizer, random_llama, random_prompt, run, task_prompt
+from support import ListSink, NoTokenizer, makes, random_llama, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.comparison import Comparison, Reference, compare
 from kvlens.engine.engine import Engine
 
-NAMES = list(methods.registry())
+NAMES = makes()
 NEW = 10
 
 

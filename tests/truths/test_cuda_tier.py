@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 from fakestreams import FakeDevice
-from support import ListSink, run, task_prompt
+from support import ListSink, makes, run, task_prompt
 
 from kvlens import methods
 
-NAMES = [name for name in methods.registry() if not methods.get(name).keeps_all]
+NAMES = [name for name in makes() if not methods.get(name).keeps_all]
 NEW = 16
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from fakecuda import CUDA, FakeCuda, on_cuda, on_host
 from fakestreams import FakeDevice
-from support import ListSink, run, task_prompt
+from support import ListSink, makes, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.engine import Engine
@@ -71,7 +71,7 @@ def module_to(self: torch.nn.Module, device: torch.device) -> torch.nn.Module:
     return self
 
 
-CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in methods.registry()]
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in makes()]
 CASES += [
     ("sekv", {"router": "pca", "form": "raw"}),
     ("sekv", {"router": "pca", "pre_rope": True}),

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, run, task_prompt
+from support import ListSink, makes, run, task_prompt
 
 from kvlens import methods
 from kvlens.kernels import attend, pool_attend
 from kvlens.memory.holds import Hold
 
-NAMES = list(methods.registry())
+NAMES = makes()
 NEW = 3
 RECALLING = ("sekv", "freekv", "sentkv")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ListSink, run, task_prompt
+from support import ListSink, makes, run, task_prompt
 
 from kvlens import methods
 from kvlens.rows import StepRecord
 
-NAMES = list(methods.registry())
+NAMES = makes()
 NEW = 16
 ORACLE_CHECK = "full attention adds up to 1"
 WHOLE_SPANS = ("chess", "freekv")

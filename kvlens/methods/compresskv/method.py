@@ -35,7 +35,6 @@ class CompressKV(PromptEviction):
     )
     Parameters = CompressKVParameters
     presets = PRESETS
-    static_ready = True
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
     observed_queries = OBSERVED
     journal_names = {  # noqa: RUF012

@@ -59,6 +59,7 @@ class PromptEviction(Method):
     """Base of the family. `params` is a PromptEvictionParameters, or has its fields."""
 
     peeks = True
+    static_ready = True
     params: Any
 
     @abstractmethod
