@@ -266,7 +266,10 @@ def runs_recover(uid: str, runs: RunsDir = None) -> None:
     """Make an interrupted run complete up to its last written step."""
     from kvlens.store.recover import recover
 
-    typer.echo(f"{uid}: recovered; {recover(runs_folder(runs), uid)} steps are readable")
+    made = recover(runs_folder(runs), uid)
+    typer.echo(f"{uid}: recovered; {made.steps} steps are readable")
+    if made.lost is not None:
+        err.print(f"kvlens: {made.lost}", markup=False, highlight=False)
 
 
 @runs_app.command("delete")
