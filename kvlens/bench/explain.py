@@ -87,6 +87,7 @@ class Kept:
         """Nothing to keep."""
 
 
+@keeping.alone
 def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per prompt) yet -> the table with its provenance.
 

@@ -42,6 +42,7 @@ def key(trial: Trial) -> str:
     return f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
 
 
+@lines_kept.alone
 def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
     row).

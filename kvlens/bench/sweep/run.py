@@ -75,6 +75,7 @@ class SweepRequest(TableRequest):
         return [[Trial(*prompt, *arm) for arm in self.arms()] for index in sorted(rounds) for prompt in rounds[index]]
 
 
+@lines_kept.alone
 def sweep(
     request: SweepRequest,
     kept: Path,
