@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 import numpy as np
@@ -35,8 +35,11 @@ __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader"
 class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     """A run that is not being written any more. Safe to use from several threads."""
 
+    session: type[Session] = Session
+    """through which results come"""
+
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
-        self._db, self._folder, self.uid = Session(con, folder.name), folder, folder.name
+        self._db, self._folder, self.uid = self.session(con, folder.name), folder, folder.name
         self.meta: dict[str, Any] = read_meta(con, self.uid)
         self.n_layers: int = self.meta["layers"]
         self.q_heads: int = self.meta["q_heads"]
@@ -46,7 +49,7 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         self._read_status()
 
     @classmethod
-    def open(cls, runs_dir: Path, uid: str) -> TraceReader:
+    def open(cls, runs_dir: Path, uid: str) -> Self:
         """Opens run `uid`, or raises a TraceError that says in one sentence why not."""
         con = attach(Path(runs_dir), uid)
         try:

@@ -21,6 +21,7 @@ from kvlens.cli.explain import explain
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.report import report
 from kvlens.cli.train import train_app
+from kvlens.plaintext import json_text, terminal
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -59,7 +60,7 @@ def main() -> None:
 
 
 def _fail(sentence: str) -> NoReturn:
-    err.print(f"kvlens: {sentence}", markup=False, highlight=False)
+    err.print(f"kvlens: {terminal(sentence)}", markup=False, highlight=False)
     raise SystemExit(1)
 
 
@@ -173,7 +174,7 @@ def run(
         raise
     reporter.done(uid, status)
     if not progress_json:
-        typer.echo(text)
+        typer.echo(terminal(text) if sys.stdout.isatty() else text)
         typer.echo(uid)
     if status != "completed":
         _fail(f"the run was cancelled; what was recorded is stored as {uid}.")
@@ -252,13 +253,14 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "self_check": checks,
         }
     if as_json:
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        typer.echo(json_text(shown))
         return
     for key, value in shown.items():
         if key != "self_check":
-            typer.echo(f"{key:15} {value}")
+            typer.echo(f"{key:15} {terminal(value, 16)}")
     for check in checks:
-        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {check['name']}: {check['detail']}")
+        said = terminal(f"{check['name']}: {check['detail']}", 22)
+        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {said}")
 
 
 @runs_app.command("recover")
@@ -269,7 +271,7 @@ def runs_recover(uid: str, runs: RunsDir = None) -> None:
     made = recover(runs_folder(runs), uid)
     typer.echo(f"{uid}: recovered; {made.steps} steps are readable")
     if made.lost is not None:
-        err.print(f"kvlens: {made.lost}", markup=False, highlight=False)
+        err.print(f"kvlens: {terminal(made.lost)}", markup=False, highlight=False)
 
 
 @runs_app.command("delete")
@@ -391,5 +393,5 @@ def _table(columns: list[str], rows: list[list[Any]]) -> None:
     for column in columns:
         table.add_column(column, no_wrap=column in ("uid", "name", "parameter", "status"))
     for row in rows:
-        table.add_row(*(Text("" if v is None or v != v else str(v).replace("\n", " ")[:160]) for v in row))
+        table.add_row(*(Text("" if v is None or v != v else terminal(v).replace("\n", " ")[:160]) for v in row))
     out.print(table)

@@ -16,6 +16,7 @@ from kvlens import methods
 from kvlens.figures.metrics import METRICS, metric_of
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceError, TraceReader, list_runs
+from kvlens.ui.common.pagereader import PageReader, shown_frame
 from kvlens.ui.common.player import payload
 from kvlens.ui.common.state import Selection, clamp
 
@@ -30,12 +31,12 @@ def runs_dir() -> Path:
 
 def runs() -> pd.DataFrame:
     """All runs, newest first. Not cached: it reads small files, and runs come and go."""
-    return list_runs(runs_dir())
+    return shown_frame(list_runs(runs_dir()))
 
 
 @st.cache_data(ttl=5, max_entries=4, show_spinner=False)
 def _lately(folder: str) -> pd.DataFrame:
-    return list_runs(Path(folder))
+    return shown_frame(list_runs(Path(folder)))
 
 
 def runs_lately() -> pd.DataFrame:
@@ -71,7 +72,7 @@ def stamp(uid: str) -> int:
 
 @st.cache_resource(max_entries=6, show_spinner=False)
 def _open(folder: str, uid: str, changed: int) -> TraceReader:
-    return TraceReader.open(Path(folder), uid)
+    return PageReader.open(Path(folder), uid)
 
 
 def open_run(uid: str) -> TraceReader:
