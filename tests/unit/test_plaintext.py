@@ -24,37 +24,11 @@ from kvlens.ui.common.download import statistics_file
 from kvlens.ui.common.pagereader import PageReader
 from kvlens.ui.common.widgets import plain
 
-UNSEEN = [
-    "\x1b[31m",
-    "\x1b]0;title\x07",
-    "\x9b31m",
-    "\r",
-    "\x00",
-    "\x08",
-    "\u202e",
-    "\u2066",
-    "\u2028",
-    "\x85",
-    "\ud800",
-]
+UNSEEN = ["\x1b[31m", "\x1b]0;t\x07", "\x9b31m", "\r", "\x00", "\x08", "\u202e", "\u2066", "\u2028", "\x85"]
+UNSEEN += ["\ud800"]
 HOSTILE = "good\u202eexe.txt\x1b[2J\x9b31m\rpass"
-FORMULAS = [
-    "=1+1",
-    "+1",
-    "-1",
-    "@a",
-    "\t=1",
-    "\r=1",
-    "\n=1",
-    " =1",
-    "＝1+1",
-    "＋1",
-    "－1",
-    "＠a",
-    "a\n=1",
-    "a\r\n=1",
-    "\u3000=1",
-]
+FORMULAS = ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", " =1", "＝1+1", "＋1", "－1", "＠a", "\u3000=1"]
+FORMULAS += ["a\n=1", "a\r\n=1"]
 
 
 @pytest.mark.parametrize("sign", UNSEEN)

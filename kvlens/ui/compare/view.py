@@ -13,6 +13,7 @@ from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
 from kvlens.figures.metrics import counted, metric_of
+from kvlens.plaintext import visible
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common import data, lensdata, session
 from kvlens.ui.common.chart import canvas_menu, chart, menu
@@ -29,7 +30,9 @@ def names(pair: Pair) -> None:
     """What A and B are, and what may be compared."""
     left, right = st.columns([5, 1], vertical_alignment="top")
     left.text(
-        visible(f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A.")
+        visible(
+            f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A."
+        )
     )
     with right:
         report_button(pair.a, pair.b)
