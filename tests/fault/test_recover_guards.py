@@ -20,7 +20,7 @@ from store_support import make_prefill, make_step, one_sentence
 from kvlens.store.errors import SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import recover
-from kvlens.store.schema import statements
+from kvlens.store.schema import SCHEMA_VERSION, statements
 from kvlens.store.writer import TraceWriter
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def foreign(runs: Path, *changes: str, status: str = "running") -> Path:
             con.execute(statement)
         con.execute("INSERT INTO run_state VALUES ('running', -1, NULL)")
         con.execute("INSERT INTO meta SELECT unnest(['layers', 'q_heads', 'kv_heads']), '1'")
-        con.execute("INSERT INTO meta VALUES ('schema_version', '3')")
+        con.execute(f"INSERT INTO meta VALUES ('schema_version', '{SCHEMA_VERSION}')")
         for change in changes:
             con.execute(change)
     return folder / "trace.duckdb"
