@@ -8,6 +8,8 @@ docs/reliability.md are those of benchmarks/results/soak.json.
 from __future__ import annotations
 
 import argparse
+import hashlib
+import io
 import json
 import os
 import random
@@ -22,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.soakfiles import DAMAGES, PROMPTS, TRACES, damage, foreign
-from benchmarks.soakforks import forked
+from benchmarks.soakforks import LONGEST_S, forked
 from kvlens import REPOSITORY
 from kvlens.runs.machine import machine
+from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.synthetic import write_synthetic
@@ -39,6 +42,8 @@ PARTS = {
     "damage": (600, 12),
     "files": (1, 1),
 }
+#: Of the time.
+SHARES = {"writer": 0.25, "recover": 0.15, "delete": 0.05, "run": 0.3, "damage": 0.25}
 UID = "soak-run"
 
 
@@ -129,9 +134,12 @@ def kill_run(folder: Path, draw: random.Random) -> str:
     command = [sys.executable, "-m", "kvlens", "run", str(prompt), "--model", "demo", "--method", "streaming_llm"]
     command += ["--max-new", "2000", "--ignore-eos", "--no-coverage", "--runs", str(folder / "runs")]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 4 + 8 * draw.random()
-        while time.monotonic() < until and process.poll() is None:
+        until = time.monotonic() + LONGEST_S
+        while (
+            not list((folder / "runs").glob("*/trace.duckdb")) and time.monotonic() < until and process.poll() is None
+        ):
             time.sleep(0.01)
+        time.sleep(6 * draw.random())
         process.kill()
     found = list((folder / "runs").glob("*"))
     if not found:
@@ -144,6 +152,17 @@ def kill_run(folder: Path, draw: random.Random) -> str:
     return outcome if outcome != "done" else "kept" if steps >= said else "lost"
 
 
+def digest(folder: Path) -> str:
+    """Of all that a run's tables hold."""
+    found = hashlib.sha256()
+    with TraceReader.open(folder, UID) as reader:
+        for what in EXPORTS:
+            held = io.BytesIO()
+            export(reader, what, "csv", held)
+            found.update(held.getvalue())
+    return found.hexdigest()
+
+
 def damaged(folder: Path, draw: random.Random, died: Path, whole: Path, kind: str) -> str:
     """A damaged file, recovered where it is a log, and read."""
     shutil.copytree(died if kind.startswith("log") else whole, folder, dirs_exist_ok=True)
@@ -152,7 +171,11 @@ def damaged(folder: Path, draw: random.Random, died: Path, whole: Path, kind: st
         outcome, _ = _ask(lambda: recover(folder, UID).steps)
         if outcome != "done":
             return outcome
-    return {"done": "read", "refused": "one sentence"}.get(outcome := forked(lambda: read_whole(folder))[0], outcome)
+        return {"done": "read"}.get(outcome := forked(lambda: read_whole(folder))[0], outcome)
+    outcome, said = forked(lambda: digest(folder))
+    if outcome == "done":
+        return "read" if said == forked(lambda: digest(whole))[1] else "wrong"
+    return "one sentence" if outcome == "refused" else outcome
 
 
 def hostile(folder: Path) -> Iterator[tuple[str, str]]:
@@ -186,7 +209,7 @@ def soak(minutes: float, short: bool, seed: int = 0) -> dict[str, Any]:
             "damage": lambda at, draw, n: damaged(at, draw, died, whole, kinds[n % len(kinds)]),
         }
         for part, call in calls.items():
-            until = time.monotonic() + 60 * minutes / len(calls)
+            until = time.monotonic() + 60 * minutes * SHARES[part]
             for number in range(PARTS[part][short]):
                 if time.monotonic() > until:
                     break
