@@ -24,6 +24,10 @@ from kvlens.ui.common.state import Selection, clamp
 PREFERRED = ("zoom_rate", "n_zoomed", "coverage", "mass_resident", "mass_window", "entropy")
 
 
+def _uid(reader: TraceReader) -> str:
+    return reader.uid
+
+
 def runs_dir() -> Path:
     """Folder of all runs: KVLENS_RUNS, or 'runs' in the working directory."""
     return Path(os.environ.get("KVLENS_RUNS", "runs"))
@@ -149,7 +153,7 @@ def _verdict(_reader: TraceReader, uid: str, changed: int) -> Verdict | None:
     return verdict(_reader)
 
 
-@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: lambda reader: reader.uid})
+@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: _uid, PageReader: _uid})
 def opening_head(reader: TraceReader, changed: int, metric: str | None) -> tuple[int, int]:
     """The (layer, query head) with the largest mean of a metric: where there is most to see."""
     if metric is None or metric_of(metric).level != "q":
