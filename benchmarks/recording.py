@@ -24,6 +24,7 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.memory.budget import Budget
+from kvlens.meta import RunMeta
 from kvlens.prompts import PromptText, tokenize
 from kvlens.runs.machine import machine
 from kvlens.store.reader import TraceReader
@@ -55,9 +56,7 @@ def _one(loaded: Any, prompt: Any, method: Any, params: Any, budget: Budget | No
         with tempfile.TemporaryDirectory() as folder:
             writer = TraceWriter(Path(folder))
             shape = loaded.shape
-            writer.begin(
-                {"layers": shape.layers, "q_heads": shape.q_heads, "kv_heads": shape.kv_heads, "model": "demo"}
-            )
+            writer.begin(RunMeta(layers=shape.layers, q_heads=shape.q_heads, kv_heads=shape.kv_heads, model="demo"))
             result = engine.run(prompt, method, params, budget, options, writer)
             writer.finish("completed", None, result.checks, {})
             recorded.append(result.decode_s / STEPS)

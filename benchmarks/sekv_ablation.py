@@ -16,8 +16,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,96 +23,18 @@ import numpy as np
 import torch
 import transformers
 
-from kvlens import REPOSITORY, methods
-from kvlens.bench.intervals import wilson
+from benchmarks.sekv_arms import ROUTER, Case, arms, cases
+from benchmarks.sekv_table import summarise, table
+from kvlens import methods
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts
 from kvlens.demo.tasks import score
 from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.kernels.lowrank_bytes import raw_bytes
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.methods.sekv.router import load_router
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
-ROUTER = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
 FIRST_SEED = 7_000_000
-CELLS = ((1024, "50%"), (2048, "20%"))
-"""every arm; at these budgets answers can differ"""
-SMALL_CELLS = ((1024, "20%"), (2048, "10%"))
-"""the arms of SMALL_ARMS only; 1024 tokens at 10 % are infeasible with the demo preset"""
-SMALL_ARMS = ("SeKV", "untrained router", "no reconstruction")
-UNLIMITED = (
-    "full",
-    "no budget",
-    "all",
-    "all, R_max 8",
-    "all, R_max 4",
-    "all, pre-RoPE, R_max 8",
-    "all, pre-RoPE, R_max 4",
-)
-"""arms without a budget. 'all': every span is expanded from factors, so that nothing but the reconstruction is left to
-fail; long spans only, cut without anchors, since short ones have full rank"""
-ALL: dict[str, Any] = {"alpha": 100.0, "tau": 0.0, "form": "factors"}
-CHUNK = 40
-"""tokens of a fixed chunk: about as many spans as the entropy rule cuts"""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """What is switched, and the row of the paper's tables it stands for."""
-
-    row: str
-    switches: dict[str, Any] | None
-    """parameters over the demo preset; None: the full cache"""
-
-
-def arms() -> dict[str, Arm]:
-    """By name. Table 5's 'w/o surprisal-weighted summaries' and 'mean pooling summary' are one arm: the paper does not
-    say how they differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles
-    of the preset's 24."""
-    tau = float(load_router(ROUTER, *_shape()).threshold.sigmoid().mean())
-    found = {
-        "full": Arm("FullKV", None),
-        "SeKV": Arm("Table 5: SeKV; Table 7: R_max 16, alpha 1, w 24", {}),
-        "fixed chunks": Arm("Table 5: w/o entropy-guided segmentation", {"segmentation": "chunks", "l_max": CHUNK}),
-        "no anchors": Arm("Table 5: w/o anchor tokens", {"anchors": False}),
-        "uniform means": Arm("Table 5: w/o surprisal-weighted summaries; mean pooling summary", {"weights": "uniform"}),
-        "untrained router": Arm("Table 5: w/o trained zoom-in", {"router": "pca"}),
-        "no reconstruction": Arm("Table 5: w/o SVD reconstruction", {"zoom": "off"}),
-        "one threshold": Arm("Table 5: fixed global threshold", {"tau": tau}),
-    }
-    found |= {f"R_max {rank}": Arm("Table 7: max rank", {"max_rank": rank}) for rank in (4, 8)}
-    found["untrained, R_max 32"] = Arm(
-        "Table 7: max rank (the trained gates end at 16)", {"router": "pca", "max_rank": 32}
-    )
-    found["alpha 2"] = Arm("Table 7: surprisal threshold (the preset's cap on anchors binds)", {"alpha": 2.0})
-    found |= {
-        f"alpha {alpha:g}, uncapped": Arm(
-            "Table 7: surprisal threshold, no cap on anchors", {"alpha": alpha, "anchor_share": 1.0}
-        )
-        for alpha in (0.5, 1.0, 1.5, 2.0)
-    }
-    found |= {f"w {window}": Arm("Table 7: local window", {"window": window}) for window in (12, 48)}
-    alone: dict[str, dict[str, Any]] = {
-        "all": {},
-        "all, R_max 8": {"max_rank": 8},
-        "all, R_max 4": {"max_rank": 4},
-        "all, pre-RoPE, R_max 8": {"max_rank": 8, "pre_rope": True},
-        "all, pre-RoPE, R_max 4": {"max_rank": 4, "pre_rope": True},
-    }
-    return found | {
-        "pre-RoPE": Arm("ours: key space", {"pre_rope": True}),
-        "untrained, pre-RoPE": Arm("ours: key space", {"router": "pca", "pre_rope": True}),
-        "factors only": Arm("ours: form in host memory", {"form": "factors"}),
-        "exact spans": Arm("ours: form in host memory", {"form": "raw"}),
-        "no budget": Arm("ours: SeKV without a limit", {}),
-        **{name: Arm("ours: reconstruction alone", {**ALL, **switches}) for name, switches in alone.items()},
-    }
-
-
-def _shape() -> tuple[int, int, int]:
-    config = json.loads((Path(models.resolve("demo")) / "config.json").read_text())
-    return config["num_hidden_layers"], config["num_attention_heads"], config["head_dim"]
 
 
 class Figures:
@@ -126,9 +46,6 @@ class Figures:
         self.zoom: list[float] = []
         self.coverage: list[float] = []
         self.recalled: list[float] = []
-
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
     def prefill(self, record: PrefillRecord) -> None:
         """Spans in host memory, means over spans and KV heads. Ranks: what the gates keep, also where the span lies
@@ -160,35 +77,6 @@ class Figures:
                 values.append(float(np.nanmean(record.head[name])))
         self.recalled.append(float(sum(t.bytes for t in record.transfers if t.direction == "h2d")))
 
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run of the benchmark."""
-
-    task: str
-    length: int
-    budget: str
-    """share of full KV, or 'none'"""
-    index: int
-    arm: str
-
-    @property
-    def key(self) -> str:
-        return f"{self.task}/{self.length}/{self.budget}/{self.index}/{self.arm}"
-
-
-def cases(tasks: list[str], prompts: int, names: list[str]) -> Iterator[Case]:
-    """Prompt by prompt, so that an interrupted benchmark has whole prompts and each is read once."""
-    for index in range(prompts):
-        for task in tasks:
-            for cell, small in zip(CELLS, SMALL_CELLS, strict=True):
-                yield from (Case(task, cell[0], "none", index, name) for name in names if name in UNLIMITED)
-                yield from (Case(task, *cell, index, name) for name in names if name not in UNLIMITED)
-                yield from (Case(task, *small, index, name) for name in names if name in SMALL_ARMS)
-
 
 def run(engine: Engine, prompts: Prompts, case: Case, switches: dict[str, Any] | None) -> dict[str, Any]:
     """Generate one answer; what is written down of it."""
@@ -219,86 +107,6 @@ def characters(answer: str, output: str) -> float:
     """Share of the answer's characters that stand at their place."""
     wanted = answer.strip().rstrip(".")
     return sum(a == b for a, b in zip(wanted, output.strip(), strict=False)) / len(wanted)
-
-
-def summarise(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line per task, length, budget and arm: n, exact match with its Wilson interval, means of the rest."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["length"], row["budget"], row["arm"], row["task"]), []).append(row)
-    out, order = [], list(arms())
-    for (length, budget, arm, task), members in sorted(
-        groups.items(), key=lambda g: (*g[0][:2], order.index(g[0][2]), g[0][3])
-    ):
-        done = [row for row in members if "exact" in row]
-        line: dict[str, Any] = {"task": task, "length": length, "budget": budget, "arm": arm, "n": len(done)}
-        line["infeasible"] = len(members) - len(done)
-        if done:
-            line["exact"] = float(np.mean([row["exact"] for row in done]))
-            line["low"], line["high"] = wilson(line["exact"], len(done))
-            for name in [name for name in done[0] if name not in ("key", "exact", *Case.__dataclass_fields__)]:
-                values = [row[name] for row in done if row[name] is not None]
-                line[name] = float(np.mean(values)) if values else None
-        out.append(line)
-    return out
-
-
-def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: both tasks in one row, exact match apart, the other figures as means over both."""
-    tasks = sorted({line["task"] for line in lines})
-    columns = (
-        "tokens",
-        "budget",
-        "arm",
-        *(f"{task}: exact (95 %), n" for task in tasks),
-        "characters",
-        "zoom rate",
-        "coverage",
-        "spans",
-        "rank K / V",
-        "error K / V",
-        "stored / raw",
-        "lie raw",
-        "moved per step",
-    )
-    text = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for place in dict.fromkeys((line["length"], line["budget"], line["arm"]) for line in lines):
-        of = {line["task"]: line for line in lines if (line["length"], line["budget"], line["arm"]) == place}
-        done = [line for line in of.values() if line["n"]]
-
-        def mean(name: str, form: str, done: list[dict[str, Any]] = done) -> str:
-            values = [line[name] for line in done if line.get(name) is not None]
-            return format(float(np.mean(values)), form) if values else ""
-
-        stored, raw = mean("span_bytes", ".0f"), mean("raw_bytes", ".0f")
-        held = bool(raw) and float(raw) > 0
-        pairs = [
-            " / ".join(filter(None, (mean(f"{name}_{x}", form) for x in "kv")))
-            for name, form in (("rank", ".1f"), ("err", ".2f"))
-        ]
-        cells = [str(place[0]), str(place[1]), place[2], *(_exact(of.get(task)) for task in tasks)]
-        cells += [
-            mean("characters", ".2f"),
-            mean("zoom_rate", ".3f"),
-            mean("coverage", ".2f"),
-            mean("spans", ".0f") if held else "",
-            *pairs,
-        ]
-        cells += [f"{float(stored) / float(raw):.2f}" if held else "", mean("raw_share", ".2f")]
-        cells += [f"{float(mean('h2d_bytes_per_step', '.1f')) / 1024:.0f} KiB" if done else ""]
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text)
-
-
-def _exact(line: dict[str, Any] | None) -> str:
-    if line is None:
-        return ""
-    refused = f" (+{line['infeasible']} infeasible)" if line["infeasible"] and line["n"] else ""
-    return (
-        f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{refused}"
-        if line["n"]
-        else "infeasible"
-    )
 
 
 def about() -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from kvlens.meta import RunMeta
 from kvlens.rows import StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -33,7 +34,7 @@ class _TimedWriter(TraceWriter):
     last: _TimedWriter
     """the writer of the latest run"""
 
-    def begin(self, meta: dict[str, Any]) -> None:
+    def begin(self, meta: RunMeta) -> None:
         self.seconds: list[float] = []
         _TimedWriter.last = self
         super().begin(meta)

@@ -7,9 +7,11 @@ NULL, never as 0. Units are in the names: bytes, tokens, us (microseconds), nats
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+
+from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
 SCHEMA_VERSION = 4
 
@@ -23,15 +25,17 @@ MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 #: spans. regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
-#: blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes: what would have moved had every
-#: token that was wanted and hot been reused; n_* count spans, *_tokens tokens; similarity: cosine of this step's
-#: queries and the last step's, mean over the group, where the method decides by it.
+#: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's
+#: index was read to choose them; blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes:
+#: what would have moved had every token that was wanted and hot been reused; n_* count spans, *_tokens tokens;
+#: similarity: cosine of this step's queries and the last step's, mean over the group, where the method decides by it.
 KV_COLUMNS = (
     "h2d_bytes",
     "d2h_bytes",
     "blocking_bytes",
     "ideal_bytes",
     "resident_bytes",
+    "read_bytes",
     "attended_tokens",
     "attended_coarse",
     "n_recalled",
@@ -163,108 +167,9 @@ class JournalRow:
     """float32 [n]; NaN = none"""
 
 
-@dataclass(frozen=True)
-class CutRow:
-    """A ranking of tokens by which some were dropped for good, and where what is gone stood in it. One entry per span
-    that lost tokens."""
-
-    step: int
-    """-1: at the end of prefill"""
-    layer: int | None
-    """None: alike in all layers"""
-    kv_head: int | None
-    """None: alike for all KV heads"""
-    candidates: int
-    """tokens that were ranked"""
-    kept: int
-    """of these, how many stayed"""
-    cut: float
-    """lowest score that stayed, on the method's own scale; NaN: none stayed, or it ranks nothing"""
-    span: np.ndarray
-    """int32 [s]"""
-    dropped: np.ndarray
-    """int32 [s]: ranked tokens of the span that are gone by this row"""
-    pos: np.ndarray
-    """int32 [s]: position of the best of them"""
-    rank: np.ndarray
-    """int32 [s]: its rank, 1 = best"""
-    score: np.ndarray
-    """float32 [s]: its score; NaN: none"""
-
-
-@dataclass
-class Scores:
-    """How a method ranked spans at one step: per (layer, KV head) its N best candidates, best first."""
-
-    span: np.ndarray
-    """int32 [L, H_kv, N], -1 = none"""
-    score: np.ndarray
-    """float32 [L, H_kv, N], the method's own scale"""
-    chosen: np.ndarray
-    """bool [L, H_kv, N]: wanted on the device"""
-    candidates: np.ndarray
-    """int32 [L, H_kv]: how many spans were ranked"""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What a step's next-token distribution lost against full KV in the very same context. Logarithms are natural
-    (nats).
-
-    Recorded while every token before this one is the reference's: always when the run is forced, up to and including
-    the first divergence when it is free.
-    """
-
-    ref_token: int
-    """what the full-KV reference chose at this step"""
-    ref_text: str
-    top_token: int
-    """the most probable token under the method"""
-    top_text: str
-    agrees: bool
-    """full KV and the method have the same most probable token"""
-    kl: float
-    """KL(full || method), nats"""
-    ref_logprob: float
-    """of ref_token under full KV"""
-    logprob: float
-    """of ref_token under the method"""
-    logit_diff: float
-    """logit of ref_token under the method minus that under full KV"""
-    ref_rank: int
-    """place of ref_token under the method, 0 = most probable"""
-
-
-@dataclass
-class Oracle:
-    """Full attention of this run's own queries over the exact keys of every position so far, per span: what a query
-    head would read had nothing been dropped. The K spans of each query head with most of it, most first."""
-
-    span: np.ndarray
-    """int32 [L, Hq, K], -1 = none; all -1 in layers that were not sampled at this step"""
-    full: np.ndarray
-    """float32 [L, Hq, K]: full attention's mass on the span"""
-    mass: np.ndarray
-    """float32 [L, Hq, K]: the method's mass on the same span, its coarse entry included"""
-    tail_full: np.ndarray
-    """float32 [L, Hq]: full attention's mass on the spans that are not listed; NaN in layers that were not sampled"""
-
-
-@dataclass(frozen=True)
-class SpanKeys:
-    """Mean key of every prompt span, for looking at how spans lie to each other."""
-
-    form: str
-    """pre-rope: the rotary embedding was taken back before averaging | post-rope: it could not be"""
-    span: np.ndarray
-    """int32 [S]"""
-    keys: np.ndarray
-    """float32 [L, H_kv, S, D]"""
-
-
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """All that one decode step logs."""
+    """All that one decode step logs; built once, when its attention has been measured and its copies have ended."""
 
     step: int
     t_us: int
@@ -308,7 +213,7 @@ class StepRecord:
     """None: not recorded, or no layer was sampled at this step"""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class PrefillRecord:
     """All that is known when prefill has ended and decoding begins."""
 
@@ -336,9 +241,8 @@ class SelfCheck:
 
 
 class TraceSink(Protocol):
-    """Where records go. The store's writer is one; tests use lists. Calls come from one thread, in this order."""
+    """Where an engine's records go. The store's writer is one; tests use lists. Calls come from one thread, prefill
+    first, then every step in order."""
 
-    def begin(self, meta: dict[str, Any]) -> None: ...
     def prefill(self, record: PrefillRecord) -> None: ...
     def step(self, record: StepRecord) -> None: ...
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None: ...

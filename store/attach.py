@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import duckdb
+from pydantic import ValidationError
 
+from kvlens.meta import RunMeta
 from kvlens.store import queries
 from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.files import ordinary
@@ -20,7 +21,7 @@ from kvlens.store.guarded import guarded
 from kvlens.store.lease import is_held
 from kvlens.store.runinfo import read_info, run_dir, sentence
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
-from kvlens.store.versions import relations, tables_of
+from kvlens.store.versions import meta_now, relations, tables_of
 
 #: More steps are no run of one prompt.
 MOST_STEPS = 1 << 24
@@ -122,23 +123,19 @@ def _version(con: duckdb.DuckDBPyConnection) -> int | None:
         return None
 
 
-def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> dict[str, Any]:
-    """The decoded meta table, with the sizes every reader needs checked."""
+def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
+    """The meta table, of whatever schema. Raises UnreadableRun where it is not what kvlens writes."""
     try:
-        meta = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
-        sizes = [meta["layers"], meta["q_heads"], meta["kv_heads"]]
-        if (
-            any(not isinstance(size, int) or not 1 <= size <= 256 for size in sizes)
-            or meta["q_heads"] % meta["kv_heads"]
-        ):
-            raise ValueError(f"layers, q_heads, kv_heads = {sizes}")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UnreadableRun(
-            f"The meta table of run {uid} is not what kvlens writes ({sentence(error)}); restore the file from a copy."
-        ) from error
+        found = {key: json.loads(value) for key, value in con.execute(queries.META).fetchall()}
+        return RunMeta.model_validate(meta_now(found))
+    except ValidationError as error:
+        first = error.errors()[0]
+        why = f"{'.'.join(map(str, first['loc'])) or 'sizes'}: {first['msg']}"
+    except (ValueError, TypeError, RecursionError) as error:
+        why = sentence(error)
     except duckdb.Error as error:
         raise unreadable(uid, error) from error
-    return meta
+    raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({why}); restore the file from a copy.")
 
 
 def stored_steps(con: duckdb.DuckDBPyConnection, uid: str) -> tuple[str, int, str | None]:

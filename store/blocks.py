@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, Oracle, Scores, StepRecord
+from kvlens.instruments import Oracle, Scores
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, JournalRow, StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.oracles import copied_oracle, oracle_table
 from kvlens.store.rowtables import check_shape, copied

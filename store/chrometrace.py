@@ -41,10 +41,7 @@ def events(reader: TraceReader) -> Iterator[Event]:
 
 def write(reader: TraceReader, out: BinaryIO) -> None:
     """The events as one JSON object; bytes since a run can have many."""
-    about = {
-        key: reader.meta.get(key)
-        for key in ("model", "method", "preset", "device", "dtype", "link", "machine", "kvlens")
-    }
+    about = reader.meta.pick(("model", "method", "preset", "device", "dtype", "link", "machine", "kvlens"))
     head = json.dumps({"displayTimeUnit": "ms", "otherData": {"run": reader.uid, **about}}, allow_nan=False)
     out.write(head[:-1].encode() + b', "traceEvents": [')
     separator = b"\n"
@@ -55,7 +52,7 @@ def write(reader: TraceReader, out: BinaryIO) -> None:
 
 
 def _names(reader: TraceReader, direction: pd.Series, lane: pd.Series) -> Iterator[Event]:
-    yield _name("process_name", 0, f"kvlens run {reader.uid} ({reader.meta.get('method')})")
+    yield _name("process_name", 0, f"kvlens run {reader.uid} ({reader.meta.method})")
     named = {STEPS_LANE: "engine steps"}
     for kind, first in ((kind, number) for kind, (number, _) in DIRECTION_LANES.items()):
         named[first] = DIRECTION_LANES[kind][1]
@@ -85,9 +82,9 @@ def _slice(name: str, category: str, lane: int, start: int, end: int, args: dict
 
 
 def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
-    prefill = reader.meta.get("prefill_us")
+    prefill = reader.meta.prefill_us
     if prefill is not None:
-        args = {"prompt_tokens": reader.meta.get("prompt_tokens"), "peak_bytes": reader.meta.get("prefill_peak_bytes")}
+        args = {"prompt_tokens": reader.meta.prompt_tokens, "peak_bytes": reader.meta.prefill_peak_bytes}
         yield _slice("prefill", "prefill", STEPS_LANE, 0, int(prefill), args)
     texts = reader.tokens().dropna(subset="step").set_index("step")["text"].to_dict()
     for row in steps.to_dict("records"):

@@ -138,10 +138,10 @@ def csv_cells(table: pa.Table) -> pa.Table:
 def _parquet(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO, reader: TraceReader) -> None:
     about = {
         "run_uid": reader.uid,
-        "method": str(reader.meta.get("method")),
-        "model": str(reader.meta.get("model")),
-        "config_sha256": config_hash(reader.meta.get("config")),
-        "trace_schema": str(reader.meta.get("schema_version")),
+        "method": str(reader.meta.method),
+        "model": str(reader.meta.model),
+        "config_sha256": config_hash(reader.meta.config),
+        "trace_schema": str(reader.meta.schema_version),
     }
     schema = first.schema.with_metadata({f"kvlens.{key}": value for key, value in about.items()})
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:

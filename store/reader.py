@@ -40,12 +40,12 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
 
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
         self._db, self._folder, self.uid = self.session(con, folder.name), folder, folder.name
-        self.meta: dict[str, Any] = read_meta(con, self.uid)
-        self.n_layers: int = self.meta["layers"]
-        self.q_heads: int = self.meta["q_heads"]
-        self.kv_heads: int = self.meta["kv_heads"]
+        self.meta = read_meta(con, self.uid)
+        self.n_layers: int = self.meta.layers
+        self.q_heads: int = self.meta.q_heads
+        self.kv_heads: int = self.meta.kv_heads
         self.status, self.n_steps, self.error = stored_steps(con, self.uid)
-        self._summary_only = self.meta.get("trace_level") == "summary"
+        self._summary_only = self.meta.trace_level == "summary"
         self._read_status()
 
     @classmethod
@@ -190,11 +190,7 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         """Statistics per query head over steps [start, stop), the table that is exported. At trace level 'summary' only
         the whole run is known: any other range raises TraceError."""
         first, last = self._range(start, stop)
-        values: dict[str, Any] = {
-            "uid": self.uid,
-            "method": str(self.meta.get("method")),
-            "model": str(self.meta.get("model")),
-        }
+        values: dict[str, Any] = {"uid": self.uid, "method": str(self.meta.method), "model": str(self.meta.model)}
         whole = (first, last) == (0, self.n_steps)
         if self._summary_only and not whole:
             raise TraceError(

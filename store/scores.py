@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from kvlens.rows import Scores
+from kvlens.instruments import Scores
 from kvlens.store.errors import TraceError
 from kvlens.store.rowtables import check_shape
 from kvlens.store.schema import MAX_SPAN

@@ -7,11 +7,13 @@ query heads whose interest wanders over the spans; spans that are zoomed into an
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvlens.meta import RunMeta
 from kvlens.rows import SelfCheck
 from kvlens.store.synthetic_lens import LensMaker, span_keys
 from kvlens.store.synthetic_scene import SINK, WINDOW, Scene, make_prefill
@@ -43,42 +45,40 @@ def write_synthetic(
     status, error = meta.pop("status", "completed"), meta.pop("error", None)
     scene = Scene(layers, q_heads, kv_heads, 64, rng)
     full = (n_prompt + steps) * layers * kv_heads * scene.token_bytes()
-    prefill, text = make_prefill(scene, n_prompt, spans)
+    placed, text = make_prefill(scene, n_prompt, spans)
     sampling = meta.setdefault("oracle", {"every": 1, "layers": list(range(layers))}) if lens else None
-    prefill.span_keys = span_keys(scene, seed) if lens else None
-    writer.begin(
-        {
-            "model": "synthetic",
-            "method": "sekv",
-            "preset": "made up",
-            "task": "synthetic",
-            "device": "none",
-            "dtype": "bfloat16",
-            "config": {"window": WINDOW, "sink": SINK, "zoom_threshold": 0.08},
-            "budget": 0.35,
-            "prompt_tokens": n_prompt,
-            "max_new": steps,
-            "seed": seed,
-            "forced": False,
-            "layers": layers,
-            "q_heads": q_heads,
-            "kv_heads": kv_heads,
-            "head_dim": scene.head_dim,
-            "token_bytes": scene.token_bytes() * layers * kv_heads,
-            "full_kv_bytes": full,
-            "budget_bytes": int(0.35 * full),
-            "link": "none (synthetic)",
-            "prompt_text": text,
-            "needle": [],
-            "machine": "none (synthetic)",
-            "oracle": None,
-            "reference": None,
-            "parent": None,
-            "hold": [],
-            "whatif": None,
-        }
-        | meta
-    )
+    prefill = replace(placed, span_keys=span_keys(scene, seed)) if lens else placed
+    said = {
+        "model": "synthetic",
+        "method": "sekv",
+        "preset": "made up",
+        "task": "synthetic",
+        "device": "none",
+        "dtype": "bfloat16",
+        "config": {"window": WINDOW, "sink": SINK, "zoom_threshold": 0.08},
+        "budget": "0.35",
+        "prompt_tokens": n_prompt,
+        "max_new": steps,
+        "seed": seed,
+        "forced": False,
+        "layers": layers,
+        "q_heads": q_heads,
+        "kv_heads": kv_heads,
+        "head_dim": scene.head_dim,
+        "token_bytes": scene.token_bytes() * layers * kv_heads,
+        "full_kv_bytes": full,
+        "budget_bytes": int(0.35 * full),
+        "link": "none (synthetic)",
+        "prompt_text": text,
+        "needle": [],
+        "machine": {"processor": "none (synthetic)"},
+        "oracle": None,
+        "reference": None,
+        "parent": None,
+        "hold": [],
+        "whatif": None,
+    } | meta
+    writer.begin(RunMeta.model_validate(said))
     writer.prefill(prefill)
     made = LensMaker(scene, seed, loss_step, bool(meta.get("forced")), sampling) if lens else None
     maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us, made)

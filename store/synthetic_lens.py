@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.rows import Loss, Oracle, SpanKeys
+from kvlens.instruments import Loss, Oracle, SpanKeys
 from kvlens.store.synthetic_scene import ANSWER, Scene
 
 _LOST_FOR = 4

@@ -86,9 +86,19 @@ def make_prefill(scene: Scene, n_prompt: int, n_spans: int) -> tuple[PrefillReco
     cold = sum(row.cold_bytes for row in heads)
     hot = resident_bytes(scene, n_prompt, 0).sum()
     full = n_prompt * scene.layers * scene.kv_heads * scene.token_bytes()
-    record = PrefillRecord(tokens, list(scene.spans), heads, transfers, events, clock, int(full), cold, int(hot))
     shares = rng.dirichlet(np.full(scene.kv_heads, 4.0), scene.layers)
-    record.journal = [JournalRow(-1, layer, None, "head_share", shares[layer]) for layer in range(scene.layers)]
+    record = PrefillRecord(
+        tokens=tokens,
+        spans=list(scene.spans),
+        span_heads=heads,
+        transfers=transfers,
+        events=events,
+        prefill_us=clock,
+        prefill_peak_bytes=int(full),
+        cold_bytes=cold,
+        resident_bytes=int(hot),
+        journal=[JournalRow(-1, layer, None, "head_share", shares[layer]) for layer in range(scene.layers)],
+    )
     return record, "".join(token.text for token in tokens)
 
 

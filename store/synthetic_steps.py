@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvlens.rows import EventRow, JournalRow, Scores, SpanHeadRow, SpanRow, StepRecord, TransferRow
+from kvlens.instruments import CutRow, Scores
+from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
 from kvlens.store.synthetic_lens import LensMaker
 from kvlens.store.synthetic_scene import ANSWER, LEAVE, WINDOW, Scene, resident_bytes, span_heads
 
 _ZOOM_IN, _ZOOM_OUT, _MAX_ZOOMED = 0.08, 0.04, 4
 #: Spans listed per ranking.
 _LISTED = 12
+
+
+def cut(step: int, score: np.ndarray) -> CutRow:
+    """One token of span 1 given up at every step, the lowest of nine by its score."""
+    one = np.ones(1, np.int32)
+    low = float(score[0, 0, 1])
+    return CutRow(step, 0, None, 9, 8, low + 0.1, one, one, one * step, one * 9, np.array([low], np.float32))
 
 
 def journal(step: int, score: np.ndarray, zoomed: np.ndarray) -> list[JournalRow]:
@@ -103,6 +111,7 @@ class StepMaker:
             "attended_tokens": np.rint(resident / scene.token_bytes()) - coarse,
             "attended_coarse": (coarse - self.zoomed.sum(-1)).astype(float),
             "blocking_bytes": up,
+            "read_bytes": resident * 0.5,
             "ideal_bytes": up,
             "similarity": np.clip(rng.normal(0.86, 0.08, up.shape), -1, 1),
             **{name: count.astype(float) for name, count in tokens.items()},
@@ -117,32 +126,32 @@ class StepMaker:
         tail = np.maximum(1 - top_mass.sum(-1), 0).astype(np.float32)
         self.cold = sum(row.cold_bytes for row in scene.cold.values()) * scene.layers * scene.kv_heads
         record = StepRecord(
-            step,
-            self.clock,
-            dur + wait,
-            wait,
-            60,
-            1000 + step % len(ANSWER),
-            " " + ANSWER[step % len(ANSWER)],
-            -float(rng.gamma(1.2, 0.5)),
-            float(rng.gamma(1.5, 0.8)),
-            int(resident.sum()),
-            int(resident.sum() + up.max()),
-            self.cold,
-            head,
-            kv,
-            top,
-            top_mass,
-            tail,
-            transfers,
-            events,
-            born,
-            born_heads,
-            journal(step, score, self.zoomed),
-            [],
-            ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
-            loss,
-            oracle,
+            step=step,
+            t_us=self.clock,
+            dur_us=dur + wait,
+            wait_us=wait,
+            record_us=60,
+            token_id=1000 + step % len(ANSWER),
+            text=" " + ANSWER[step % len(ANSWER)],
+            logprob=-float(rng.gamma(1.2, 0.5)),
+            next_entropy=float(rng.gamma(1.5, 0.8)),
+            resident_bytes=int(resident.sum()),
+            peak_bytes=int(resident.sum() + up.max()),
+            cold_bytes=self.cold,
+            head=head,
+            kv=kv,
+            top_span=top,
+            top_mass=top_mass,
+            tail_mass=tail,
+            transfers=transfers,
+            events=events,
+            spans=born,
+            span_heads=born_heads,
+            journal=journal(step, score, self.zoomed),
+            cuts=[cut(step, score)],
+            scores=ranking(score, self.zoomed, np.array([s.kind == "entropy" for s in scene.spans])),
+            loss=loss,
+            oracle=oracle,
         )
         self.clock += dur + wait
         return record

@@ -8,6 +8,7 @@ schema before it is finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kvlens.store.schema import (
     CUT,
@@ -36,6 +37,7 @@ class Addition:
 
 _V2 = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity")
 _V3 = ("regret",)
+_V4 = ("read_bytes",)
 ADDED = {
     2: Addition(
         {
@@ -53,7 +55,14 @@ ADDED = {
         },
         {"loss": LOSS, "oracle": ORACLE, "span_key": SPAN_KEY},
     ),
-    4: Addition({}, {"cut": CUT}),
+    4: Addition(
+        {
+            "kv_step": {name: kv_type(name) for name in _V4},
+            "kv_run": moments(_V4),
+            "layer_step": {name: layer_type(name) for name in _V4},
+        },
+        {"cut": CUT},
+    ),
 }
 
 #: Read from the private database; all other tables are read from the file.
@@ -97,3 +106,16 @@ def upgrades(version: int | None) -> list[str]:
         ]
         made += added.tables.values()
     return [*made, f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"] if made else []
+
+
+def meta_now(found: dict[str, Any]) -> dict[str, Any]:
+    """The meta table of a file of any schema as this schema says it. Keys that came later are absent: not recorded.
+
+    Schemas 1 to 3 let a made-up run give its budget as a number and its machine as a text.
+    """
+    meta = dict(found)
+    if isinstance(budget := meta.get("budget"), int | float) and not isinstance(budget, bool):
+        meta["budget"] = str(budget)
+    if isinstance(machine := meta.get("machine"), str):
+        meta["machine"] = {"processor": machine}
+    return meta

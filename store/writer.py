@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import RunBusy, TraceError
@@ -59,21 +60,11 @@ class TraceWriter:
         self._error: TraceError | None = None
         self._closed = False
 
-    # ---- the four calls of a sink -----------------------------------------------------------------------------------
+    # ---- a run, from its meta to its end -----------------------------------------------------------------------------
 
-    def begin(self, meta: dict[str, Any]) -> None:
+    def begin(self, meta: RunMeta) -> None:
         """Creates the run: folder, lease, run.json, empty trace; starts the flush thread."""
-        try:
-            self._shape = (int(meta["layers"]), int(meta["q_heads"]), int(meta["kv_heads"]))
-        except KeyError as error:
-            raise TraceError(
-                f"The run's meta lacks {error.args[0]!r}; the trace needs layers, q_heads and kv_heads."
-            ) from error
-        if min(self._shape) < 1 or max(self._shape) > 256 or self._shape[1] % self._shape[2]:
-            raise TraceError(
-                f"A trace cannot hold (layers, q_heads, kv_heads) = {self._shape}; see docs/trace-schema.md "
-                f"for the limits."
-            )
+        self._shape = meta.layers, meta.q_heads, meta.kv_heads
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lease = Lease(self.folder)
@@ -82,7 +73,7 @@ class TraceWriter:
                 f"The run folder {self.folder} cannot be made ({sentence(error)}); check --runs."
             ) from error
         try:
-            self._create(dict(meta))
+            self._create(meta.stored())
         except BaseException as error:
             self._lease.release()
             self._closed = True

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvlens.instruments import Loss, Oracle, Scores, SpanKeys
+from kvlens.meta import RunMeta
 from kvlens.rows import (
     EVENT_KINDS,
     HEAD_COLUMNS,
     KV_COLUMNS,
     EventRow,
     JournalRow,
-    Loss,
-    Oracle,
     PrefillRecord,
     PromptToken,
-    Scores,
     SelfCheck,
     SpanHeadRow,
-    SpanKeys,
     SpanRow,
     StepRecord,
     TransferRow,
@@ -86,25 +85,25 @@ def make_step(
         for i in range(int(rng.integers(0, len(EVENT_KINDS))))
     ]
     return StepRecord(
-        step,
-        step * 1000,
-        900,
-        3,
-        2,
-        7 + step,
-        text,
-        float(rng.normal()),
-        float("nan"),
-        100 + step,
-        200 + step,
-        300,
-        head,
-        kv,
-        spans,
-        masses[..., :-1],
-        masses[..., -1],
-        transfers,
-        events,
+        step=step,
+        t_us=step * 1000,
+        dur_us=900,
+        wait_us=3,
+        record_us=2,
+        token_id=7 + step,
+        text=text,
+        logprob=float(rng.normal()),
+        next_entropy=float("nan"),
+        resident_bytes=100 + step,
+        peak_bytes=200 + step,
+        cold_bytes=300,
+        head=head,
+        kv=kv,
+        top_span=spans,
+        top_mass=masses[..., :-1],
+        tail_mass=masses[..., -1],
+        transfers=transfers,
+        events=events,
         journal=make_journal(rng, step, layers, kv_heads),
         scores=make_scores(rng, layers, kv_heads) if rng.random() < 0.7 else None,
         loss=make_loss(rng, text) if rng.random() < 0.7 else None,
@@ -177,31 +176,27 @@ def make_prefill(tokens: int = 3) -> PrefillRecord:
         SpanHeadRow(1, 1, 0, "raw", None, None, 99, None, None),
     ]
     return PrefillRecord(
-        prompt,
-        spans,
-        forms,
-        [TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)],
-        [],
-        10,
-        20,
-        30,
-        40,
-        [JournalRow(-1, 0, None, "head_share", np.array([0.25, np.nan], np.float32))],
+        tokens=prompt,
+        spans=spans,
+        span_heads=forms,
+        transfers=[TransferRow(-1, 0, None, 1, "d2h", "offload", 739, 1, 2, 1, True)],
+        events=[],
+        prefill_us=10,
+        prefill_peak_bytes=20,
+        cold_bytes=30,
+        resident_bytes=40,
+        journal=[JournalRow(-1, 0, None, "head_share", np.array([0.25, np.nan], np.float32))],
     )
 
 
 def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
-    writer.begin(
-        {"layers": layers, "q_heads": q_heads, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {"a": 1}}
-    )
-    prefill = make_prefill()
-    prefill.span_keys = make_span_keys(np.random.default_rng(5), layers, kv_heads)
-    writer.prefill(prefill)
+    writer.begin(RunMeta(layers=layers, q_heads=q_heads, kv_heads=kv_heads, model="m", method="full", config={"a": 1}))
+    writer.prefill(replace(make_prefill(), span_keys=make_span_keys(np.random.default_rng(5), layers, kv_heads)))
     for record in records:
         writer.step(record)
-    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": 42})
+    writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": "42"})
     return TraceReader.open(folder, writer.uid)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 BASE = {
     "vocab_size": 512,
@@ -32,17 +32,11 @@ class ListSink:
         self.prefilled: PrefillRecord | None = None
         self.steps: list[StepRecord] = []
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        pass
-
     def prefill(self, record: PrefillRecord) -> None:
         self.prefilled = record
 
     def step(self, record: StepRecord) -> None:
         self.steps.append(record)
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        pass
 
 
 class NoTokenizer:

@@ -17,7 +17,7 @@ from typing import Any
 from kvlens import methods, tasks
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain_table import SCOPES, TOPS, summarise
-from kvlens.bench.provenance import about, origin
+from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
 from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
@@ -27,7 +27,7 @@ from kvlens.lens.trials import restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
 from kvlens.prompts import Prompt
-from kvlens.rows import PrefillRecord, SelfCheck, SpanRow, StepRecord
+from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.tasks import Asked
 
 POINTS = (
@@ -73,9 +73,6 @@ class Kept:
         self.spans: list[SpanRow] = []
         self.steps: list[StepRecord] = []
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         self.spans += record.spans
 
@@ -83,13 +80,16 @@ class Kept:
         self.spans += record.spans
         self.steps.append(record)
 
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
 
 @keeping.alone
-def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Run what is not in `kept` (one JSON line per prompt) yet -> the table with its provenance.
+def measure(
+    request: ExplainRequest,
+    kept: Path,
+    report: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None] = keeping.silent,
+) -> dict[str, Any]:
+    """Run what is not in `kept` (one JSON line per prompt) yet -> the table with its provenance. say(line) where kept
+    trials are run again.
 
     Raises ValueError for a file that does not hold trials of this benchmark.
     """
@@ -99,7 +99,10 @@ def measure(request: ExplainRequest, kept: Path, report: Callable[[dict[str, Any
 
     names = tuple(dict.fromkeys(point[0] for point in request.points))
     origins = {name: origin(request.model, name, request.length, request.first_seed) for name in names}
-    rows = keeping.read(kept, _NEEDED, lambda row: origins.get(row["method"]) == row["origin"])
+    found = keeping.read(kept, _NEEDED, lambda row: (row["method"], row["task"], row["budget"]) in request.points)
+    if line := made_otherwise(found, origins):
+        say(line)
+    rows = [row for row in found if row["origin"] == origins[row["method"]]]
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
     prompts = Prompts(engine, request.first_seed)

@@ -77,6 +77,10 @@ def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, An
     return rows
 
 
+def silent(line: str) -> None:
+    """For measurements nobody listens to."""
+
+
 def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any] | None:
     """The trial of a line; None for something else."""
     try:

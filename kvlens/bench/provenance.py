@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import time
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kvlens import __version__, methods
+from kvlens import __version__, methods, tasks
+from kvlens.bench.sources import code
 from kvlens.bench.trials import settings
 from kvlens.runs.machine import machine
 
@@ -26,11 +29,39 @@ def weights(model: str) -> str:
 
 
 def origin(model: str, name: str, *more: Any) -> str:
-    """What makes trials of a method comparable: the model's weights, the method's parameters with its preset, and
-    `more`."""
+    """What makes trials of a method comparable, in two parts: 'ASKED-CODE', 16 hex digits each. ASKED: the model's
+    weights, the method's parameters with its preset, and `more`. CODE: the files that decide what comes out
+    (``sources``), the files that parameters name included. Origins of results made before code was part of them have
+    the first part only."""
     method = methods.get(name)
     parameters = methods.make_parameters(method, settings(method, model, "")[0], {})
-    return hashlib.sha256(json.dumps([model, weights(model), *more, repr(parameters)]).encode()).hexdigest()[:16]
+    asked = hashlib.sha256(json.dumps([model, weights(model), *more, repr(parameters)]).encode())
+    for value in dataclasses.astuple(parameters):
+        if isinstance(value, str) and value and Path(value).is_file():
+            asked.update(Path(value).read_bytes())
+    defined = sorted({method.__module__, *(type(task).__module__ for task in tasks.registry().values())})
+    return f"{asked.hexdigest()[:16]}-{code(defined)}"
+
+
+def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> str:
+    """One line about kept rows that are asked for and run again, since their origin is another; '' for none. A row that
+    has been run again already is not counted."""
+    rows = list(rows)
+    again = {_asked(row) for row in rows if row["origin"] == origins[row["method"]]}
+    other = {_asked(row): row for row in rows if _asked(row) not in again}
+    if not other:
+        return ""
+    unversioned = sum("-" not in str(row["origin"]) for row in other.values())
+    older = f", {unversioned} of them before code was part of the comparison" if unversioned else ""
+    names = ", ".join(sorted({str(row["method"]) for row in other.values()}))
+    return (
+        f"{len(other)} kept trials of {names} were made with other code, weights or settings{older}: they stay in the "
+        "file and are run again."
+    )
+
+
+def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in ("task", "length", "depth", "seed", "index", "method", "budget"))
 
 
 def about(names: tuple[str, ...], model: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kvlens import methods
 from kvlens.bench import kept as lines_kept
-from kvlens.bench.provenance import about, origin
+from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
@@ -43,9 +43,14 @@ def key(trial: Trial) -> str:
 
 
 @lines_kept.alone
-def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dict[str, Any]], None]) -> dict[str, Any]:
+def measure(
+    request: QualityRequest,
+    kept: Path,
+    report: Callable[[int, int, dict[str, Any]], None],
+    say: Callable[[str], None] = lines_kept.silent,
+) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
-    row).
+    row); say(line) where kept trials are run again.
 
     Raises ValueError for a file that does not hold trials.
     """
@@ -55,12 +60,16 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
     from kvlens.engine.models import load
 
     origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
-    rows = lines_kept.read(kept, ("key", "method", "origin"), lambda row: origins.get(row["method"]) == row["origin"])
+    planned = list(request.trials())
+    wanted = {key(trial) for trial in planned}
+    found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in wanted)
+    if line := made_otherwise(found, origins):
+        say(line)
+    rows = [row for row in found if row["origin"] == origins[row["method"]]]
     seen = {row["key"] for row in rows}
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
     prompts = Prompts(engine, request.first_seed)
-    planned = list(request.trials())
     begun = time.monotonic()
     for done, trial in enumerate(planned):
         if key(trial) in seen:
@@ -71,8 +80,6 @@ def measure(request: QualityRequest, kept: Path, report: Callable[[int, int, dic
         rows.append(row)
         lines_kept.append(kept, row)
         report(done + 1, len(planned), row)
-    wanted = {key(trial) for trial in planned}
-    rows = [row for row in rows if row["key"] in wanted]
     made = about(request.methods, request.model) | {
         "request": request.model_dump(mode="json"),
         "depths": DEPTHS,

@@ -20,7 +20,7 @@ from kvlens.bench.trials import Prompts, settings
 from kvlens.engine.engine import Engine, Options
 from kvlens.gpu.bench.floors import USED
 from kvlens.memory.budget import Budget
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "freekv": ("freekv", {}),
@@ -95,9 +95,6 @@ class Watch:
         self.counts: dict[str, list[Count]] = {name: [] for name in names}
         self._coarse: set[int] = set()
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         self._coarse = {span.span for span in record.spans if span.state == "coarse"}
 
@@ -107,9 +104,6 @@ class Watch:
         if record.step:
             for name, counts in self.counts.items():
                 counts.append(getattr(self, f"_{name}")(record))
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
     def _miss(self, record: StepRecord) -> Count:
         return missed(record)

@@ -14,7 +14,7 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.prompts import Prompt, PromptText, tokenize
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.request import default_preset
 from kvlens.tasks import Asked
 
@@ -51,9 +51,6 @@ class Means:
         self.h2d: list[float] = []
         self.d2h: list[float] = []
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         """Nothing to keep: offloading the prompt is prefill's work."""
 
@@ -62,9 +59,6 @@ class Means:
         self.attended.append(float(record.kv["attended_tokens"].mean()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
     def figures(self) -> dict[str, float]:
         """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads;

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from kvlens.cli.options import RunsDir, runs_folder
 
 bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
@@ -71,7 +72,7 @@ def quality(
         came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
         typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
 
-    result = measure(request, kept, report)
+    result = measure(request, kept, report, lambda line: typer.echo(line, err=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if doc is not None:
@@ -98,9 +99,7 @@ def sweep(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")
-    ] = None,
+    runs: RunsDir = None,
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/grid.json"),
     kept: Annotated[
         Path, typer.Option(help="One line per finished trial, so that an interrupted sweep continues.")
@@ -110,7 +109,7 @@ def sweep(
     continue."""
     from kvlens.bench.kept import check_file
     from kvlens.bench.sweep import file as sweepfile
-    from kvlens.bench.sweep.run import SweepRequest
+    from kvlens.bench.sweep.request import SweepRequest
     from kvlens.bench.sweep.run import sweep as run
     from kvlens.cli.progress import stop_signals
 
@@ -126,13 +125,14 @@ def sweep(
         workers=workers,
         ray=ray,
     )
-    folder = runs or Path(os.environ.get("KVLENS_RUNS") or "runs")
+    folder = runs_folder(runs)
     about, rows = run(
         request,
         kept,
         folder,
         lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True),
         stop_signals(),
+        say=lambda line: typer.echo(line, err=True),
     )
     sweepfile.write(out, about, rows)
     typer.echo(f"{about['trials']} of {about['planned']} trials in {out}")

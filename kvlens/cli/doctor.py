@@ -93,7 +93,8 @@ def _stock_equality() -> list[dict[str, Any]]:
 
 def _recorded_run() -> list[dict[str, Any]]:
     from kvlens.prompts import PromptText
-    from kvlens.runs.request import RunRequest, carry_out
+    from kvlens.runs.carrying import carry_out
+    from kvlens.runs.request import RunRequest
     from kvlens.store.reader import TraceReader
 
     text = _task().text

@@ -38,7 +38,9 @@ def explain(
         came = "infeasible" if "infeasible" in row else "lost" if row["lost"] else "not lost, or full KV loses too"
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
-    result = measure(ExplainRequest(model, chosen, length, lost, seed), kept, report)
+    result = measure(
+        ExplainRequest(model, chosen, length, lost, seed), kept, report, lambda line: typer.echo(line, err=True)
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if doc is not None:

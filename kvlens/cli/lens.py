@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlens.cli.options import ProgressJson, RunsDir, err, runs_folder
+
 if TYPE_CHECKING:
+    from kvlens.meta import Counterfactual
     from kvlens.runs.request import Report
     from kvlens.runs.storing import Stored
-
-RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
-ProgressJson = Annotated[
-    bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")
-]
 
 
 def pair(
@@ -59,33 +57,31 @@ def whatif(
     _carry_out(work, runs, progress_json)
 
 
-def sentences(summary: dict[str, Any]) -> list[str]:
+def sentences(summary: Counterfactual | None) -> list[str]:
     """The summary of a counterfactual (meta `whatif`), for people. Empty for a run that was cancelled."""
-    if not summary:
+    if summary is None:
         return []
-    source = "the known answer" if summary["expected_from"] == "task" else "what full KV says"
+    source = "the known answer" if summary.expected_from == "task" else "what full KV says"
     said = [
-        f"answer before  {summary['answer_before']!r}",
-        f"answer after   {summary['answer_after']!r}",
-        f"expected       {summary['expected']!r} ({source})",
+        f"answer before  {summary.answer_before!r}",
+        f"answer after   {summary.answer_after!r}",
+        f"expected       {summary.expected!r} ({source})",
     ]
-    if summary["step"] is None:
+    if summary.step is None:
         said.append("every step agreed with full KV before: there was no loss to bring back")
     else:
-        after = "agrees with full KV" if summary["agrees_after"] else "still differs from full KV"
+        after = "agrees with full KV" if summary.agrees_after else "still differs from full KV"
         said.append(
-            f"step of loss   {summary['step']}: KL {summary['kl_before']:.4g} -> {summary['kl_after']:.4g} "
-            f"nats, {after}"
+            f"step of loss   {summary.step}: KL {summary.kl_before:.4g} -> {summary.kl_after:.4g} nats, {after}"
         )
-    untouched = "nothing was lost before" if summary["step"] is None else "the answer was right before"
-    said.append({True: "restored", False: "not restored", None: untouched}[summary["restored"]])
-    said.append(f"held           {summary['held_tokens']:,} tokens, {summary['held_bytes']:,} bytes of keys and values")
-    if (found := summary["search"]) is not None:
-        if found["heads"]:
-            heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found["heads"])
+    untouched = "nothing was lost before" if summary.step is None else "the answer was right before"
+    said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
+    said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
+    if (found := summary.search) is not None:
+        if found.heads:
+            heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found.heads)
             said.append(
-                f"found          {heads} ({found['tried']} sets of heads tried, KL {found['kl']:.4g} nats over "
-                f"the answer)"
+                f"found          {heads} ({found.tried} sets of heads tried, KL {found.kl:.4g} nats over the answer)"
             )
         else:
             said.append("found          nothing: not even holding for all of these heads brings the answer back")
@@ -96,12 +92,9 @@ def _carry_out(
     work: Callable[[Path, Report, Callable[[], bool]], tuple[Stored, list[str]]], runs: Path | None, progress_json: bool
 ) -> None:
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
-    from rich.console import Console
-
-    from kvlens.cli.main import runs_folder
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
 
-    reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(Console(stderr=True, soft_wrap=True))
+    reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     try:
         stored, said = work(runs_folder(runs), reporter.report, cancelled)

@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
+from kvlens.cli.options import RunsDir, runs_folder
+
 
 def report(
     uid: str,
     to: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     against: Annotated[str | None, typer.Option(help="uid of a second run to lay beside it.")] = None,
-    runs: Annotated[
-        Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")
-    ] = None,
+    runs: RunsDir = None,
 ) -> None:
     """Write a report to hand to a colleague: one HTML file that fetches nothing. Prints its size in bytes."""
     from kvlens.report import report_bytes
     from kvlens.store.reader import TraceReader
 
-    folder = runs or Path(os.environ.get("KVLENS_RUNS") or "runs")
+    folder = runs_folder(runs)
     with TraceReader.open(folder, uid) as reader:
         if against is None:
             made = report_bytes(reader)

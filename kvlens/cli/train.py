@@ -29,7 +29,8 @@ def demo(
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew even if there is a checkpoint.")] = False,
 ) -> None:
     """Make the demo model from scratch: documents, tokenizer, weights."""
-    from kvlens.demo.train import FULL_MINUTES, train_demo
+    from kvlens.demo.schedule import FULL_MINUTES
+    from kvlens.demo.train import train_demo
 
     folder = train_demo(out, FULL_MINUTES if minutes is None else minutes, seed, not fresh)
     typer.echo(str(folder))

@@ -42,28 +42,22 @@ def trial(reader: TraceReader) -> Trial | None:
     """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens or
     held ranges."""
     meta = reader.meta
-    if (
-        not meta.get("answer")
-        or reader.status != "completed"
-        or meta.get("forced")
-        or meta.get("hold")
-        or not reader.n_steps
-    ):
+    if not meta.answer or reader.status != "completed" or meta.forced or meta.hold or not reader.n_steps:
         return None
-    steps, task = reader.steps(), str(meta.get("task") or "")
-    output = str(meta.get("output_text") or generated(reader))
-    budget = meta.get("budget")
+    steps, task = reader.steps(), str(meta.task or "")
+    output = str(meta.output_text or generated(reader))
+    budget = meta.budget
     return Trial(
         reader.uid,
-        str(meta.get("model")),
+        str(meta.model),
         task,
-        str(meta.get("method")),
-        str(meta.get("preset") or ""),
-        "" if budget is None or meta.get("budget_bytes") is None else str(budget),
-        str(meta.get("prompt_sha256") or prompt_name(reader)),
-        tasks.is_right(task, str(meta["answer"]), output),
+        str(meta.method),
+        str(meta.preset or ""),
+        "" if budget is None or meta.budget_bytes is None else str(budget),
+        str(meta.prompt_sha256 or prompt_name(reader)),
+        tasks.is_right(task, str(meta.answer), output),
         float(steps["peak_bytes"].max()),
-        float(meta.get("full_kv_bytes") or np.nan),
+        float(meta.full_kv_bytes or np.nan),
         float(steps["h2d_bytes"].mean()),
         attended(reader),
     )

@@ -112,8 +112,8 @@ def divergence_words(pair: Pair) -> str:
     fed = [
         f"{name} was fed {whose} tokens (forced decoding)"
         for name, run, other, its in (("A", pair.a, pair.b, "B's"), ("B", pair.b, pair.a, "A's"))
-        if run.meta.get("forced")
-        for whose in [its if run.meta.get("reference") == other.uid else "its reference's"]
+        if run.meta.forced
+        for whose in [its if run.meta.reference == other.uid else "its reference's"]
     ]
     said = f"{' and '.join(fed)}. " if fed else ""
     if pair.divergence is None:
@@ -140,9 +140,9 @@ def _token(reader: TraceReader, step: int) -> str:
 def settings(reader: TraceReader) -> dict[str, Any]:
     """A run's settings by name; the method's parameters are called 'parameter NAME'."""
     meta = reader.meta
-    found = {name: meta[name] for name in SETTINGS if meta.get(name) is not None}
-    found |= {"held ranges": meta["hold"]} if meta.get("hold") else {}
-    return found | {f"parameter {name}": value for name, value in _flat(meta.get("config") or {}).items()}
+    found = {name: value for name, value in meta.pick(SETTINGS).items() if value is not None}
+    found |= {"held ranges": [held.stored() for held in meta.hold]} if meta.hold else {}
+    return found | {f"parameter {name}": value for name, value in _flat(meta.config).items()}
 
 
 def config_difference(a: TraceReader, b: TraceReader) -> pd.DataFrame:
@@ -179,9 +179,9 @@ def _text(value: Any) -> str:
 def run_name(reader: TraceReader) -> str:
     """A run in a few words: method, preset, budget, forced, held."""
     meta = reader.meta
-    parts = [str(meta.get("method"))]
-    parts += [f"({meta['preset']})"] if meta.get("preset") else []
-    parts += ["without limit" if meta.get("budget_bytes") is None else f"budget {meta.get('budget')}"]
-    parts += ["forced"] if meta.get("forced") else []
-    parts += ["with held ranges"] if meta.get("hold") else []
+    parts = [str(meta.method)]
+    parts += [f"({meta.preset})"] if meta.preset else []
+    parts += ["without limit" if meta.budget_bytes is None else f"budget {meta.budget}"]
+    parts += ["forced"] if meta.forced else []
+    parts += ["with held ranges"] if meta.hold else []
     return " ".join(parts)

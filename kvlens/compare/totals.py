@@ -55,9 +55,9 @@ def totals(reader: TraceReader) -> list[Total]:
     decode = moved[moved["step"] >= 0]
     down = decode[decode["direction"] == "h2d"]
     return [
-        Total("prompt", "tokens", _number(meta.get("prompt_tokens"))),
+        Total("prompt", "tokens", _number(meta.prompt_tokens)),
         Total("decode steps", "steps", float(reader.n_steps)),
-        Total("budget", "bytes", _number(meta.get("budget_bytes")), "no limit"),
+        Total("budget", "bytes", _number(meta.budget_bytes), "no limit"),
         Total("peak on the device, inside a step", "bytes", _most(steps["peak_bytes"])),
         Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
         Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
@@ -86,7 +86,7 @@ def totals(reader: TraceReader) -> list[Total]:
 
 def attended(reader: TraceReader) -> float:
     """Tokens in the softmax per step, mean over steps, layers and KV heads; NaN when not recorded."""
-    if reader.meta.get("trace_level") == "summary" or "attended_tokens" not in reader.kv_metrics():
+    if reader.meta.trace_level == "summary" or "attended_tokens" not in reader.kv_metrics():
         return float("nan")
     return _mean(pd.Series(reader.kv_cube("attended_tokens").ravel()))
 

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from kvlens.demo import circuit, english
+from kvlens.demo.schedule import LEARNING_RATE, PROCESSES, TOKENS_PER_PROCESS, scaled_stages
 from kvlens.demo.tokenizer import load_tokenizer
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -25,8 +26,6 @@ def sha256(path: Path) -> str:
 
 
 def _provenance(state: dict, minutes: float, seed: int, folder: Path) -> dict[str, object]:
-    from kvlens.demo.train import LEARNING_RATE, PROCESSES, TOKENS_PER_PROCESS, scaled_stages
-
     training, held_out = english.split(english.collect())
     origin = Counter(document.name.split()[0] for document in training)
     return {

@@ -13,7 +13,6 @@ import random
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,44 +23,14 @@ from transformers import LlamaForCausalLM
 
 from kvlens.demo import circuit, english, export
 from kvlens.demo.rows import KINDS, Row, RowMaker, make_batch
+from kvlens.demo.schedule import FULL_MINUTES, LEARNING_RATE, PROCESSES, TOKENS_PER_PROCESS, Stage, scaled_stages
 from kvlens.demo.tokenizer import Encoder, load_tokenizer, train_tokenizer
 
-PROCESSES = 2
-TOKENS_PER_PROCESS = 2048
-LEARNING_RATE = 3e-3
 TEXT_WEIGHT, COPY_WEIGHT = 0.4, 0.5
 CHECKPOINT_SECONDS = 120
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A part of the curriculum: row length, steps at full scale, share of copy rows and real English, seconds a step
-    takes."""
-
-    length: int
-    steps: int
-    copy: float
-    english: float
-    skip: float
-    cost: float
-
-
-STAGES = (
-    Stage(96, 600, 0.15, 0.2, 0.2, 0.4),
-    Stage(256, 1000, 0.05, 0.25, 0.5, 0.53),
-    Stage(512, 900, 0.04, 0.25, 0.5, 0.7),
-    Stage(1024, 800, 0.02, 0.25, 0.5, 0.9),
-    Stage(2048, 750, 0.0, 0.25, 0.4, 1.3),
-    Stage(4096, 50, 0.0, 0.2, 0.3, 4.5),
-)
-FULL_MINUTES = 55.0
 Progress = Callable[[dict[str, object]], None]
-
-
-def scaled_stages(minutes: float) -> list[Stage]:
-    """The curriculum with its step counts scaled to a nominal duration."""
-    share = minutes / FULL_MINUTES
-    return [Stage(**{**vars(stage), "steps": max(1, round(stage.steps * share))}) for stage in STAGES]
 
 
 def rope(position: torch.Tensor, head: int, theta: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvlens.rows import Loss
+from kvlens.instruments import Loss
 
 
 @dataclass(frozen=True)

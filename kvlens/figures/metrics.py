@@ -119,6 +119,12 @@ METRICS: dict[str, Metric] = {
             "what would have moved had every wanted token that was hot been reused",
         ),
         _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds in the hot tier"),
+        _count(
+            "read_bytes",
+            "Bytes read",
+            "bytes",
+            "keys and values of the entries this KV head attends, and what was read of the method's index for it",
+        ),
         _count("attended_tokens", "Attended tokens", "tokens", "tokens, exact or rebuilt, in this KV head's softmax"),
         _count("attended_coarse", "Attended summaries", "entries", "summary entries in this KV head's softmax"),
         _count("n_recalled", "Recalled spans", "spans", "spans brought from the cold to the hot tier"),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.spans import UNKNOWN, coloraxis, groups, span_hover
+from kvlens.figures.spancolors import UNKNOWN, coloraxis, groups, span_hover
 from kvlens.figures.theme import GREEN, SELECTED, finish
 
 

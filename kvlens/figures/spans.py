@@ -1,5 +1,4 @@
-"""Where a text is cut into spans: surprisal over tokens with a threshold, the boundaries of segmenters below it,
-lengths of spans."""
+"""Where a text is cut into spans: surprisal over tokens with a threshold, the boundaries of segmenters below it."""
 
 from __future__ import annotations
 
@@ -12,16 +11,13 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.states import STATE_COLORS
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SELECTED, SKY, finish
-from kvlens.rows import SPAN_STATES
+from kvlens.figures.spancolors import UNKNOWN, coloraxis, groups, shown, span_hover
+from kvlens.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SELECTED, finish
 from kvlens.spans import Span
 
 #: Neighbouring spans of a lane, and tokens that are kept as they are: anchors, sinks and what is too short to compress.
 LANE_COLORS = ("#7f98b3", "#c2cfdc", ORANGE)
 KEPT_KINDS = ("sink", "anchor", "short")
-#: How the legend calls spans without a value; heads list their strongest spans only.
-UNKNOWN = "not listed or not recorded"
 #: More points than this are drawn by WebGL.
 SVG_POINTS = 1500
 LANE_PIXELS, CURVE_PIXELS = 26, 220
@@ -50,12 +46,6 @@ class Lane:
 
     name: str
     spans: Sequence[Span]
-
-
-def shown(text: str, limit: int = 60) -> str:
-    """Text of a token or span for a hover: one line, no markup."""
-    flat = text.replace("\n", "⏎")
-    return html.escape(flat if len(flat) <= limit else f"{flat[: limit // 2]} … {flat[-limit // 2 :]}", quote=False)
 
 
 def surprisal_figure(
@@ -187,53 +177,6 @@ def _edges(figure: go.Figure, own: pd.DataFrame, top: float) -> None:
     )
 
 
-def coloraxis(own: pd.DataFrame, column: str, label: str) -> dict[str, object] | None:
-    """One colour scale for all bars or points: shares from 0, everything else over its own range. None where nothing
-    has a number."""
-    values = np.zeros(0) if column == "state" else own[column].to_numpy(np.float64)
-    values = values[np.isfinite(values)]
-    if not values.size:
-        return None
-    lowest = 0.0 if column in ("mass", "full", "regret") else float(values.min())
-    highest = float(values.max(initial=lowest))
-    bar = {"title": {"text": label, "side": "right"}, "thickness": 12, "len": 0.9, "y": 0.45}
-    return {
-        "colorscale": "Cividis",
-        "cmin": lowest,
-        "cmax": highest if highest > lowest else lowest + 1.0,
-        "colorbar": bar,
-    }
-
-
-def groups(own: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, object]]:
-    """The spans by how they are coloured: (legend entry, rows, marker colour). Numbers go over the figure's colour
-    axis; grey where there is none."""
-    if column == "state":
-        found: list[tuple[str, pd.DataFrame, object]] = [
-            (state, own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
-        ]
-        missing = own[~own["state"].isin(SPAN_STATES)]
-    else:
-        known = own[column].notna()
-        found = [("recorded", own[known], own.loc[known, column].tolist())]
-        missing = own[~known]
-    return [entry for entry in [*found, (UNKNOWN, missing, GREY)] if len(entry[1])]
-
-
-def span_hover(row: object, column: str, label: str) -> str:
-    """A row of the table of spans: its number, tokens, the value it is coloured by, its text."""
-    get = row.get  # type: ignore[attr-defined]
-    start, end = int(get("tok_start")), int(get("tok_end")) - 1
-    value = get(column)
-    missing = value is None or value != value
-    number = value if column in ("state", "tok_start") else f"{value:.4g}" if not missing else ""
-    where = f"tokens {start}–{end}" if end > start else f"token {start}"
-    return (
-        f"span {int(get('span'))} ({html.escape(str(get('kind')), quote=False)}), {where}<br>"
-        f"{label}: {UNKNOWN if missing else number}<br>{shown(str(get('text')))}"
-    )
-
-
 def _strip(figure: go.Figure, own: pd.DataFrame, column: str, label: str) -> None:
     same = {"marker": {"opacity": 1.0}}
     for name, part, color in groups(own, column):
@@ -323,33 +266,3 @@ def _marks(figure: go.Figure, curve: Curve, own: pd.DataFrame, selected: int | N
         x0, x1 = float(span["tok_start"]) - 0.5, float(span["tok_end"]) - 0.5
         figure.add_shape(type="rect", x0=x0, x1=x1, y0=-0.46, y1=0.46, line={**edge, "width": 3}, row=2, col=1)
         figure.add_vrect(x0=x0, x1=x1, line=edge, fillcolor="rgba(0,0,0,0)", row=1, col=1)
-
-
-def length_histogram(lengths: np.ndarray, kinds: Sequence[str], selected: int | None) -> go.Figure:
-    """How many spans have how many tokens, one colour per kind; a line marks the selected span's length."""
-    figure = go.Figure()
-    most = int(lengths.max(initial=1))
-    size = max(1, -(-most // 40))
-    names = np.asarray(kinds, dtype=object)
-    for kind, color in zip(sorted(set(kinds)), (BLUE, ORANGE, GREEN, GREY, PURPLE, SKY) * 9, strict=False):
-        mine = lengths[names == kind]
-        figure.add_histogram(
-            x=mine,
-            name=f"{html.escape(kind, quote=False)} ({len(mine)})",
-            marker={"color": color},
-            xbins={"start": 0.5, "end": most + size + 0.5, "size": size},
-            hovertemplate="%{x} tokens: %{y} spans<extra></extra>",
-        )
-    if selected is not None:
-        figure.add_vline(x=selected, line={"color": SELECTED, "width": 2})
-    finish(figure, 420, uirevision="span-lengths", legend=True)
-    figure.update_layout(
-        title_text=f"Lengths of {len(lengths)} spans",
-        barmode="stack",
-        bargap=0.05,
-        dragmode=False,
-        legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
-    )
-    figure.update_xaxes(title_text="tokens of a span", range=[0, most + size + 0.5])
-    figure.update_yaxes(title_text="spans", rangemode="tozero")
-    return figure

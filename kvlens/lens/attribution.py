@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from kvlens.instruments import Loss, Oracle
 from kvlens.lens.reasons import explain
-from kvlens.rows import Loss, Oracle
 from kvlens.store.reader import TraceReader
 
 Triple = tuple[int, int, int]

@@ -116,7 +116,7 @@ class Facts:
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         mine = events[(events["span"] == span) & (events["step"] <= step)]
         similarity = _uncorrected(reader, step, layer, kv_head)
-        waits = similarity is not None or (reader.meta.get("config") or {}).get("zoom") == "next"
+        waits = similarity is not None or reader.meta.config.get("zoom") == "next"
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
         return cls(
@@ -150,8 +150,8 @@ class Facts:
     def held(self) -> bool:
         """A counterfactual held it."""
         return any(
-            hold["span"] == self.span and [self.layer, self.kv_head] in hold["heads"] and self.step >= hold["from_step"]
-            for hold in self.reader.meta.get("hold") or []
+            hold.span == self.span and (self.layer, self.kv_head) in hold.heads and self.step >= hold.from_step
+            for hold in self.reader.meta.hold
         )
 
     @property
@@ -197,7 +197,7 @@ class Facts:
     @property
     def unmoved(self) -> str:
         """Why the head was not corrected."""
-        tau = (self.reader.meta.get("config") or {}).get("tau")
+        tau = self.reader.meta.config.get("tau")
         if tau == 0:
             return "tau is 0, which corrects no head"
         return f"query similarity {self.similarity:.2f} is not below tau {tau}"

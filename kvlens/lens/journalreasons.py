@@ -16,7 +16,7 @@ def chess(reader: TraceReader, step: int, layer: int, span: int, state: str | No
     """The first level of the hierarchy (grid, chunk, page) at which the page was dropped at the newest reconstruction,
     and its rank among the units that were compared there: those under what the level above had kept."""
     row = reader.spans().set_index("span").loc[span]
-    config = reader.meta.get("config") or {}
+    config = reader.meta.config
     if row["kind"] != "page" or state != "resident" or read:
         return None
     page, chunk_pages, grid_chunks = (int(config[name]) for name in ("page", "chunk_pages", "grid_chunks"))

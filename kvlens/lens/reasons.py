@@ -48,7 +48,7 @@ def reason(facts: Facts) -> Reason:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
     if facts.state == "evicted":
         return Reason("evicted", _evicted(facts))
-    found = FROM_JOURNAL.get(str(facts.reader.meta.get("method")))
+    found = FROM_JOURNAL.get(str(facts.reader.meta.method))
     where = (facts.reader, facts.step, facts.layer, facts.span)
     if found is not None and (told := found(*where, facts.state, bool(facts.read))) is not None:
         return Reason(*told)

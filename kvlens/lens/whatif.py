@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvlens import tasks
+from kvlens.instruments import Loss
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
-from kvlens.rows import Loss
+from kvlens.meta import Counterfactual
+from kvlens.meta import Search as SearchMeta
 from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import Report
 
@@ -77,14 +79,16 @@ def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, 
 
 def whatif(
     runs_dir: Path, uid: str, asked: Asked, report: Report, cancelled: Callable[[], bool] = lambda: False
-) -> tuple[Stored, dict[str, Any]]:
-    """Carry it out and store the held run -> (the run, its summary, which is also its meta's `whatif`).
+) -> tuple[Stored, Counterfactual | None]:
+    """Carry it out and store the held run -> (the run, what holding changed, which is also its meta's `whatif`; None
+    where it was cancelled).
 
     The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated.
     """
+    from kvlens.runs.preparing import Pairing, plan
     from kvlens.runs.reference import obtain, reference_key
-    from kvlens.runs.storing import Pairing, plan, store
+    from kvlens.runs.storing import store
 
     past = read_run(runs_dir, uid)
     heads = tuple(
@@ -117,14 +121,14 @@ def whatif(
         update={"against": True, "forced_reference": past.forced, "hold": (*past.request.hold, *holds)}
     )
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
-    summary: dict[str, Any] = {}
+    said: list[Counterfactual] = []
 
-    def conclude(result: Result) -> dict[str, Any]:
-        summary.update(question.answered(result, holds, past.forced), search=None if found is None else _as_meta(found))
-        return {"whatif": summary}
+    def conclude(result: Result) -> Counterfactual:
+        said.append(question.answered(result, holds, past.forced, None if found is None else _as_meta(found)))
+        return said[0]
 
     planned = plan(request, reference.ids if past.forced else None)
-    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), summary
+    return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), said[0] if said else None
 
 
 @dataclass
@@ -225,7 +229,9 @@ class Question:
 
         return Search(measure, lambda heads: self.restored(held(heads)), told).run(candidates)
 
-    def answered(self, result: Result, holds: tuple[Hold, ...], forced: bool) -> dict[str, Any]:
+    def answered(
+        self, result: Result, holds: tuple[Hold, ...], forced: bool, search: SearchMeta | None
+    ) -> Counterfactual:
         """The summary of the stored run `result`, in which `holds` were kept."""
         shape = self.trials.engine.loaded.shape
         loss: Loss | None = None
@@ -238,26 +244,27 @@ class Question:
             if self.by_answer
             else loss is not None and loss.agrees
         )
-        return {
-            "step": self.step,
-            "kl_before": self.kl_before,
-            "kl_after": None if loss is None else loss.kl,
-            "answer_before": self.answer_before,
-            "answer_after": text,
-            "expected": self.expected,
-            "expected_from": "task" if self.by_answer else "reference",
-            "restored": None if self.was_right else back,
-            "agrees_after": None if loss is None else loss.agrees,
-            "held_bytes": held_bytes(holds, shape),
-            "held_tokens": held_tokens(holds),
-        }
+        return Counterfactual(
+            step=self.step,
+            kl_before=self.kl_before,
+            kl_after=None if loss is None else loss.kl,
+            answer_before=self.answer_before,
+            answer_after=text,
+            expected=self.expected,
+            expected_from="task" if self.by_answer else "reference",
+            restored=None if self.was_right else back,
+            agrees_after=None if loss is None else loss.agrees,
+            held_bytes=held_bytes(holds, shape),
+            held_tokens=held_tokens(holds),
+            search=search,
+        )
 
 
-def _as_meta(found: Found) -> dict[str, Any]:
-    return {
-        "heads": [list(head) for head in found.heads],
-        "tried": found.tried,
-        "kl": found.kl,
-        "everywhere": found.everywhere,
-        "alone": [[layer, head, kl] for (layer, head), kl in found.alone],
-    }
+def _as_meta(found: Found) -> SearchMeta:
+    return SearchMeta(
+        heads=found.heads,
+        tried=found.tried,
+        kl=found.kl,
+        everywhere=found.everywhere,
+        alone=tuple((layer, head, kl) for (layer, head), kl in found.alone),
+    )

@@ -116,14 +116,14 @@ class Keeper:
         return torch.tensor(ids, device=device)[row].masked_fill(nothing, 0), codes[row].masked_fill(nothing, FREE)
 
     # --------------------------------------------------------------------------------------------------------- a bag
-    def name(self, ids: list[int]) -> None:
+    def name(self, ids: list[int], roles: list[str]) -> None:
         """Tokens of the bag that lie in the newest spans `ids` are theirs from now on, no longer the window's."""
-        for span in ids:
+        for span, role in zip(ids, roles, strict=True):
             row = self.spans.rows[span]
             for pool in self.hot.pools:
                 mine = (pool.position >= row.tok_start) & (pool.position < row.tok_end) & (pool.span == WINDOW)
                 pool.span.masked_fill_(mine, span)
-                pool.role.masked_fill_(mine, ROLE["resident"])
+                pool.role.masked_fill_(mine, ROLE[role])
                 self._left[(*pool.at, span)] = mine.sum(-1).cpu().numpy()
 
     def evict(self, eviction: Eviction, step: int) -> None:

@@ -83,6 +83,8 @@ class Selection:
     """[S] bool: spans that could be expanded, the denominator of the zoom rate; None: this method does not zoom"""
     score: torch.Tensor | None = None
     """[H_kv, S]: by which spans were ranked, for the log; NaN where a span was no candidate"""
+    index_bytes: int = 0
+    """bytes of the method's own index that were read for the choice of one KV head"""
     head_columns: dict[str, torch.Tensor] = field(default_factory=dict)
     """columns of kvlens.rows.HEAD_COLUMNS that the method itself knows, [Hq]"""
     kv_columns: dict[str, torch.Tensor] = field(default_factory=dict)

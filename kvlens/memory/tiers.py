@@ -118,7 +118,7 @@ class Memory:
 
     def name(self, placement: Placement) -> None:
         """Tokens of a bag belong to the placement's spans from now on, wherever they lie. Nothing moves."""
-        self.keeper.name(self._open_spans(placement))
+        self.keeper.name(self._open_spans(placement), placement.roles)
 
     def evict(self, eviction: Eviction) -> None:
         """The next token's place in every bag. Nothing comes back."""

@@ -33,6 +33,7 @@ class StreamingLLM(DecodeEviction):
     summary = "keeps the first tokens (sinks) and a sliding window of the newest; evicts the rest, never to return"
     Parameters = StreamingParameters
     ranks = False
+    role = "window"
     params: StreamingParameters
 
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:

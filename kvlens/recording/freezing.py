@@ -84,6 +84,8 @@ class Freezer:
             shadow,
             seen[0].scaling,
             memory.spans.capacity,
+            entry_bytes=memory.shape.head_token_bytes,
+            index_bytes=tuple(0 if c is None else c.index_bytes for c in chosen),
         )
         self._previous, self._seen = q, []
         return shot

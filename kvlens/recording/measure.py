@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kvlens.instruments import Oracle, Scores
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.recording.oracle import compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
-from kvlens.rows import MASS_COLUMNS, Oracle, Scores
+from kvlens.rows import MASS_COLUMNS
 
 
 def alike(shot: Snapshot) -> tuple[object, ...]:
@@ -56,7 +57,9 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
         columns["coverage"] = coverage(full, groups)
         oracles, regrets, oracle_worst = compare(shots, full, mass, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
+    index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
+    kv_columns["read_bytes"] = (tokens + coarse) * first.entry_bytes + index
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}

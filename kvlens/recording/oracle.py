@@ -11,11 +11,12 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from kvlens.instruments import Oracle
 from kvlens.kernels.attend import attention_weights
 from kvlens.memory.hot import ROLE
 from kvlens.memory.spantable import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
-from kvlens.rows import Oracle, SpanRow
+from kvlens.rows import SpanRow
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
 """Roles whose entries are attended exactly, for coverage."""

@@ -8,16 +8,17 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
 
+from kvlens.instruments import SpanKeys
 from kvlens.memory.ledger import Entry
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
+from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
 from kvlens.recording.measure import alike, measure
 from kvlens.recording.oracle import Owners
@@ -25,7 +26,7 @@ from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
 from kvlens.recording.snapshot import Snapshot
 from kvlens.recording.spankeys import span_keys
-from kvlens.rows import JournalRow, Loss, PrefillRecord, PromptToken, SelfCheck, SpanKeys, StepRecord, TraceSink
+from kvlens.rows import JournalRow, PrefillRecord, PromptToken, SelfCheck, TraceSink
 
 RANKED_SPANS = 32
 """spans whose scores are logged, per (step, layer, KV head)"""
@@ -35,21 +36,6 @@ TOGETHER_NUMBERS = 4_000_000
 """weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
 IN_FLIGHT = 3
 """batches that may wait to be measured before the engine's thread has to wait"""
-
-
-@dataclass(frozen=True)
-class StepFacts:
-    """What the engine knows of a step besides the attention. Times in us since the run began."""
-
-    step: int
-    t_us: int
-    dur_us: int
-    token_id: int
-    text: str
-    logprob: float
-    next_entropy: float
-    loss: Loss | None = None
-    """against the full-KV reference; None: not compared"""
 
 
 class Recorder:
@@ -78,15 +64,14 @@ class Recorder:
         self._prompt_keys: torch.Tensor | None = None
         """the prompt's keys [L, H_kv, n, D] until its spans are known"""
         self._error: BaseException | None = None
-        self._newest: tuple[Snapshot, StepRecord] | None = None
+        self._newest: Seen | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
-        self._batch: list[tuple[Snapshot, StepRecord]] = []
-        self._queue: queue.Queue[list[tuple[Snapshot, StepRecord]] | None] = queue.Queue(IN_FLIGHT)
+        self._batch: list[Settled] = []
+        self._queue: queue.Queue[list[Settled] | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 
-    # ---------------------------------------------------------------------------------------------------------- the
-    # engine's thread
+    # ---- the engine's thread -----------------------------------------------------------------------------------------
     def layer(
         self,
         layer: int,
@@ -109,18 +94,18 @@ class Recorder:
         """Prefill has ended and the prompt is placed."""
         memory = self.memory
         record = PrefillRecord(
-            tokens,
-            memory.spans.drain_born(),
-            memory.drain_span_heads(),
-            memory.drain_transfers(),
-            memory.drain_events(),
-            prefill_us,
-            peak_bytes,
-            memory.cold.bytes,
-            memory.account.resident,
-            self._journal(),
-            memory.drain_cuts(),
-            self._span_keys(),
+            tokens=tokens,
+            spans=memory.spans.drain_born(),
+            span_heads=memory.drain_span_heads(),
+            transfers=memory.drain_transfers(),
+            events=memory.drain_events(),
+            prefill_us=prefill_us,
+            prefill_peak_bytes=peak_bytes,
+            cold_bytes=memory.cold.bytes,
+            resident_bytes=memory.account.resident,
+            journal=self._journal(),
+            cuts=memory.drain_cuts(),
+            span_keys=self._span_keys(),
         )
         self._tally.opened(memory.ledger.opened)
         self._tally.rows(record.transfers)
@@ -138,35 +123,20 @@ class Recorder:
         self._complete_newest()  # its copies in the background have landed before this step's attention
         account = memory.account
         self._tally.step(account.limit, account.peak)
-        none = np.empty(0)
-        record = StepRecord(
-            facts.step,
-            facts.t_us,
-            facts.dur_us,
-            0,
-            0,
-            facts.token_id,
-            facts.text,
-            facts.logprob,
-            facts.next_entropy,
-            account.resident,
-            account.peak,
-            memory.cold.bytes,
-            {},
-            self._kv_columns(memory.ledger.opened),
-            none,
-            none,
-            none,
-            [],
-            memory.drain_events(),
-            memory.spans.drain_born(),
-            memory.drain_span_heads(),
-            self._journal(),
-            memory.drain_cuts(),
-            loss=facts.loss,
+        self._newest = Seen(
+            facts=facts,
+            shot=shot,
+            resident_bytes=account.resident,
+            peak_bytes=account.peak,
+            cold_bytes=memory.cold.bytes,
+            kv=self._kv_columns(memory.ledger.opened),
+            events=memory.drain_events(),
+            spans=memory.spans.drain_born(),
+            span_heads=memory.drain_span_heads(),
+            journal=self._journal(),
+            cuts=memory.drain_cuts(),
+            record_us=(time.perf_counter_ns() - began) // 1000,
         )
-        self._newest = shot, record
-        record.record_us = (time.perf_counter_ns() - began) // 1000
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None
@@ -177,13 +147,12 @@ class Recorder:
         sizes alone."""
         if self._newest is None:
             return
-        shot, record = self._newest
-        record.transfers = self.memory.drain_transfers(record.step)
-        record.wait_us = self.memory.ledger.waited_ns(record.step) // 1000
-        self._tally.rows(record.transfers)
-        self._batch.append((shot, record))
-        self._newest = None
-        if len(self._batch) >= self._together(shot):
+        seen, self._newest = self._newest, None
+        step = seen.facts.step
+        settled = Settled(seen, self.memory.drain_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
+        self._tally.rows(settled.transfers)
+        self._batch.append(settled)
+        if len(self._batch) >= self._together(seen.shot):
             self._queue.put(self._batch)
             self._batch = []
 
@@ -254,8 +223,7 @@ class Recorder:
         shared = self.memory.account.resident - int(slots.sum())
         return slots + max(0, shared) // slots.size
 
-    # ----------------------------------------------------------------------------------------------------------- the
-    # second thread
+    # ---- the second thread -------------------------------------------------------------------------------------------
     def _work(self) -> None:
         torch.set_num_threads(1)  # of this thread: it must not compete with the engine's
         with torch.inference_mode():
@@ -267,18 +235,10 @@ class Recorder:
                 except BaseException as error:
                     self._error = error
 
-    def _measure(self, batch: list[tuple[Snapshot, StepRecord]]) -> None:
-        for _, run in groupby(batch, key=lambda pair: alike(pair[0])):
-            pairs = list(run)
-            for (_, record), measured in zip(
-                pairs, measure([shot for shot, _ in pairs], self.top_k, RANKED_SPANS), strict=True
-            ):
-                record.head, record.kv = measured.head, record.kv | measured.kv
-                record.top_span, record.top_mass, record.tail_mass = (
-                    measured.top_span,
-                    measured.top_mass,
-                    measured.tail_mass,
-                )
-                record.scores, record.oracle = measured.scores, measured.oracle
+    def _measure(self, batch: list[Settled]) -> None:
+        for _, run in groupby(batch, key=lambda settled: alike(settled.seen.shot)):
+            steps = list(run)
+            shots = [settled.seen.shot for settled in steps]
+            for settled, measured in zip(steps, measure(shots, self.top_k, RANKED_SPANS), strict=True):
                 self._tally.measured(measured)
-                self.sink.step(record)
+                self.sink.step(settled.record(measured))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+
+from kvlens.meta import Sampled
 
 AUTO_NUMBERS = 8_000_000
 """'auto': weights of full attention that may be grouped per step, on average over the steps"""
@@ -24,9 +25,9 @@ class OracleSampling:
         """The layers to record at a step, none between the chosen steps."""
         return self.layers if step % self.every == 0 else ()
 
-    def meta(self) -> dict[str, Any]:
+    def meta(self) -> Sampled:
         """As the run's meta holds it."""
-        return {"every": self.every, "layers": list(self.layers)}
+        return Sampled(every=self.every, layers=self.layers)
 
 
 def check(text: str) -> None:
@@ -58,12 +59,12 @@ def resolve(text: str, layers: int, q_heads: int, prompt_tokens: int, coverage: 
     return OracleSampling(every, tuple(known))
 
 
-def words(sampled: dict[str, Any] | None, layers: int) -> str:
+def words(sampled: Sampled | None, layers: int) -> str:
     """What a run's meta says of it, for people: 'every step and all layers', 'one step in 4 and layers 0, 1', 'not
     recorded'."""
-    if not sampled:
+    if sampled is None:
         return "not recorded"
-    every, chosen = int(sampled.get("every", 1)), sampled.get("layers") or []
+    every, chosen = sampled.every, sampled.layers
     some = "all layers" if len(chosen) in (0, layers) else f"layers {', '.join(map(str, chosen))}"
     return f"{'every step' if every == 1 else f'one step in {every}'} and {some}"
 

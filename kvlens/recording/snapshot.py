@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlens.rows import Oracle, Scores
+from kvlens.instruments import Oracle, Scores
 
 
 @dataclass
@@ -69,6 +69,10 @@ class Snapshot:
     """int64 [>= n]: the span of each position; where the step is sampled for full attention by span"""
     sampled: tuple[int, ...] = ()
     """layers whose full attention by span is logged"""
+    entry_bytes: int = 0
+    """keys and values of one entry of one KV head"""
+    index_bytes: tuple[int, ...] = ()
+    """per layer: what of the method's index was read for one KV head's choice"""
 
 
 @dataclass

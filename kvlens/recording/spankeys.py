@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from kvlens.rows import SpanKeys, SpanRow
+from kvlens.instruments import SpanKeys
+from kvlens.rows import SpanRow
 
 MOST_NUMBERS = 8_000_000
 """numbers kept at most; with more spans, heads or layers nothing is recorded"""

@@ -10,6 +10,7 @@ from kvlens.figures.metrics import si_bytes
 from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.meta import Counterfactual, RunMeta
 from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
@@ -22,41 +23,41 @@ MOST_PROMPT = 40_000
 def facts(reader: TraceReader) -> str:
     """What the run is."""
     meta = reader.meta
-    budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
     limit = (
         "no limit"
         if budget is None
         else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
     )
-    kind = "forced: fed the reference's tokens" if meta.get("forced") else "free: decodes on its own tokens"
+    kind = "forced: fed the reference's tokens" if meta.forced else "free: decodes on its own tokens"
     rows = [
         ("run", reader.uid),
         ("status", reader.status + (f" ({reader.error})" if reader.error else "")),
-        ("started", meta.get("started")),
-        ("model", meta.get("model")),
+        ("started", meta.started),
+        ("model", meta.model),
         ("method", _titled(meta)),
-        ("preset", meta.get("preset") or "none"),
+        ("preset", meta.preset or "none"),
         ("budget", limit),
-        ("prompt", f"{meta.get('prompt_tokens')} tokens, task {meta.get('task') or 'not named'}"),
+        ("prompt", f"{meta.prompt_tokens} tokens, task {meta.task or 'not named'}"),
         ("decode steps", reader.n_steps),
         ("decoding", kind),
-        ("sampling", f"temperature {meta.get('temperature')}, top-p {meta.get('top_p')}, seed {meta.get('seed')}"),
-        ("full-KV reference", meta.get("reference") or "none"),
-        ("repeats run", meta.get("parent") or "none"),
-        ("held ranges", len(meta.get("hold") or []) or "none"),
+        ("sampling", f"temperature {meta.temperature}, top-p {meta.top_p}, seed {meta.seed}"),
+        ("full-KV reference", meta.reference or "none"),
+        ("repeats run", meta.parent or "none"),
+        ("held ranges", len(meta.hold) or "none"),
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
     ]
     return table(("what", "value"), rows)
 
 
-def _titled(meta: dict[str, Any]) -> str:
+def _titled(meta: RunMeta) -> str:
     entry = about(meta)
-    return f"{entry['title']} ({meta.get('method')})" if entry else str(meta.get("method"))
+    return f"{entry['title']} ({meta.method})" if entry else str(meta.method)
 
 
-def about(meta: dict[str, Any]) -> dict[str, Any] | None:
+def about(meta: RunMeta) -> dict[str, Any] | None:
     """The catalogue's entry of the run's method; None when it is not installed here."""
-    return next((entry for entry in methods.catalogue() if entry["name"] == meta.get("method")), None)
+    return next((entry for entry in methods.catalogue() if entry["name"] == meta.method), None)
 
 
 def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
@@ -67,7 +68,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
             return paragraph(
                 f"Nothing was lost: at all {len(loss)} steps compared, the most probable token is full KV's.", "calm"
             )
-        if reader.meta.get("method") == "full":
+        if reader.meta.method == "full":
             return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
         return paragraph("The loss against full KV was not recorded in this run.", "calm")
     text = (
@@ -99,12 +100,12 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
 def answer(reader: TraceReader) -> str:
     """What was expected and what came; of a forced run, what it was fed: those tokens say nothing about the method."""
     meta, output = reader.meta, generated(reader)
-    forced = bool(meta.get("forced"))
+    forced = bool(meta.forced)
     rows = [("fed, full KV's tokens" if forced else "generated", output)]
-    if meta.get("answer"):
-        exact = tasks.is_right(meta.get("task"), str(meta["answer"]), str(meta.get("output_text") or output))
+    if meta.answer:
+        exact = tasks.is_right(meta.task, str(meta.answer), str(meta.output_text or output))
         right = "not judged: the method did not choose these tokens" if forced else "yes" if exact else "no"
-        rows = [("expected", str(meta["answer"]).strip()), *rows, ("right", right)]
+        rows = [("expected", str(meta.answer).strip()), *rows, ("right", right)]
     else:
         rows.append(("expected", "no answer is known for this prompt"))
     prompt = reader.prompt_text()
@@ -118,20 +119,20 @@ def held(reader: TraceReader) -> str:
     meta = reader.meta
     rows = [
         (
-            f"span {hold['span']}",
-            f"tokens {hold['tok_start']}–{hold['tok_end'] - 1}",
-            f"from step {hold['from_step']}",
-            ", ".join(f"L{layer} KV{head}" for layer, head in hold["heads"]),
+            f"span {hold.span}",
+            f"tokens {hold.tok_start}–{hold.tok_end - 1}",
+            f"from step {hold.from_step}",
+            ", ".join(f"L{layer} KV{head}" for layer, head in hold.heads),
         )
-        for hold in meta["hold"]
+        for hold in meta.hold
     ]
-    tried = meta.get("whatif") or {}
+    tried = meta.whatif or Counterfactual()
     changed = [
-        ("KL at the step of loss (nats)", tried.get("kl_before"), tried.get("kl_after")),
-        ("answer", tried.get("answer_before"), tried.get("answer_after")),
-        ("held, beyond the budget", "nothing", si_bytes(tried.get("held_bytes"))),
+        ("KL at the step of loss (nats)", tried.kl_before, tried.kl_after),
+        ("answer", tried.answer_before, tried.answer_after),
+        ("held, beyond the budget", "nothing", si_bytes(tried.held_bytes)),
     ]
-    restored = tried.get("restored")
+    restored = tried.restored
     said = "Whether the answer came back is not known."
     if restored is not None:
         said = "The answer came back." if restored else "The answer did not come back."
@@ -144,7 +145,7 @@ def held(reader: TraceReader) -> str:
 
 def parameters(reader: TraceReader) -> str:
     """The method's parameters as they were in force, and which of them the paper does not decide."""
-    entry, config = about(reader.meta), reader.meta.get("config") or {}
+    entry, config = about(reader.meta), reader.meta.config
     if not config:
         return paragraph("The method has no parameters.")
     described = {item["name"]: item for item in (entry or {}).get("parameters", [])}
@@ -176,10 +177,9 @@ def conditions(reader: TraceReader) -> str:
         "coverage",
         "schema_version",
     )
-    rows = [(name.replace("_", " "), _switch(meta.get(name))) for name in names]
-    rows.append(("full attention by span", sampling.words(meta.get("oracle"), reader.n_layers)))
-    machine = meta.get("machine")
-    rows += list(machine.items()) if isinstance(machine, dict) else [("machine", machine)]
+    rows = [(name.replace("_", " "), _switch(value)) for name, value in meta.pick(names).items()]
+    rows.append(("full attention by span", sampling.words(meta.oracle, reader.n_layers)))
+    rows += [("machine", None)] if meta.machine is None else list(meta.machine.stored().items())
     checks = reader.self_checks()
     passed = [
         (str(row.name_), "pass" if row.passed else "FAIL", str(row.detail))
@@ -197,7 +197,7 @@ def _switch(value: Any) -> Any:
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
-    counterfactual = [("What if it had been there", held(reader))] if reader.meta.get("hold") else []
+    counterfactual = [("What if it had been there", held(reader))] if reader.meta.hold else []
     return [
         ("Verdict", verdict_text(reader, found)),
         ("What the run is", facts(reader)),

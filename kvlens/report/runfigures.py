@@ -92,10 +92,10 @@ def missed_triples(reader: TraceReader, step: int) -> str:
 def bytes_moved(reader: TraceReader, figures: Figures) -> str:
     """What the tiers held against the budget, and what moved by direction and cause."""
     steps, meta = reader.steps(), reader.meta
-    held = memory.residency(steps, meta.get("budget_bytes"), meta.get("full_kv_bytes"))
+    held = memory.residency(steps, meta.budget_bytes, meta.full_kv_bytes)
     parts = [
         figures.place(
-            held, "KV bytes by tier per decode step", f"Link: {meta.get('link') or 'not recorded'}; bytes are decimal."
+            held, "KV bytes by tier per decode step", f"Link: {meta.link or 'not recorded'}; bytes are decimal."
         )
     ]
     moved = reader.transfer_times()

@@ -12,7 +12,7 @@ def listed(reader: TraceReader, step: int, layer: int, q_head: int) -> pd.DataFr
     """The spans that full attention would have read most at a step: span, full, mass, regret, kind, tokens (in words),
     text, needle."""
     table, tokens = reader.oracle(step, layer, q_head), reader.tokens()
-    needle = reader.meta.get("needle") or []
+    needle = reader.meta.needle
     rows = []
     for row in table.itertuples():
         start, end = int(row.tok_start), int(row.tok_end)

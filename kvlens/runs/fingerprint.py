@@ -8,7 +8,15 @@ from pathlib import Path
 
 from kvlens.engine.models import LoadedModel, UnsupportedModel, resolve
 
-_NAMES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
+_NAMES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 
 
 def fingerprint(loaded: LoadedModel) -> str:
@@ -19,7 +27,10 @@ def fingerprint(loaded: LoadedModel) -> str:
     except UnsupportedModel:
         return _in_memory(loaded)
     if folder.is_dir():
-        files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in _NAMES if (folder / name).is_file())]
+        files = [
+            *sorted(folder.glob("*.safetensors")),
+            *(folder / name for name in _NAMES if (folder / name).is_file()),
+        ]
         return _of_files(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
     revision = getattr(loaded.model.config, "_commit_hash", None)
     return f"{loaded.name}@{revision}" if revision else _in_memory(loaded)

@@ -12,8 +12,11 @@ def machine() -> dict[str, Any]:
     """Processor model, cores, system, and torch's threads where torch is loaded."""
     import sys
 
-    facts: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "system": (f"{platform.system()} "
-                                                                                           f"{platform.machine()}")}
+    facts: dict[str, Any] = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": (f"{platform.system()} {platform.machine()}"),
+    }
     if "torch" in sys.modules:
         facts["threads"] = sys.modules["torch"].get_num_threads()
     return facts

@@ -20,12 +20,26 @@ from kvlens.shape import KVShape
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
 TRACE_BASE_BYTES = 1_100_000
-UNKNOWN = ("prompt_tokens", "full_kv_bytes", "budget_bytes", "min_budget_bytes", "feasible", "trace_bytes", "oracle_every")
+UNKNOWN = (
+    "prompt_tokens",
+    "full_kv_bytes",
+    "budget_bytes",
+    "min_budget_bytes",
+    "feasible",
+    "trace_bytes",
+    "oracle_every",
+)
 """what is None until the model can be asked"""
 
 
 def estimate(
-    prompt_text: str, model: str, method: str, params: dict[str, Any], budget: str | None, max_new: int, preset: str | None = None
+    prompt_text: str,
+    model: str,
+    method: str,
+    params: dict[str, Any],
+    budget: str | None,
+    max_new: int,
+    preset: str | None = None,
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     oracle_every, warnings.
@@ -51,31 +65,38 @@ def estimate(
     shape, positions = _shape(str(source))
     tokens = _count_tokens(str(source), prompt_text)
     if tokens is None:
-        out["warnings"].append(("The model has no tokenizer.json: its tokens can be counted only when it has "
-                               "been loaded."))
+        out["warnings"].append(
+            "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
+        )
         return out
     full = shape.full_kv_bytes(tokens + max_new)
     limit = asked.bytes(shape, tokens + max_new)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
     out |= {
-        "prompt_tokens": tokens, "full_kv_bytes": full, "budget_bytes": limit, "min_budget_bytes": floor,
+        "prompt_tokens": tokens,
+        "full_kv_bytes": full,
+        "budget_bytes": limit,
+        "min_budget_bytes": floor,
         "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
         "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
     }
     if tokens + max_new > positions:
         out["feasible"] = False
-        out["warnings"].append((f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: "
-                                f"shorten "
-                               f"the prompt."))
+        out["warnings"].append(
+            f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: shorten the prompt."
+        )
     if limit is not None and floor > limit:
         about = "needs" if chosen.floor_is_exact else "needs, by estimate,"
-        end = "the run would be refused." if chosen.floor_is_exact else ("the run may be refused once its spans "
-                                                                        "are known.")
+        end = (
+            "the run would be refused."
+            if chosen.floor_is_exact
+            else ("the run may be refused once its spans are known.")
+        )
         out["warnings"].append(
-            (f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is "
-            f"{limit / full:.1%}: {end}")
+            f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is "
+            f"{limit / full:.1%}: {end}"
         )
     return out
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
+from kvlens.runs.preparing import Pairing, Prepared, plan
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.storing import store
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.engine.engine import Result
-    from kvlens.runs.storing import Prepared
-
 LOGITS_FILE = "logits.safetensors"
 MOST_BYTES = 8 * 2**30
 """of logits, above which no reference is made"""
@@ -34,10 +34,18 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
     import torch
 
     said = {
-        "model": prepared.fingerprint, "prompt": list(prepared.prompt.ids), "dtype": request.dtype,
-        "device": request.device.partition(":")[0], "torch": torch.__version__, "prefill_chunk": request.prefill_chunk,
-        "seed": request.seed, "max_new": request.max_new, "temperature": request.temperature, "top_p": request.top_p,
-        "stop": list(request.stop), "ignore_eos": request.ignore_eos,
+        "model": prepared.fingerprint,
+        "prompt": list(prepared.prompt.ids),
+        "dtype": request.dtype,
+        "device": request.device.partition(":")[0],
+        "torch": torch.__version__,
+        "prefill_chunk": request.prefill_chunk,
+        "seed": request.seed,
+        "max_new": request.max_new,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stop": list(request.stop),
+        "ignore_eos": request.ignore_eos,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -45,13 +53,18 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
 def find(runs_dir: Path, key: str) -> str | None:
     """uid of the newest stored full-KV run with this key, whether or not its logits lie beside it."""
     runs = list_runs(runs_dir)
-    plain = (runs["method"] == "full") & (runs["status"] == "completed") & (runs["forced"] != True) & (runs["hold"] != True)  # noqa: E712
+    own = ~runs["forced"].eq(True) & ~runs["hold"].eq(True)
+    plain = (runs["method"] == "full") & (runs["status"] == "completed") & own
     found = runs[plain & (runs["reference_key"] == key)]
     return None if found.empty else str(found["uid"].iloc[0])
 
 
 def obtain(
-    prepared: Prepared, request: RunRequest, runs_dir: Path, report: Report, cancelled: Callable[[], bool] = lambda: False
+    prepared: Prepared,
+    request: RunRequest,
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Reference:
     """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed
     again.
@@ -105,22 +118,22 @@ def _full(request: RunRequest) -> RunRequest:
     return request.model_copy(update=changes)
 
 
-def _make(prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]) -> Reference:
-    from kvlens.runs.storing import Pairing, plan, store
-
+def _make(
+    prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]
+) -> Reference:
     _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
     stored = store(prepared, full, plan(full), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True)
     if stored.result is None:
-        raise ValueError((f"cancelled while the full-KV reference was being made; what was recorded of it is stored as "
-                         f"{stored.uid}."))
+        raise ValueError(
+            f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}."
+        )
     return _save(runs_dir, stored.uid, key, stored.result)
 
 
 def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled: Callable[[], bool]) -> None:
     """Raises what the run would raise before it decodes anything, so that a refused run leaves no reference behind."""
     from kvlens.engine.engine import Cancelled
-    from kvlens.runs.storing import plan
 
     planned = plan(request)
 
@@ -130,19 +143,31 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
 
     try:
         prepared.engine.rehearse(
-            prepared.prompt, planned.method, planned.params, planned.budget, planned.options, told, cancelled, request.hold
+            prepared.prompt,
+            planned.method,
+            planned.params,
+            planned.budget,
+            planned.options,
+            told,
+            cancelled,
+            request.hold,
         )
     except Cancelled:
         raise ValueError("cancelled before the full-KV reference was made; nothing was stored.") from None
 
 
 def _compute_again(
-    prepared: Prepared, request: RunRequest, runs_dir: Path, uid: str, key: str, report: Report, cancelled: Callable[[], bool]
+    prepared: Prepared,
+    request: RunRequest,
+    runs_dir: Path,
+    uid: str,
+    key: str,
+    report: Report,
+    cancelled: Callable[[], bool],
 ) -> Reference | None:
     """The logits of a stored full-KV run, by repeating it without recording; None if it does not come to the same
     tokens."""
     from kvlens.engine.engine import Cancelled
-    from kvlens.runs.storing import plan
 
     try:
         with TraceReader.open(runs_dir, uid) as reader:
@@ -152,7 +177,14 @@ def _compute_again(
     planned = plan(_full(request))
     try:
         result = prepared.engine.run(
-            prepared.prompt, planned.method, planned.params, planned.budget, planned.options, None, _renamed(report), cancelled,
+            prepared.prompt,
+            planned.method,
+            planned.params,
+            planned.budget,
+            planned.options,
+            None,
+            _renamed(report),
+            cancelled,
             keep_logits=True,
         )
     except Cancelled:

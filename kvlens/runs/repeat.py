@@ -6,18 +6,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.holds import Hold
+from kvlens.meta import RunMeta
 from kvlens.prompts import PromptText
 from kvlens.rows import SpanRow
+from kvlens.runs.preparing import Pairing, Prepared, plan, prepare
+from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import Report, RunRequest
+from kvlens.runs.storing import Stored, store
 from kvlens.store.reader import TraceReader
 
-if TYPE_CHECKING:
-    from kvlens.runs.storing import Prepared, Stored
-
-_OLD = ("model", "method", "preset", "budget", "max_new", "seed", "temperature", "top_p", "device", "dtype", "coverage", "trace_level")
+_OLD = (
+    "model",
+    "method",
+    "preset",
+    "budget",
+    "max_new",
+    "seed",
+    "temperature",
+    "top_p",
+    "device",
+    "dtype",
+    "coverage",
+    "trace_level",
+)
 """what a trace says of its request without keeping the request whole (kvlens before the lens)"""
 
 
@@ -54,48 +67,66 @@ class Past:
 def read_run(runs_dir: Path, uid: str) -> Past:
     """Raises TraceError for a run that cannot be read, CannotRepeat for one that does not say what it was."""
     with TraceReader.open(runs_dir, uid) as reader:
-        meta, tokens, spans, text, loss = reader.meta, reader.tokens(), reader.spans(), reader.prompt_text(), reader.loss()
+        meta, tokens, spans, text, loss = (
+            reader.meta,
+            reader.tokens(),
+            reader.spans(),
+            reader.prompt_text(),
+            reader.loss(),
+        )
         steps, layers, kv_heads, whole = reader.n_steps, reader.n_layers, reader.kv_heads, reader.status == "completed"
     if not text:
         raise CannotRepeat(f"run {uid} cannot be repeated: its prompt's text was not stored with it.")
-    if meta.get("forced") and not meta.get("reference"):
-        raise CannotRepeat((f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of "
-                            f"a stored "
-                           f"reference."))
-    needle = tuple((int(start), int(end)) for start, end in meta.get("needle") or ())
+    if meta.forced and not meta.reference:
+        raise CannotRepeat(
+            f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference."
+        )
     prompt, decoded = tokens[tokens["step"].isna()], tokens[tokens["step"].notna()].sort_values("step")
     return Past(
-        uid, _request(uid, meta), PromptText(text, meta.get("answer"), needle, meta.get("task")),
+        uid,
+        _request(uid, meta),
+        PromptText(text, meta.answer, meta.needle, meta.task),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         tuple(
-            SpanRow(int(s.span), str(s.kind), int(s.tok_start), int(s.tok_end), int(s.born_step), str(s.reason), None, str(s.state))
+            SpanRow(
+                int(s.span),
+                str(s.kind),
+                int(s.tok_start),
+                int(s.tok_end),
+                int(s.born_step),
+                str(s.reason),
+                None,
+                str(s.state),
+            )
             for s in spans.itertuples()
         ),
-        layers, kv_heads, steps, meta.get("output_text") or "".join(decoded["text"]), whole, bool(meta.get("forced")),
-        meta.get("model_fingerprint"), {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
+        layers,
+        kv_heads,
+        steps,
+        meta.output_text or "".join(decoded["text"]),
+        whole,
+        bool(meta.forced),
+        meta.model_fingerprint,
+        {int(r.step): (bool(r.agrees), float(r.kl)) for r in loss.itertuples()},
     )
 
 
-def _request(uid: str, meta: dict[str, Any]) -> RunRequest:
+def _request(uid: str, meta: RunMeta) -> RunRequest:
     """The run's request; what was compared or fed is not part of it."""
-    kept = meta.get("request")
+    if "config" not in meta.model_fields_set:
+        raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
+    kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
+    said = {**kept, "overrides": meta.config, "against": False, "forced_reference": False}
     try:
-        said = dict(kept) if isinstance(kept, dict) else {name: meta[name] for name in _OLD if meta.get(name) is not None}
-        said |= {"overrides": dict(meta["config"]), "against": False, "forced_reference": False}
-        holds = [
-            Hold(h["span"], h["tok_start"], h["tok_end"], tuple((int(a), int(b)) for a, b in h["heads"]), h["from_step"])
-            for h in meta.get("hold") or ()
-        ]
-        return RunRequest(**{**said, "hold": holds})
-    except (KeyError, TypeError, ValueError) as error:
-        raise CannotRepeat((f"run {uid} cannot be repeated: its trace does not say how it was made "
-                           f"({type(error).__name__}).")) from None
+        return RunRequest(**said, hold=tuple(Hold(**held.stored()) for held in meta.hold))
+    except (TypeError, ValueError) as error:
+        raise CannotRepeat(
+            f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
+        ) from None
 
 
 def reload(past: Past, report: Report) -> Prepared:
     """The run's model and prompt once more. Raises ValueError, one sentence, when they are not what they were."""
-    from kvlens.runs.storing import prepare
-
     prepared = prepare(past.request, past.source, report)
     if past.fingerprint is not None and prepared.fingerprint != past.fingerprint:
         raise CannotRepeat(
@@ -113,9 +144,6 @@ def reload(past: Past, report: Report) -> Prepared:
 def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, str]:
     """Repeat a stored run beside its full-KV reference, which is made where it is not stored -> (the new run, the
     reference's uid)."""
-    from kvlens.runs.reference import obtain, reference_key
-    from kvlens.runs.storing import Pairing, plan, store
-
     past = read_run(runs_dir, uid)
     prepared = reload(past, report)
     request = past.request.model_copy(update={"against": True, "forced_reference": forced})

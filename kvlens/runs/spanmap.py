@@ -25,7 +25,12 @@ LEAST_SPANS = 15
 def settings(layer: int, kv_head: int, neighbors: int) -> dict[str, Any]:
     """What decides a map, besides the run."""
     return {
-        "layer": layer, "kv_head": kv_head, "neighbors": neighbors, "min_dist": MIN_DIST, "metric": "euclidean", "seed": SEED,
+        "layer": layer,
+        "kv_head": kv_head,
+        "neighbors": neighbors,
+        "min_dist": MIN_DIST,
+        "metric": "euclidean",
+        "seed": SEED,
     }
 
 
@@ -60,7 +65,9 @@ def make(runs: Path, uid: str, layer: int, kv_head: int, neighbors: int, out: Pa
     points = fit(keys, neighbors)
     if not np.isfinite(points).all():
         raise ValueError("UMAP gave points that are not finite numbers.")
-    text = json.dumps({**settings(layer, kv_head, neighbors), "form": form, "spans": spans.tolist(), "points": points.tolist()})
+    text = json.dumps(
+        {**settings(layer, kv_head, neighbors), "form": form, "spans": spans.tolist(), "points": points.tolist()}
+    )
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
     try:

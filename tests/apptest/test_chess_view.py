@@ -14,7 +14,8 @@ from uiruns import Visit
 
 from kvlens.methods.chess import figures
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 
 
 def charts(app: AppTest) -> list[Any]:

@@ -14,7 +14,8 @@ from uiruns import Visit
 
 from kvlens.methods.compresskv import figures
 from kvlens.methods.compresskv.view import normalised
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 
 
 def charts(app: AppTest) -> list[Any]:

@@ -26,7 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
     from kvlens.prompts import PromptText
-    from kvlens.runs.request import RunRequest, carry_out
+    from kvlens.runs.carrying import carry_out
+    from kvlens.runs.request import RunRequest
 
     made = tmp_path_factory.mktemp("freekv")
     source = PromptText(make_prompt("multikey", 600, 0.5, 1, demo_encode()).text)

@@ -228,7 +228,7 @@ def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, 
     made = demo_tasks.make_prompt("multikey", 256, 0.5, 11, demo_encode())
     with TraceReader.open(tmp_path, str(job.uid)) as reader:
         assert reader.prompt_text() == made.text
-        assert reader.meta["answer"] == made.answer
+        assert reader.meta.answer == made.answer
         assert len(reader.loss())
 
 

@@ -13,7 +13,8 @@ from uiruns import Runs, Visit
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sekv import view_table as sekv_table
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 ARMS: dict[str, dict[str, str]] = {

@@ -13,7 +13,8 @@ from uiruns import Visit
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sentkv import view as sentkv
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 ARMS: dict[str, tuple[str, dict[str, str]]] = {

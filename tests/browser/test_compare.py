@@ -134,10 +134,12 @@ def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open,
 
 def test_markup_in_a_report_never_runs(pair: PairRuns, open_page: Open, tmp_path: Path) -> None:
     with TraceReader.open(pair.folder, pair.run) as reader:
-        reader.meta |= {
-            "answer": "<img src=x onerror=\"document.title='broken'\">",
-            "task": "<script>document.title='broken'</script>",
-        }
+        reader.meta = reader.meta.model_copy(
+            update={
+                "answer": "<img src=x onerror=\"document.title='broken'\">",
+                "task": "<script>document.title='broken'</script>",
+            }
+        )
         (tmp_path / "report.html").write_bytes(report_bytes(reader))
     page = open_page((tmp_path / "report.html").as_uri())
     expect(page.locator(".js-plotly-plot").first).to_be_visible()

@@ -97,7 +97,7 @@ def test_a_log_whose_beginning_is_damaged_leaves_the_run_openable_and_is_kept(di
     made = recover(runs, UID)
     assert made.lost is not None
     with TraceReader.open(runs, UID) as reader:
-        assert (reader.n_steps, reader.meta["q_heads"]) == (made.steps, 4)
+        assert (reader.n_steps, reader.meta.q_heads) == (made.steps, 4)
     assert (runs / UID / walmend.KEPT).read_bytes() == before
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from store_support import make_prefill, make_step, one_sentence
 
+from kvlens.meta import RunMeta
 from kvlens.store.errors import SchemaTooNew, TraceError, UnreadableRun
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import recover
@@ -214,7 +215,7 @@ def test_recovering_on_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> 
 def test_listed_steps_are_stored_steps(tmp_path: Path) -> None:
     sizes = (1, 1, 1, 2)
     writer = TraceWriter(tmp_path, UID, block_steps=8)
-    writer.begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
+    writer.begin(RunMeta(layers=1, q_heads=1, kv_heads=1))
     writer.prefill(make_prefill())
     for step in range(11):
         writer.step(make_step(np.random.default_rng(step), step, sizes))

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from store_support import one_sentence
 
+from kvlens.meta import RunMeta
 from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
@@ -70,7 +71,7 @@ def test_a_killed_writer_leaves_whole_blocks_that_recovery_rolls_up(tmp_path: Pa
         whole_run(before)
     assert recover(tmp_path, "killed-run").steps == flushed
     with TraceReader.open(tmp_path, "killed-run") as after:
-        assert (after.n_steps, after.status, after.meta["recovered"]) == (flushed, "interrupted", True)
+        assert (after.n_steps, after.status, after.meta.recovered) == (flushed, "interrupted", True)
         whole_run(after)
         assert after._has_rollup() == (flushed > 0)
         assert after.self_checks()["passed"].all()
@@ -100,7 +101,7 @@ def test_a_run_that_is_written_is_busy_for_everyone_else(tmp_path: Path) -> None
             lambda: TraceReader.open(tmp_path, "busy-run"),
             lambda: recover(tmp_path, "busy-run"),
             lambda: delete_run(tmp_path, "busy-run"),
-            lambda: TraceWriter(tmp_path, "busy-run").begin({"layers": 1, "q_heads": 1, "kv_heads": 1}),
+            lambda: TraceWriter(tmp_path, "busy-run").begin(RunMeta(layers=1, q_heads=1, kv_heads=1)),
         ]
         for call in calls:
             with pytest.raises(RunBusy) as caught:
@@ -111,7 +112,7 @@ def test_a_run_that_is_written_is_busy_for_everyone_else(tmp_path: Path) -> None
         process.kill()
         process.wait()
     with pytest.raises(RunBusy, match="exists already"):
-        TraceWriter(tmp_path, "busy-run").begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
+        TraceWriter(tmp_path, "busy-run").begin(RunMeta(layers=1, q_heads=1, kv_heads=1))
 
 
 #: Fills what it may: on a small file system when one can be mounted, else up to the largest file the process may write.

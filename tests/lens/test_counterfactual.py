@@ -3,7 +3,6 @@ needle."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from lookup_model import save, text
 from kvlens.lens.search import Measured, Search
 from kvlens.lens.whatif import Asked, whatif
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 
 TOKENS, FACT = 300, 120
@@ -39,7 +39,7 @@ class Lost:
             spans = reader.spans()
         self.span = int(spans[(spans.tok_start <= FACT) & (spans.tok_end > FACT)]["span"].iloc[0])
 
-    def whatif(self, layers: str = "all", heads: str = "all", **asked: Any) -> dict[str, Any]:
+    def whatif(self, layers: str = "all", heads: str = "all", **asked: Any) -> Any:
         return whatif(self.runs, self.uid, Asked((self.span,), layers, heads, **asked), quiet)[1]
 
 
@@ -60,22 +60,22 @@ def test_only_the_head_that_carries_the_needle_brings_the_answer_back(one: tuple
     for layer, head in HEADS:
         summary = lost.whatif(str(layer), str(head))
         back = (layer, head) == carrier
-        assert summary["restored"] is back, (layer, head)
-        assert summary["agrees_after"] is back
-        assert (summary["answer_after"] == "a5") is back
-        assert (summary["kl_after"] < 0.05 * summary["kl_before"]) is back
+        assert summary.restored is back, (layer, head)
+        assert summary.agrees_after is back
+        assert (summary.answer_after == "a5") is back
+        assert (summary.kl_after < 0.05 * summary.kl_before) is back
 
 
 def test_the_search_returns_exactly_that_head(one: tuple[Lost, tuple[int, int]]) -> None:
     lost, carrier = one
     summary = lost.whatif(search=True)
-    assert summary["search"]["heads"] == [list(carrier)]
-    assert summary["search"]["everywhere"] is True
-    assert tuple(summary["search"]["alone"][0][:2]) == carrier
-    assert summary["restored"] is True
-    assert (summary["answer_before"].split()[0], summary["answer_after"]) == ("f0", "a5")
-    assert summary["expected"] == "a5"
-    assert summary["step"] == 0
+    assert summary.search.heads == (carrier,)
+    assert summary.search.everywhere is True
+    assert tuple(summary.search.alone[0][:2]) == carrier
+    assert summary.restored is True
+    assert (summary.answer_before.split()[0], summary.answer_after) == ("f0", "a5")
+    assert summary.expected == "a5"
+    assert summary.step == 0
 
 
 def test_a_search_tells_how_far_it_is_from_its_first_trial_on(two: Lost) -> None:
@@ -105,30 +105,30 @@ def test_a_search_can_be_cancelled_before_its_first_trial(two: Lost) -> None:
 
 def test_two_heads_that_carry_half_each_are_found_together(two: Lost) -> None:
     for layer, head in HEADS:
-        assert two.whatif(str(layer), str(head))["restored"] is False
-    assert two.whatif()["restored"] is True
-    assert two.whatif(search=True)["search"]["heads"] == [[0, 1], [1, 0]]
+        assert two.whatif(str(layer), str(head)).restored is False
+    assert two.whatif().restored is True
+    assert two.whatif(search=True).search.heads == ((0, 1), (1, 0))
 
 
 def test_when_no_head_asked_for_carries_it_the_search_says_so(two: Lost) -> None:
     found = two.whatif("0", "all", search=True)
-    assert found["search"]["heads"] == []
-    assert found["search"]["everywhere"] is False
-    assert found["restored"] is False
+    assert found.search.heads == ()
+    assert found.search.everywhere is False
+    assert found.restored is False
 
 
 def test_a_hold_that_begins_after_the_loss_brings_nothing_back(one: tuple[Lost, tuple[int, int]]) -> None:
     lost, _ = one
-    assert lost.whatif(from_step=1)["restored"] is False
+    assert lost.whatif(from_step=1).restored is False
 
 
 def test_without_a_known_answer_full_kvs_token_decides(tmp_path: Path) -> None:
     lost = Lost(tmp_path, ((1, 1),), 0.4, 1.0, known=False)
     summary = lost.whatif(search=True)
-    assert summary["expected_from"] == "reference"
-    assert summary["expected"] == "a5"
-    assert summary["search"]["heads"] == [[1, 1]]
-    assert summary["restored"] is True
+    assert summary.expected_from == "reference"
+    assert summary.expected == "a5"
+    assert summary.search.heads == ((1, 1),)
+    assert summary.restored is True
 
 
 def test_what_is_stored_of_it(one: tuple[Lost, tuple[int, int]]) -> None:
@@ -138,18 +138,18 @@ def test_what_is_stored_of_it(one: tuple[Lost, tuple[int, int]]) -> None:
         meta, loss = reader.meta, reader.loss()
         assert all(reader.self_checks()["passed"])
         events = reader.events()
-    assert meta["parent"] == lost.uid
-    assert meta["whatif"] == json.loads(json.dumps(summary))
-    (hold,) = meta["hold"]
-    assert (hold["span"], hold["heads"], hold["from_step"]) == (lost.span, [[layer, head]], 0)
-    assert hold["tok_start"] <= FACT < hold["tok_end"]
-    assert summary["held_tokens"] == hold["tok_end"] - hold["tok_start"] == 16
-    assert summary["held_bytes"] == 16 * 2 * 16 * 4
+    assert meta.parent == lost.uid
+    assert meta.whatif == summary
+    (hold,) = meta.hold
+    assert (hold.span, hold.heads, hold.from_step) == (lost.span, ((layer, head),), 0)
+    assert hold.tok_start <= FACT < hold.tok_end
+    assert summary.held_tokens == hold.tok_end - hold.tok_start == 16
+    assert summary.held_bytes == 16 * 2 * 16 * 4
     assert loss["agrees"].iloc[0]
     assert (events["kind"] == "hold").sum() == 1
-    with TraceReader.open(lost.runs, meta["reference"]) as reader:
-        assert reader.meta["method"] == "full"
-        assert reader.meta["output_text"] == "a5"
+    with TraceReader.open(lost.runs, meta.reference) as reader:
+        assert reader.meta.method == "full"
+        assert reader.meta.output_text == "a5"
 
 
 class Fake:

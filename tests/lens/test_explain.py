@@ -12,8 +12,8 @@ import pytest
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
 from kvlens.bench.explain_table import ARMS, document, summarise
+from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
-from kvlens.rows import Loss, Oracle
 
 POINTS = (("streaming_llm", "multikey", "10%"), ("chess", "multikey", "10%"))
 

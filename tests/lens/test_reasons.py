@@ -13,7 +13,8 @@ from kvlens.lens.attribution import attribute, lost_steps, with_reasons
 from kvlens.lens.reasons import KINDS, explain
 from kvlens.lens.verdict import verdict
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 #: method -> (task, budget, parameters) under which it loses an answer of the demo model
@@ -93,7 +94,7 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
         assert not scores.loc[span, "chosen"]
         assert f"rank {scores.loc[span, 'rank']} " in says
     elif kind == "not_corrected":
-        assert float(reader.kv_cube("similarity")[step, layer, kv_head]) >= float(reader.meta["config"]["tau"])
+        assert float(reader.kv_cube("similarity")[step, layer, kv_head]) >= float(reader.meta.config["tau"])
     elif kind == "coarse_only":
         assert states[span] == "coarse"
     elif kind == "partly_evicted":

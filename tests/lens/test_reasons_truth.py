@@ -20,7 +20,8 @@ from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.prompts import PromptText
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
 RUNS = {
@@ -108,7 +109,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     kinds = defaultdict(list)
     with TraceReader.open(tmp_path, uid) as reader:
-        group, prompt = reader.q_heads // reader.kv_heads, int(reader.meta["prompt_tokens"])
+        group, prompt = reader.q_heads // reader.kv_heads, int(reader.meta.prompt_tokens)
         spans = reader.spans().set_index("span")
         for step in (0, 2, 9):
             heads = reader.oracle_step(step)

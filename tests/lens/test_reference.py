@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.engine.engine import Engine
+from kvlens.meta import Sampled
+from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.preparing import Prepared
 from kvlens.runs.reference import LOGITS_FILE, find, load, obtain, reference_key
-from kvlens.runs.request import RunRequest, carry_out
-from kvlens.runs.storing import Prepared
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 
 REQUEST = RunRequest(method="streaming_llm", max_new=8, against=True)
@@ -56,9 +58,9 @@ def test_a_run_against_full_stores_both_and_the_next_finds_the_reference(source:
     assert dict(runs["forced"]) == {reference: False, first: False, second: True}
     assert not runs["hold"].any()
     with TraceReader.open(tmp_path, second) as reader:
-        assert reader.meta["reference"] == reference
-        assert reader.meta["forced"] is True
-        assert (reader.meta["parent"], reader.meta["hold"], reader.meta["whatif"]) == (None, [], None)
+        assert reader.meta.reference == reference
+        assert reader.meta.forced is True
+        assert (reader.meta.parent, reader.meta.hold, reader.meta.whatif) == (None, (), None)
         table = reader.loss()
         assert len(table) == reader.n_steps
         assert (table["kl"] >= 0).all()
@@ -96,9 +98,9 @@ def test_a_reference_is_recorded_as_the_run_that_asks_for_it(source: Any, tmp_pa
         request = REQUEST.model_copy(update={"oracle": oracle, "max_new": 4})
         uid = carry_out(request, source, tmp_path / oracle, quiet, lambda: False)[0]
         with TraceReader.open(tmp_path / oracle, uid) as reader:
-            asking, reference = reader.meta["oracle"], reader.meta["reference"]
+            asking, reference = reader.meta.oracle, reader.meta.reference
         with TraceReader.open(tmp_path / oracle, reference) as reader:
-            assert reader.meta["oracle"] == asking == recorded
+            assert reader.meta.oracle == asking == (recorded and Sampled.model_validate(recorded))
             assert ("regret" in reader.metrics()) is (recorded is not None)
             if recorded is not None:
                 regret = reader.head_cube("regret")
@@ -117,14 +119,14 @@ def test_the_options_of_kvlens_run(source: Any, tmp_path: Path) -> None:
         with TraceReader.open(tmp_path / "runs", done.stdout.splitlines()[-1]) as reader:
             metas.append(reader.meta)
             assert reader.loss().empty is ("--no-coverage" in more)
-    assert [meta["forced"] for meta in metas] == [False, True, False]
-    assert [meta["oracle"] for meta in metas] == [
-        {"every": 2, "layers": [1, 2]},
-        {"every": 1, "layers": list(range(6))},
+    assert [meta.forced for meta in metas] == [False, True, False]
+    assert [meta.oracle for meta in metas] == [
+        Sampled(every=2, layers=(1, 2)),
+        Sampled(every=1, layers=tuple(range(6))),
         None,
     ]
-    assert metas[0]["reference"] == metas[1]["reference"] is not None
-    assert metas[2]["reference"] is None
+    assert metas[0].reference == metas[1].reference is not None
+    assert metas[2].reference is None
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.lens.whatif import Asked, numbers, whatif
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
+from kvlens.meta import Counterfactual, RunMeta
 from kvlens.prompts import PromptText
+from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import CannotRepeat, _request, pair, read_run
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
@@ -51,7 +53,7 @@ class Folder:
         there = tokens[(tokens.char_start < end) & (tokens.char_end > start)]
         self.spans = spans[(spans.tok_start <= there.pos.max()) & (spans.tok_end > there.pos.min())]["span"].tolist()
 
-    def meta(self, uid: str) -> dict[str, Any]:
+    def meta(self, uid: str) -> RunMeta:
         with TraceReader.open(self.path, uid) as reader:
             return reader.meta
 
@@ -70,8 +72,8 @@ def test_a_free_pair_is_the_same_run_with_its_loss(folder: Folder) -> None:
     stored, reference = pair(folder.path, folder.uid, False, quiet, never)
     assert folder.ids(stored.uid) == folder.ids(folder.uid)
     meta, before = folder.meta(stored.uid), folder.meta(folder.uid)
-    assert (meta["parent"], meta["reference"], meta["forced"]) == (folder.uid, reference, False)
-    assert (before["parent"], before["reference"]) == (None, None)
+    assert (meta.parent, meta.reference, meta.forced) == (folder.uid, reference, False)
+    assert (before.parent, before.reference) == (None, None)
     for key in (
         "config",
         "budget_bytes",
@@ -83,9 +85,9 @@ def test_a_free_pair_is_the_same_run_with_its_loss(folder: Folder) -> None:
         "reference_key",
         "oracle",
     ):
-        assert meta[key] == before[key], key
-    assert {**meta["request"], **dict.fromkeys(("against", "overrides"))} == {
-        **before["request"],
+        assert getattr(meta, key) == getattr(before, key), key
+    assert {**meta.request, **dict.fromkeys(("against", "overrides"))} == {
+        **before.request,
         **dict.fromkeys(("against", "overrides")),
     }
     with TraceReader.open(folder.path, stored.uid) as reader:
@@ -96,8 +98,8 @@ def test_a_forced_pair_compares_every_step_within_the_same_budget(folder: Folder
     stored, reference = pair(folder.path, folder.uid, True, quiet, never)
     assert folder.ids(stored.uid) == folder.ids(reference)
     meta, before = folder.meta(stored.uid), folder.meta(folder.uid)
-    assert meta["forced"] is True
-    assert (meta["max_new"], meta["budget_bytes"]) == (before["max_new"], before["budget_bytes"])
+    assert meta.forced is True
+    assert (meta.max_new, meta.budget_bytes) == (before.max_new, before.budget_bytes)
     with TraceReader.open(folder.path, stored.uid) as reader:
         assert len(reader.loss()) == reader.n_steps
     assert len(list_runs(folder.path)[lambda runs: runs["method"] == "full"]) == 1, "one reference serves both"
@@ -109,14 +111,15 @@ def test_a_forced_pair_compares_every_step_within_the_same_budget(folder: Folder
 
 def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder: Folder) -> None:
     free, summary = whatif(folder.path, folder.uid, Asked(tuple(folder.spans)), quiet)
-    assert summary["restored"] is True
-    assert summary["answer_after"].strip() == folder.source.answer.strip()
-    assert folder.meta(free.uid)["forced"] is False
+    assert summary.restored is True
+    assert summary.answer_after.strip() == folder.source.answer.strip()
+    assert folder.meta(free.uid).forced is False
     paired, _ = pair(folder.path, folder.uid, True, quiet, never)
     forced, again = whatif(folder.path, paired.uid, Asked(tuple(folder.spans)), quiet)
-    assert folder.meta(forced.uid)["forced"] is True
-    assert again.pop("kl_before") == pytest.approx(summary.pop("kl_before"), rel=1e-6), "a trace keeps float32"
-    assert again == summary, "a free and a forced run lose the same, and get the same back"
+    assert folder.meta(forced.uid).forced is True
+    assert again.kl_before == pytest.approx(summary.kl_before, rel=1e-6), "a trace keeps float32"
+    the_same = again.model_copy(update={"kl_before": summary.kl_before})
+    assert the_same == summary, "a free and a forced run lose the same, and get the same back"
     runs = list_runs(folder.path).set_index("uid")
     assert runs.loc[forced.uid, "parent"] == paired.uid
     assert bool(runs.loc[forced.uid, "hold"])
@@ -125,13 +128,13 @@ def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder:
 
 def test_a_held_run_can_be_repeated_with_its_hold(folder: Folder) -> None:
     first, _ = whatif(folder.path, folder.uid, Asked(tuple(folder.spans[:1]), "0-2", "1", 1), quiet)
-    (held,) = folder.meta(first.uid)["hold"]
-    assert held["heads"] == [[0, 1], [1, 1], [2, 1]]
+    (held,) = folder.meta(first.uid).hold
+    assert held.heads == ((0, 1), (1, 1), (2, 1))
     second, _ = pair(folder.path, first.uid, False, quiet, never)
-    assert folder.meta(second.uid)["hold"] == [held]
+    assert folder.meta(second.uid).hold == (held,)
     assert folder.ids(second.uid) == folder.ids(first.uid)
     third, _ = whatif(folder.path, first.uid, Asked((1,), "5", "0"), quiet)
-    assert [h["span"] for h in folder.meta(third.uid)["hold"]] == [held["span"], 1]
+    assert [h.span for h in folder.meta(third.uid).hold] == [held.span, 1]
 
 
 def test_the_span_is_resident_in_the_stored_states_from_that_step_on(folder: Folder) -> None:
@@ -171,23 +174,23 @@ def test_numbers() -> None:
 
 
 def test_a_step_of_loss_beside_a_right_answer_is_not_called_no_loss() -> None:
-    summary = {
-        "step": 2,
-        "kl_before": 0.5,
-        "kl_after": 0.1,
-        "agrees_after": True,
-        "answer_before": " 4229.",
-        "answer_after": " 4229.",
-        "expected": " 4229.",
-        "expected_from": "task",
-        "restored": None,
-        "held_tokens": 16,
-        "held_bytes": 4096,
-        "search": None,
-    }
+    summary = Counterfactual(
+        step=2,
+        kl_before=0.5,
+        kl_after=0.1,
+        agrees_after=True,
+        answer_before=" 4229.",
+        answer_after=" 4229.",
+        expected=" 4229.",
+        expected_from="task",
+        restored=None,
+        held_tokens=16,
+        held_bytes=4096,
+        search=None,
+    )
     assert "the answer was right before" in sentences(summary)
     assert not any("nothing was lost" in line for line in sentences(summary))
-    assert "nothing was lost before" in sentences({**summary, "step": None})
+    assert "nothing was lost before" in sentences(summary.model_copy(update={"step": None}))
 
 
 def test_a_search_where_nothing_was_lost_is_a_sentence(folder: Folder) -> None:
@@ -196,7 +199,7 @@ def test_a_search_where_nothing_was_lost_is_a_sentence(folder: Folder) -> None:
     with pytest.raises(ValueError, match="lost nothing"):
         whatif(folder.path, kept.uid, Asked((1,), search=True), quiet)
     assert len(list_runs(folder.path)) == before
-    assert whatif(folder.path, kept.uid, Asked((1,)), quiet)[1]["restored"] is None
+    assert whatif(folder.path, kept.uid, Asked((1,)), quiet)[1].restored is None
 
 
 def test_bytes_of_overlapping_holds_count_once() -> None:
@@ -259,14 +262,13 @@ def test_a_model_that_has_changed_or_gone(tmp_path: Path) -> None:
 
 def test_a_trace_that_does_not_say_how_it_was_made() -> None:
     with pytest.raises(CannotRepeat, match="does not say how it was made"):
-        _request("u", {"model": "demo"})
+        _request("u", RunMeta(layers=1, q_heads=1, kv_heads=1, model="demo"))
 
 
 def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
-    meta = {
-        key: value for key, value in folder.meta(folder.uid).items() if key not in ("request", "hold", "reference_key")
-    }
-    request = _request(folder.uid, meta)
+    said = folder.meta(folder.uid).stored()
+    meta = {key: value for key, value in said.items() if key not in ("request", "hold", "reference_key")}
+    request = _request(folder.uid, RunMeta.model_validate(meta))
     whole = read_run(folder.path, folder.uid).request
     assert request.model_copy(update={"stop": whole.stop, "top_k": whole.top_k}) == whole
 
@@ -278,20 +280,20 @@ def test_the_commands_end_with_the_uid(folder: Folder) -> None:
     paired = runner.invoke(app, ["pair", folder.uid, "--runs", str(folder.path)])
     assert paired.exit_code == 0, paired.output
     uid = paired.stdout.splitlines()[-1]
-    assert f"reference {folder.meta(uid)['reference']}" in paired.stdout
+    assert f"reference {folder.meta(uid).reference}" in paired.stdout
     spans = [part for span in folder.spans for part in ("--span", str(span))]
     asked = ["whatif", folder.uid, *spans, "--search", "--runs", str(folder.path)]
     human = runner.invoke(app, asked)
     assert human.exit_code == 0, human.output
     meta = folder.meta(human.stdout.splitlines()[-1])
-    (layer, head), *_ = meta["whatif"]["search"]["heads"]
+    (layer, head), *_ = meta.whatif.search.heads
     assert f"layer {layer} KV head {head}" in human.stdout
     assert "restored" in human.stdout
-    assert [h["heads"] for h in meta["hold"]] == [meta["whatif"]["search"]["heads"]] * 2, "held for what was found"
+    assert [h.heads for h in meta.hold] == [meta.whatif.search.heads] * 2, "held for what was found"
     lines = [json.loads(line) for line in runner.invoke(app, [*asked, "--progress-json"]).stdout.splitlines()]
     assert {"load", "search", "prefill", "decode", "store", "done"} <= {line["phase"] for line in lines}
     assert lines[-1]["phase"] == "done"
-    assert folder.meta(lines[-1]["uid"])["whatif"] == meta["whatif"]
+    assert folder.meta(lines[-1]["uid"]).whatif == meta.whatif
 
 
 def test_cancelling_a_search_stores_nothing(folder: Folder) -> None:

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,11 @@ class Crowded(TraceWriter):
 
     def step(self, record: StepRecord) -> None:
         at = record.t_us
-        record.transfers += [
+        overlapping = [
             TransferRow(record.step, 0, 0, None, "h2d", "prefetch", 1, at + 10 * i, at + 25 + 10 * i, 0, False)
             for i in range(4)
         ]
-        super().step(record)
+        super().step(replace(record, transfers=[*record.transfers, *overlapping]))
 
 
 @pytest.fixture(scope="module")

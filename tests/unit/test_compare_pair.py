@@ -42,7 +42,7 @@ def test_equal_tokens_are_said_as_far_as_both_go(runs: PairRuns) -> None:
 
 def test_a_forced_run_says_whose_tokens_it_was_fed(runs: PairRuns) -> None:
     found = pair(runs, runs.run, runs.plain)
-    found.a.meta["forced"], found.a.meta["reference"] = True, found.b.uid
+    found.a.meta = found.a.meta.model_copy(update={"forced": True, "reference": found.b.uid})
     assert divergence_words(found).startswith("A was fed B's tokens (forced decoding). ")
     assert run_name(found.a).endswith("forced")
 
@@ -57,7 +57,7 @@ def test_other_prompts_and_tokenizers_are_totals_only(runs: PairRuns, which: str
 
 def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRuns) -> None:
     a, b = (TraceReader.open(runs.folder, uid) for uid in (runs.run, runs.reference))
-    b.meta["config"] = {"window": 48, "page": 16, "inner": {"rate": 0.5}}
+    b.meta = b.meta.model_copy(update={"config": {"window": 48, "page": 16, "inner": {"rate": 0.5}}})
     frame = config_difference(a, b).set_index("setting")
     assert frame.loc["method"].tolist() == ["sekv", "full", "differs"]
     assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
@@ -153,12 +153,12 @@ def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
         assert found is not None
         assert (found.method, found.budget) == ("sekv", "0.35")
         for name, value in (("forced", True), ("hold", [{"span": 1}]), ("answer", None)):
-            kept = reader.meta.get(name)
-            reader.meta[name] = value
+            kept = reader.meta
+            reader.meta = kept.model_copy(update={name: value})
             assert trial(reader) is None
-            reader.meta[name] = kept
+            reader.meta = kept
         for output, right in ((" 4172\nmore", True), ("41725", False)):
-            reader.meta["output_text"] = output
+            reader.meta = reader.meta.model_copy(update={"output_text": output})
             assert trial(reader).exact is right  # type: ignore[union-attr]
     with TraceReader.open(runs.folder, runs.reference) as reader:
         assert trial(reader) is None

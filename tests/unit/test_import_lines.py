@@ -37,6 +37,43 @@ def sources(*patterns: str) -> list[Path]:
     return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
+def knots() -> list[list[str]]:
+    """Groups of files that import each other in a circle, at whatever depth of the file the import stands."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sources("kvlens/**/*.py")
+    }
+    files |= {f"kvlens.{path.parent.name}.{path.stem}": path for path in sources("store/*.py", "kernels/*.py")}
+    knows = {name: modules(imported(path), files) - {name} for name, path in files.items()}
+    reach = {name: closure(name, knows) for name in files}
+    circles = {frozenset({name, *(other for other in reach[name] if name in reach[other])}) for name in files}
+    return sorted(sorted(circle) for circle in circles if len(circle) > 1)
+
+
+def modules(names: set[str], files: dict[str, Path]) -> set[str]:
+    """Those names that are files; a package only where something of its own is meant, not one of its files."""
+    found = names & files.keys()
+    return {n for n in found if not any(f"{n}.{rest}" in files for rest in tails(n, names))}
+
+
+def tails(package: str, names: set[str]) -> list[str]:
+    return [name.removeprefix(f"{package}.") for name in names if name.startswith(f"{package}.")]
+
+
+def closure(name: str, knows: dict[str, set[str]]) -> set[str]:
+    found, waiting = set(), list(knows[name])
+    while waiting:
+        if (other := waiting.pop()) not in found:
+            found.add(other)
+            waiting += knows[other]
+    return found
+
+
+def test_no_file_is_part_of_an_import_circle() -> None:
+    links = ["kvlens.memory.cudalink", "kvlens.memory.link"]  # one interface and its choice of links
+    assert [circle for circle in knots() if circle != links] == []
+
+
 def test_figures_know_neither_streamlit_nor_sql_nor_the_store() -> None:
     banned = ("streamlit", "duckdb", "kvlens.store", "kvlens.ui", "kvlens.engine.engine", *HEAVY)
     assert offences(sources("kvlens/figures/**/*.py"), banned) == []

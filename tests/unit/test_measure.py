@@ -18,9 +18,6 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
     """StreamingLLM on a random model: recompute each step's attention from a stock cache over the kept positions."""
     prompt, new, sinks, window = random_prompt(200, seed=9), 6, 4, 20
     sink = ListSink()
-    from kvlens.memory.layout import Layout, Zones
-
-    budget = Layout(Zones(sinks, 0, 0, window), 199 // 16 + 3).bytes(tiny.shape)
     from kvlens.engine.session import Session
 
     seen: list[tuple[int, torch.Tensor]] = []
@@ -40,7 +37,8 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
 
     Session.attend, Session.write = spy, spy_write  # type: ignore[method-assign]
     try:
-        run(tiny, prompt, "streaming_llm", budget=f"{budget}B", max_new=new, sink=sink, coverage=True)
+        places = {"sinks": sinks, "tokens": sinks + window}
+        run(tiny, prompt, "streaming_llm", overrides=places, max_new=new, sink=sink, coverage=True)
     finally:
         Session.attend, Session.write = original, original_write  # type: ignore[method-assign]
     for index, (layer, q) in enumerate(seen):
@@ -60,7 +58,7 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
             np.testing.assert_allclose(head_row["entropy"], -(p * np.log(p)).sum(), atol=1e-4)
             np.testing.assert_allclose(head_row["coverage"], full[kept].sum(), atol=1e-5)
         assert (record.kv["attended_tokens"] == sinks + window).all()
-        assert record.peak_bytes == budget
+        assert (record.kv["read_bytes"] == (sinks + window) * tiny.shape.head_token_bytes).all()
 
 
 def test_the_time_a_trace_takes_to_begin_is_no_time_of_prefill(tiny: Any) -> None:

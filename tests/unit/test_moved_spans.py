@@ -3,6 +3,7 @@ otherwise."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from store_support import make_prefill
 
+from kvlens.meta import RunMeta
 from kvlens.rows import EventRow, StepRecord, TransferRow
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -35,25 +37,25 @@ def step(
     tails = np.full(spans.shape[:2], tail, np.float32)
     moved = {"h2d_bytes": np.full((1, kv), 100.0), "ideal_bytes": np.array([[60.0, *[np.nan] * (kv - 1)]])}
     return StepRecord(
-        number,
-        number * 1000,
-        900,
-        0,
-        0,
-        7,
-        "x",
-        -1.0,
-        1.0,
-        10,
-        10,
-        10,
-        {},
-        moved,
-        spans,
-        masses,
-        tails,
-        transfers or [],
-        events or [],
+        step=number,
+        t_us=number * 1000,
+        dur_us=900,
+        wait_us=0,
+        record_us=0,
+        token_id=7,
+        text="x",
+        logprob=-1.0,
+        next_entropy=1.0,
+        resident_bytes=10,
+        peak_bytes=10,
+        cold_bytes=10,
+        head={},
+        kv=moved,
+        top_span=spans,
+        top_mass=masses,
+        tail_mass=tails,
+        transfers=transfers or [],
+        events=events or [],
     )
 
 
@@ -74,9 +76,8 @@ def event(number: int, kind: str, span: int, q_head: int | None = None, kv_head:
 
 def judge(folder: Path, records: list[StepRecord], level: str = "spans", kv_heads: int = 1) -> pd.DataFrame:
     writer = TraceWriter(folder, None, level)
-    writer.begin({"layers": 1, "q_heads": 2, "kv_heads": kv_heads, "model": "m", "method": "full", "config": {}})
-    prefill = make_prefill()
-    prefill.transfers, prefill.span_heads, prefill.journal = [], [], []
+    writer.begin(RunMeta(layers=1, q_heads=2, kv_heads=kv_heads, model="m", method="full", config={}))
+    prefill = replace(make_prefill(), transfers=[], span_heads=[], journal=[])
     writer.prefill(prefill)
     for record in records:
         writer.step(record)
@@ -189,9 +190,8 @@ def test_every_byte_to_the_device_is_judged_once(tmp_path: Path) -> None:
 
 def test_truncation_counts_only_where_an_ideal_is_recorded(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 1, "q_heads": 2, "kv_heads": 2, "model": "m", "method": "full", "config": {}})
-    prefill = make_prefill()
-    prefill.transfers, prefill.span_heads, prefill.journal = [], [], []
+    writer.begin(RunMeta(layers=1, q_heads=2, kv_heads=2, model="m", method="full", config={}))
+    prefill = replace(make_prefill(), transfers=[], span_heads=[], journal=[])
     writer.prefill(prefill)
     for number in range(3):
         writer.step(step(number, NOBODY, kv=2))

@@ -15,9 +15,10 @@ from kvlens.bench.quality import QualityRequest, document, markdown, measure, su
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 
 
-def collect(kept: Path, request: QualityRequest) -> tuple[dict[str, Any], list[str]]:
+def collect(kept: Path, request: QualityRequest, said: list[str] | None = None) -> tuple[dict[str, Any], list[str]]:
     run: list[str] = []
-    result = measure(request, kept, lambda done, total, row: run.append(row["key"]))
+    lines: list[str] = [] if said is None else said
+    result = measure(request, kept, lambda done, total, row: run.append(row["key"]), lines.append)
     return result, run
 
 
@@ -55,12 +56,17 @@ def test_trials_of_other_parameters_are_run_again_and_kept(tmp_path: Path) -> No
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
     for row in rows:
         if row["method"] == "streaming_llm":
-            row |= {"origin": "another preset", "exact": 1.0}
+            row |= {"origin": "0123456789abcdef", "exact": 1.0}
     kept.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result, run = collect(kept, QualityRequest(**SMALL))
+    said: list[str] = []
+    result, run = collect(kept, QualityRequest(**SMALL), said)
+    (line,) = said
+    assert line.startswith("2 kept trials of streaming_llm were made with other code, weights or settings, 2 of them")
     assert run == ["needle/256/0/streaming_llm/20%", "needle/256/1/streaming_llm/20%"]
     assert next(line for line in result["lines"] if line["method"] == "streaming_llm")["n"] == 2
     assert len(kept.read_text().splitlines()) == 6
+    assert collect(kept, QualityRequest(**SMALL), said)[1] == []
+    assert said == [line], "what has been run again is not spoken of again"
     assert collect(kept, QualityRequest(**{**SMALL, "first_seed": 5}))[1] != []
 
 

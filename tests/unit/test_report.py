@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from uiruns import MARKUP
 
 from kvlens.cli.main import app
+from kvlens.meta import Counterfactual, Held
 from kvlens.report import report_bytes
 from kvlens.report.markup import Figures, safe, script_json, table
 from kvlens.report.run import answer, parameters
@@ -118,11 +119,13 @@ def test_nothing_is_fetched_and_nothing_leads_away(which: str, request: pytest.F
 
 def test_text_of_tokens_is_shown_and_never_markup(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
-        reader.meta |= {
-            "answer": "<script>alert(1)</script>",
-            "task": '"><img src=x onerror=alert(2)>',
-            "model": "$body${nonce}",
-        }
+        reader.meta = reader.meta.model_copy(
+            update={
+                "answer": "<script>alert(1)</script>",
+                "task": '"><img src=x onerror=alert(2)>',
+                "model": "$body${nonce}",
+            }
+        )
         reader.error, reader.status = "</table><b>bad</b>", "failed"
         text = report_bytes(reader).decode()
     page = Page(text)
@@ -172,7 +175,7 @@ def test_the_report_says_what_was_recorded(alone: str) -> None:
 def test_tokens_that_were_fed_are_no_answer_of_the_methods(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
         assert "generated</th>" in answer(reader)
-        reader.meta |= {"forced": True, "output_text": " 4172."}
+        reader.meta = reader.meta.model_copy(update={"forced": True, "output_text": " 4172."})
         said = html.unescape(answer(reader))
     assert "fed, full KV's tokens</th>" in said
     assert "generated" not in said
@@ -181,7 +184,9 @@ def test_tokens_that_were_fed_are_no_answer_of_the_methods(runs: PairRuns) -> No
 
 def test_a_value_that_is_not_the_papers_is_not_called_the_papers(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
-        reader.meta |= {"method": "freekv", "config": {"window": 16, "sinks": 128, "tokens": 0, "recall": "misses"}}
+        reader.meta = reader.meta.model_copy(
+            update={"method": "freekv", "config": {"window": 16, "sinks": 128, "tokens": 0, "recall": "misses"}}
+        )
         said = html.unescape(parameters(reader))
     assert "window</th><td>16</td><td>W</td><td>this run, instead of the paper preset's 128</td>" in said
     assert "sinks</th><td>128</td><td>S</td><td>the paper</td>" in said
@@ -207,15 +212,16 @@ def test_runs_of_other_prompts_are_totals_only(runs: PairRuns) -> None:
 
 def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRuns) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
-        reader.meta["hold"] = [{"span": 7, "tok_start": 30, "tok_end": 46, "heads": [[1, 0], [2, 1]], "from_step": 2}]
-        reader.meta["whatif"] = {
-            "kl_before": 4.5,
-            "kl_after": 0.01,
-            "answer_before": "<u>9</u>",
-            "answer_after": "4172",
-            "restored": True,
-            "held_bytes": 2_000_000,
-        }
+        held = Held(span=7, tok_start=30, tok_end=46, heads=((1, 0), (2, 1)), from_step=2)
+        tried = Counterfactual(
+            kl_before=4.5,
+            kl_after=0.01,
+            answer_before="<u>9</u>",
+            answer_after="4172",
+            restored=True,
+            held_bytes=2_000_000,
+        )
+        reader.meta = reader.meta.model_copy(update={"hold": (held,), "whatif": tried})
         text = report_bytes(reader).decode()
     said = html.unescape(body(text))
     assert "The answer came back." in said

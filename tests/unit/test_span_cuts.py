@@ -11,7 +11,8 @@ import pytest
 from support import task_prompt
 
 from kvlens import methods
-from kvlens.runs.request import RunRequest, carry_out
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.spans import cuts as spancuts
@@ -72,7 +73,7 @@ def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], n
         assert again is not None
         assert [(span.tok_start, span.tok_end, span.kind) for span in again] == recorded(reader)
         assert len(again) > (0 if name == "streaming-whole" else 3)
-        if reader.meta["method"] != "compresskv":  # whose reasons say what was kept of a page, which only the run knows
+        if reader.meta.method != "compresskv":  # whose reasons say what was kept of a page, which only the run knows
             spans = reader.spans()
             said = dict(
                 zip(
@@ -93,7 +94,7 @@ def test_the_same_parameters_give_the_same_preview_whatever_run_is_looked_at(mad
         assert preview.settings == "length 20, deviation 8, marks auto, sinks 4"
     with TraceReader.open(folder, uids["chess"]) as reader:
         cuts = {cut.name: cut.spans for cut in spancuts.hierarchy(reader, Text.of(reader, reader.tokens()))}
-        config = reader.meta["config"]
+        config = reader.meta.config
         pages, chunks, grids = (cuts[f"{level} (CHESS)"] for level in ("pages", "chunks", "grids"))
         assert [(s.tok_start, s.tok_end, s.kind) for s in pages] == recorded(reader)
         assert chunks[0].tok_end == config["page"] * config["chunk_pages"]

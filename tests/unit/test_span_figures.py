@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.figures.projection import pca, projection_figure
-from kvlens.figures.spans import UNKNOWN, Curve, Lane, length_histogram, shown, surprisal_figure
+from kvlens.figures.spancolors import UNKNOWN, shown
+from kvlens.figures.spanlengths import length_histogram
+from kvlens.figures.spans import Curve, Lane, surprisal_figure
 from kvlens.figures.states import STATE_COLORS
 from kvlens.runs import spanmap as umapjob
 from kvlens.spans import Span

@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, PromptToken
 from kvlens.store.export import EXPORTS, FORMATS, export
 from kvlens.store.reader import TraceError, TraceReader
@@ -38,6 +39,7 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "events": len(reader.events()),
         "tokens": len(reader.tokens()),
         "journal": sum(map(len, reader.journal()["values"])),
+        "cuts": 12,
         "loss": len(reader.loss()),
         "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
         "span-keys": sum(
@@ -85,16 +87,24 @@ def test_parquet_says_which_run_it_came_from(reader: TraceReader) -> None:
     metadata = pq.read_schema(_bytes(reader, "heads", "parquet")).metadata
     assert metadata[b"kvlens.run_uid"].decode() == reader.uid
     assert metadata[b"kvlens.method"] == b"sekv"
-    assert metadata[b"kvlens.config_sha256"].decode() == config_hash(reader.meta["config"])
+    assert metadata[b"kvlens.config_sha256"].decode() == config_hash(reader.meta.config)
 
 
 def test_formulas_are_defused_in_csv_text_only(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
+    writer.begin(RunMeta(layers=1, q_heads=1, kv_heads=1))
     texts = ["=1+1", "+2", "-3", "@x", "\tt", "plain", '"quoted", and, commas\n']
     writer.prefill(
         PrefillRecord(
-            [PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)], [], [], [], [], 1, 1, 1, 1
+            tokens=[PromptToken(i, -i, text, None, None, None) for i, text in enumerate(texts)],
+            spans=[],
+            span_heads=[],
+            transfers=[],
+            events=[],
+            prefill_us=1,
+            prefill_peak_bytes=1,
+            cold_bytes=1,
+            resident_bytes=1,
         )
     )
     writer.finish("completed", None, [], {})

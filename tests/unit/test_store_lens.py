@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import make_oracle, make_prefill, make_span_keys, make_step, one_sentence, stored, write
 
-from kvlens.rows import Oracle, SpanKeys, StepRecord
+from kvlens.instruments import Oracle, SpanKeys
+from kvlens.meta import RunMeta
+from kvlens.rows import StepRecord
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -178,7 +181,7 @@ def test_full_attention_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path
         oracle.tail_full[0, 1] = np.nan
     if fault == "span":
         oracle.span[0, 0] = 70_000
-    record.oracle = oracle
+    record = replace(record, oracle=oracle)
     with pytest.raises(TraceError) as refused:
         write(tmp_path, [record], (1, 2, 1, 1))
     one_sentence(refused.value)
@@ -186,19 +189,18 @@ def test_full_attention_that_does_not_fit_fails_the_run_in_one_sentence(tmp_path
 
 def test_span_keys_that_do_not_fit_fail_the_run_in_one_sentence(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
-    prefill = make_prefill()
-    prefill.span_keys = SpanKeys("pre-rope", np.array([0, 1], np.int32), np.zeros((2, 2, 2, 4), np.float32))
-    writer.prefill(prefill)
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
+    keys = SpanKeys("pre-rope", np.array([0, 1], np.int32), np.zeros((2, 2, 2, 4), np.float32))
+    writer.prefill(replace(make_prefill(), span_keys=keys))
     with pytest.raises(TraceError, match="span_keys") as refused:
         writer.finish("completed", None, [], {})
     one_sentence(refused.value)
 
 
 def test_a_sampled_head_without_listed_spans_keeps_its_tail(tmp_path: Path) -> None:
-    record = make_step(np.random.default_rng(0), 0, (1, 1, 1, 1))
-    record.oracle = make_oracle(np.random.default_rng(1), 1, 1)
-    record.oracle.span[:], record.oracle.tail_full[:] = -1, 1.0
+    oracle = make_oracle(np.random.default_rng(1), 1, 1)
+    oracle.span[:], oracle.tail_full[:] = -1, 1.0
+    record = replace(make_step(np.random.default_rng(0), 0, (1, 1, 1, 1)), oracle=oracle)
     with write(tmp_path, [record], (1, 1, 1, 1)) as reader:
         assert reader.oracle(0, 0, 0).empty
         assert reader.oracle_tail(0, 0, 0) == 1

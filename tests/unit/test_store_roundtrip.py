@@ -6,6 +6,7 @@ import itertools
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_support import COSINES, make_oracle, make_scores, make_step, stored, write
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, Scores, StepRecord, TransferRow
+from kvlens.instruments import Scores
+from kvlens.meta import RunMeta
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, EventRow, JournalRow, StepRecord, TransferRow
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
@@ -152,12 +155,8 @@ def _plain(series: Any) -> list[Any]:
 
 def test_null_is_not_zero(tmp_path: Path) -> None:
     sizes = (1, 2, 1, 1)
-    record = make_step(np.random.default_rng(0), 0, sizes)
-    record.head = {
-        "mass_sink": np.array([[0.0, np.nan]], np.float32),
-        "corrected": np.array([[np.nan, 0.0]], np.float32),
-    }
-    record.kv = {"h2d_bytes": np.array([[0.0]])}
+    head = {"mass_sink": np.array([[0.0, np.nan]], np.float32), "corrected": np.array([[np.nan, 0.0]], np.float32)}
+    record = replace(make_step(np.random.default_rng(0), 0, sizes), head=head, kv={"h2d_bytes": np.array([[0.0]])})
     with write(tmp_path, [record], sizes) as reader:
         assert reader.metrics() == ["mass_sink", "corrected"]
         assert reader.kv_metrics() == ["h2d_bytes"]
@@ -174,7 +173,7 @@ def test_null_is_not_zero(tmp_path: Path) -> None:
 def test_what_came_before_the_first_record_counts_in_the_duration(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path)
     time.sleep(0.3)  # prefill: the trace begins when it has succeeded
-    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
     writer.step(make_step(np.random.default_rng(1), 0, (2, 2, 1, 3)))
     writer.finish("completed", None, [], {})
     info = json.loads((tmp_path / writer.uid / "run.json").read_text(encoding="utf-8"))
@@ -185,15 +184,15 @@ def test_a_step_that_cannot_be_logged_is_in_no_table(tmp_path: Path) -> None:
     """A run that fails on a step's last rows ends with the step before, in the tables of scores and of full attention
     too."""
     sizes, rng, writer = (2, 2, 1, 3), np.random.default_rng(1), TraceWriter(tmp_path)
-    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
-    records = [make_step(rng, step, sizes) for step in range(3)]
-    for record in records:
-        record.scores, record.oracle = make_scores(rng, 2, 1), make_oracle(rng, 2, 2)
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
+    records = [
+        replace(make_step(rng, step, sizes), scores=make_scores(rng, 2, 1), oracle=make_oracle(rng, 2, 2))
+        for step in range(3)
+    ]
     for record in records[:2]:
         writer.step(record)
-    records[2].journal = [object()]  # type: ignore[list-item]
     with pytest.raises(AttributeError):
-        writer.step(records[2])
+        writer.step(replace(records[2], journal=[object()]))  # type: ignore[list-item]
     writer.finish("failed", "AttributeError", [], {"output_text": "xx"})
     with TraceReader.open(tmp_path, writer.uid) as reader:
         assert reader.n_steps == 2
@@ -204,18 +203,16 @@ def test_a_step_that_cannot_be_logged_is_in_no_table(tmp_path: Path) -> None:
 def test_the_recorder_may_reuse_its_arrays(tmp_path: Path) -> None:
     sizes = (2, 2, 1, 3)
     rng = np.random.default_rng(1)
-    record = make_step(rng, 0, sizes)
-    kept = record.head["entropy"].copy()
+    scores, oracle = make_scores(rng, 2, 1), make_oracle(rng, 2, 2)
+    own = JournalRow(0, None, None, "own", np.array([1.0, 2.0], np.float32))
+    record = replace(make_step(rng, 0, sizes), scores=scores, oracle=oracle, journal=[own])
+    kept, tail, ranked = record.head["entropy"].copy(), oracle.tail_full.copy(), scores.candidates.copy()
     writer = TraceWriter(tmp_path)
-    writer.begin({"layers": 2, "q_heads": 2, "kv_heads": 1})
-    record.scores, record.oracle = make_scores(rng, 2, 1), make_oracle(rng, 2, 2)
-    tail = record.oracle.tail_full.copy()
-    record.journal = [JournalRow(0, None, None, "own", np.array([1.0, 2.0], np.float32))]
-    ranked = record.scores.candidates.copy()
+    writer.begin(RunMeta(layers=2, q_heads=2, kv_heads=1))
     writer.step(record)
-    record.scores.candidates[:] = 99
-    record.oracle.tail_full[:] = 99
-    record.journal[0].values[:] = 99
+    scores.candidates[:] = 99
+    oracle.tail_full[:] = 99
+    own.values[:] = 99
     record.head["entropy"][:] = -1
     record.top_span[:] = 9
     writer.finish("completed", None, [], {})
@@ -248,9 +245,9 @@ def test_meta_status_checks_and_files_of_a_finished_run(tmp_path: Path) -> None:
         assert reader.uid == "my-run-1"
         assert reader.status == "completed"
         assert reader.error is None
-        assert reader.meta["config"] == {"a": 1}
-        assert reader.meta["answer"] == 42
-        assert reader.meta["prefill_peak_bytes"] == 20
+        assert reader.meta.config == {"a": 1}
+        assert reader.meta.answer == "42"
+        assert reader.meta.prefill_peak_bytes == 20
         checks = reader.self_checks().set_index("name")
         assert checks.loc["given", "value"] == 0.5
         assert checks.loc["stored_rows_complete", "passed"]
@@ -292,11 +289,9 @@ def test_a_record_that_does_not_fit_fails_the_run_in_one_sentence(
     sizes = (1, 1, 1, 1)
     rng = np.random.default_rng(0)
     writer = TraceWriter(tmp_path, block_steps=1)
-    writer.begin({"layers": 1, "q_heads": 1, "kv_heads": 1})
+    writer.begin(RunMeta(layers=1, q_heads=1, kv_heads=1))
     writer.step(make_step(rng, 0, sizes))
-    bad = make_step(rng, 1, sizes)
-    for name, value in change.items():
-        setattr(bad, name, value)
+    bad = replace(make_step(rng, 1, sizes), **change)
 
     def log_and_finish() -> None:
         writer.step(bad)

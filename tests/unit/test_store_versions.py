@@ -22,7 +22,8 @@ from kvlens.store.versions import ADDED
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
 KV_ADDED = {1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity"}, 2: set(), 3: set()}
-ENDED = {1: KV_ADDED[1] | {"regret"}, 2: {"regret"}, 3: set()}
+NEWEST = {"read_bytes"}
+ENDED = {1: KV_ADDED[1] | {"regret"} | NEWEST, 2: {"regret"} | NEWEST, 3: NEWEST}
 versions = pytest.mark.parametrize("version", [1, 2, 3])
 
 
@@ -86,6 +87,16 @@ def test_it_opens_and_what_it_lacks_was_not_recorded(tmp_path: Path, version: in
 
 
 @versions
+def test_its_meta_says_what_it_said_and_no_more(tmp_path: Path, version: int) -> None:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
+        meta = reader.meta
+        assert (meta.schema_version, meta.model, meta.method, meta.trace_level) == (version, "m", "full", "spans")
+        assert (meta.hold, meta.needle, meta.config) == ((), (), {})
+        later = ("oracle", "reference", "parent", "whatif", "request", "budget_bytes", "machine", "output_text")
+        assert meta.pick(later) == dict.fromkeys(later)
+
+
+@versions
 def test_it_has_no_loss_no_full_attention_and_no_span_keys(tmp_path: Path, version: int) -> None:
     with TraceReader.open(make(tmp_path, version), "old-run") as reader:
         assert reader.loss().empty
@@ -117,7 +128,7 @@ def test_an_unfinished_one_is_finished_in_this_schema(tmp_path: Path, version: i
     )
     assert recover(runs, "old-run").steps == STEPS
     with TraceReader.open(runs, "old-run") as reader:
-        assert reader.meta["schema_version"] == SCHEMA_VERSION
+        assert reader.meta.schema_version == SCHEMA_VERSION
         found = {
             row[0] for row in reader._db.rows("SELECT table_name FROM duckdb_tables() WHERE database_name = 'run'")
         }

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from kvlens import tasks
 from kvlens.bench.sweep import file as sweepfile
 from kvlens.bench.sweep.lanes import Lane
-from kvlens.bench.sweep.run import SweepRequest, sweep
+from kvlens.bench.sweep.request import SweepRequest
+from kvlens.bench.sweep.run import sweep
 from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
@@ -172,7 +173,7 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
         assert row["resident_share"] == pytest.approx(other["resident_share"])
         assert row["h2d_bytes_per_step"] == other["h2d_bytes_per_step"]
     with TraceReader.open(tmp_path / "runs", rows[1]["uid"]) as reader:
-        assert reader.meta["reference"] == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
+        assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())
     assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
 

@@ -16,8 +16,10 @@ import pytest
 from test_sweep import SMALL
 
 from kvlens.bench.sweep.lanes import ProcessLane, lanes
-from kvlens.bench.sweep.run import SweepRequest, sweep
-from kvlens.bench.sweep.work import Place, WorkerLost
+from kvlens.bench.sweep.place import Place
+from kvlens.bench.sweep.request import SweepRequest
+from kvlens.bench.sweep.run import sweep
+from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 
 

@@ -9,13 +9,12 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from kvlens.bench.sweep.work import Place, Worker, WorkerLost, serve, trial_name
+from kvlens.bench.sweep.place import Place
+from kvlens.bench.sweep.request import SweepRequest
+from kvlens.bench.sweep.work import Worker, WorkerLost, serve, trial_name
 from kvlens.bench.trials import Trial
-
-if TYPE_CHECKING:
-    from kvlens.bench.sweep.run import SweepRequest
 
 WAIT_S = 0.2
 """how often the main thread looks whether it was asked to stop"""

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens import tasks
+from kvlens.bench.sweep.place import Place
 from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.preparing import Pairing, Prepared, plan
 from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import RunRequest
-from kvlens.runs.storing import Pairing, Prepared, plan, store
+from kvlens.runs.storing import store
 from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
-    from kvlens.bench.sweep.work import Place
     from kvlens.engine.engine import Engine
 
 
@@ -52,7 +53,7 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
     except BudgetInfeasible as error:
         return row | infeasible(error)
     with TraceReader.open(runs_dir, uid) as reader:
-        return row | _figures(reader) | outcome(asked, str(reader.meta.get("output_text") or "")) | {"uid": uid}
+        return row | _figures(reader) | outcome(asked, reader.meta.output_text or "") | {"uid": uid}
 
 
 def _silent(phase: str, done: int, total: int) -> None:
@@ -60,14 +61,15 @@ def _silent(phase: str, done: int, total: int) -> None:
 
 
 def _figures(reader: TraceReader) -> dict[str, Any]:
-    steps, meta = reader.steps(), reader.meta
+    steps, full = reader.steps(), reader.meta.full_kv_bytes
+    assert full is not None, "every run stored here says it"
     return {
         "coverage": float(np.nanmean(reader.head_cube("coverage"))),
         "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
         "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()),
         "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),
-        "prompt_tokens": int(meta["prompt_tokens"]),
-        "resident_share": float(steps["peak_bytes"].max() / meta["full_kv_bytes"]),
+        "prompt_tokens": reader.meta.prompt_tokens,
+        "resident_share": float(steps["peak_bytes"].max() / full),
         "steps": reader.n_steps,
         "passed": bool(reader.self_checks()["passed"].all()),
     }

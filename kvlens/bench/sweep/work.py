@@ -7,25 +7,13 @@ import hashlib
 import json
 import os
 import signal
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from kvlens.bench.sweep.place import Place
 from kvlens.bench.trials import Trial
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where trials are run: what a worker must know, picklable."""
-
-    model: str
-    device: str
-    dtype: str
-    origins: dict[str, str]
-    """method -> what makes its trials comparable"""
-    runs: str | None
-    """folder of the runs; None: no traces are stored"""
 
 
 class Worker:

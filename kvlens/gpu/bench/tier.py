@@ -11,7 +11,7 @@ import torch
 
 from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.result import CheckRow
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH, NEW, SHARE = 512, 16, "0.3"
 RANKS = 0.02
@@ -26,17 +26,11 @@ class _Sink:
     backwards: int = 0
     """copies that end before they begin"""
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing is kept of it."""
-
     def prefill(self, record: PrefillRecord) -> None:
         self._add(record)
 
     def step(self, record: StepRecord) -> None:
         self._add(record)
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing is kept of it."""
 
     def _add(self, record: PrefillRecord | StepRecord) -> None:
         for row in record.transfers:

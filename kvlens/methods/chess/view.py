@@ -35,9 +35,9 @@ class Run:
 
     @classmethod
     def read(cls, reader: TraceReader) -> Run:
-        config = dict(reader.meta.get("config") or {})
+        config = dict(reader.meta.config)
         names = {name: _by_step(reader, name) for name in reader.journal_names()}
-        prompt = int(reader.meta["prompt_tokens"])
+        prompt = int(reader.meta.prompt_tokens)
         attended = reader.kv_cube("attended_tokens")
         share = attended.mean((1, 2)) / (prompt + np.arange(len(attended)))
         found = tuple(_reconstruction(names, step, config, prompt) for step in sorted(names.get("safe_pages", {})))
@@ -96,7 +96,7 @@ def in_words(reader: TraceReader, run: Run) -> str:
     """The run in a few sentences: what is attended, what stays resident, what moved."""
     steps = reader.steps()
     peak = None if steps.empty else float(steps["peak_bytes"].max())
-    full = reader.meta.get("full_kv_bytes")
+    full = reader.meta.full_kv_bytes
     attended = (
         f"attended {np.nanmean(run.share):.2%} of the tokens in memory"
         if np.isfinite(run.share).any()
@@ -145,7 +145,7 @@ def asked(reader: TraceReader) -> list[tuple[int, int]]:
     """Token ranges [start, stop) of the prompt that hold what is asked for; [] where that is not known."""
     tokens = reader.tokens().dropna(subset=["char_start", "char_end"])
     ranges = []
-    for start, stop in reader.meta.get("needle") or ():
+    for start, stop in reader.meta.needle:
         inside = tokens.loc[(tokens["char_start"] < stop) & (tokens["char_end"] > start), "pos"]
         if len(inside):
             ranges.append((int(inside.min()), int(inside.max()) + 1))

@@ -121,7 +121,7 @@ def _budgets(reader: TraceReader) -> None:
     if tokens is None:
         st.info("Layer budgets were not recorded in this run.")
         return
-    total, n = int(tokens.sum()), int(reader.meta["prompt_tokens"]) - (0 if _last_counts(config) else 1)
+    total, n = int(tokens.sum()), int(reader.meta.prompt_tokens) - (0 if _last_counts(config) else 1)
     floor = min(int(config.get("floor", 0)), n)
     most = max(ceiling_of(total, len(tokens), float(config.get("ceiling", 1)), n), floor)
     used = config.get("layers") == "error"
@@ -155,9 +155,7 @@ def _tokens(reader: TraceReader) -> None:
     tokens = reader.tokens()
     n = kept.shape[1]
     texts = [str(text) for text in tokens["text"][:n]]
-    needles = [
-        (int(a), int(b)) for a, b in needle_tokens(tokens[tokens["step"].isna()], reader.meta.get("needle") or [])
-    ]
+    needles = [(int(a), int(b)) for a, b in needle_tokens(tokens[tokens["step"].isna()], reader.meta.needle)]
     window_from = n if scores is None else int(np.isfinite(scores[0]).sum())
     last_said = (
         (
@@ -231,7 +229,7 @@ def _needle_text(kept: np.ndarray, needles: list[tuple[int, int]]) -> str:
 
 
 def _config(reader: TraceReader) -> dict[str, Any]:
-    return dict(reader.meta.get("config") or {})
+    return dict(reader.meta.config)
 
 
 def _last_counts(config: dict[str, Any]) -> bool:

@@ -52,6 +52,8 @@ class DecodeEviction(Method):
     params: Any
     ranks = True
     """False: what is evicted follows from positions alone, and no scores are logged"""
+    role = "resident"
+    """of tokens that are no sinks, one of kvlens.rows.ROLES"""
 
     @abstractmethod
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:
@@ -143,7 +145,7 @@ class DecodeEviction(Method):
             counts = rows[:, span.tok_start : span.tok_end].sum(1)
             whole = bool((counts == len(span)).all())
             states.append("resident" if whole else "partial" if int(counts.sum()) else "evicted")
-        return Placement(spans, states, ["sink" if span.kind == "sink" else "resident" for span in spans], kept)
+        return Placement(spans, states, ["sink" if span.kind == "sink" else self.role for span in spans], kept)
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:
@@ -187,7 +189,7 @@ class DecodeEviction(Method):
         self._named = start + page
         span = Span(start, start + page, "page", f"The next {page} decoded tokens.")
         nothing = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self._position.device))
-        return Placement([span], ["resident"], ["resident"], nothing)
+        return Placement([span], ["resident"], [self.role], nothing)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"places": (self._position,)} if hasattr(self, "_position") else {}

@@ -137,7 +137,9 @@ class PageRetrieval(Method):
         chosen = torch.zeros_like(score, dtype=torch.bool).scatter_(-1, best, True)
         fine = torch.nn.functional.pad(chosen, (1, 0)).expand(-1, shape.group, -1)  # span ids: page + 1
         logged = score.amax(1).masked_fill(~there, torch.nan)
-        return Selection(fine, self._none, score=torch.nn.functional.pad(logged, (1, 0), value=torch.nan))
+        index = self._complete * self._summary.shape[-1] * self._summary.element_size()
+        scores = torch.nn.functional.pad(logged, (1, 0), value=torch.nan)
+        return Selection(fine, self._none, score=scores, index_bytes=index)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch

@@ -19,7 +19,7 @@ from kvlens.memory.budget import Budget
 from kvlens.methods import get, make_parameters
 from kvlens.methods.freekv.params import POOLINGS
 from kvlens.methods.sekv.claims_runs import sign_test
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH = 2048
 FIRST_SEED = 6_800_000
@@ -46,9 +46,6 @@ class Seen:
     moved: float = 0.0
     """bytes to the device after the first step, of them blocking"""
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         """Nothing to keep."""
 
@@ -61,9 +58,6 @@ class Seen:
         if "corrected" in record.head:
             waited, heads = corrected(record)
             self.corrected.append(waited / heads)
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:

@@ -36,7 +36,7 @@ class Run:
     def read(cls, reader: TraceReader) -> Run:
         group = reader.q_heads // reader.kv_heads
         _, layer, head = parts.selected(reader)
-        config = reader.meta.get("config") or {}
+        config = reader.meta.config
         names = ("similarity", "n_reused", "n_recalled", "h2d_bytes", "blocking_bytes")
         similarity, hits, misses, moved, blocking = (reader.kv_cube(name) for name in names)
         corrected = reader.head_cube("corrected")[:, :, ::group]

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvlens import methods
 from kvlens.bench.intervals import wilson
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
@@ -48,9 +48,6 @@ class Watch:
         self.seen, self.max_rank, self.head_bytes = Seen(), max_rank, head_bytes
         self._tokens: dict[int, int] = {}
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         seen = self.seen
         self._tokens = {span.span: span.tok_end - span.tok_start for span in record.spans}
@@ -70,9 +67,6 @@ class Watch:
         zooms = [t for t in record.transfers if t.cause == "zoom" and t.span is not None]
         self.seen.moved += sum(t.bytes for t in zooms)
         self.seen.moved_exact += sum(self._tokens[t.span] * self.head_bytes for t in zooms if t.span is not None)
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
 
 class Bench:

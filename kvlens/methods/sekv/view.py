@@ -83,7 +83,7 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
     if not (np.isfinite(keys).any() or np.isfinite(values).any()):
         st.info("Ranks were not recorded in this run: its spans lie exactly as they were.")
         return
-    most = (reader.meta.get("config") or {}).get("max_rank")
+    most = reader.meta.config.get("max_rank")
     histogram = figures.rank_histogram(keys, values, None if most is None else int(most))
     parts.draw(reader, histogram, key="sekv_ranks", alt="Histogram of ranks")
     parts.draw(

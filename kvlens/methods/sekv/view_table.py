@@ -21,9 +21,7 @@ def per_head(reader: TraceReader) -> pd.DataFrame:
     spans = reader.spans()[["span", "tok_start", "tok_end"]]
     frame = frame.merge(spans, on="span", how="left")
     frame["tokens"] = frame["tok_end"] - frame["tok_start"]
-    frame["exact_bytes"] = frame["tokens"] * (
-        int(reader.meta.get("token_bytes") or 0) // (reader.n_layers * reader.kv_heads)
-    )
+    frame["exact_bytes"] = frame["tokens"] * (int(reader.meta.token_bytes or 0) // (reader.n_layers * reader.kv_heads))
     noted = journal(reader)
     if not noted.empty:
         frame = frame.merge(noted, on=["span", "layer", "kv_head"], how="left", suffixes=("", "_noted"))

@@ -16,7 +16,7 @@ from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods import get, make_parameters
 from kvlens.methods.sekv.claims_runs import sign_test
-from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
+from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH = 2048
 FIRST_SEED = 6_700_000
@@ -50,9 +50,6 @@ class Seen:
     extremes: tuple[float, float] = (0.0, 0.0)
     """bytes of minima and maxima, bytes of the KV they stand for"""
 
-    def begin(self, meta: dict[str, Any]) -> None:
-        """Nothing to keep."""
-
     def prefill(self, record: PrefillRecord) -> None:
         noted = {row.name: row.values for row in record.journal}.get("preselection_bytes")
         if noted is not None:
@@ -73,9 +70,6 @@ class Seen:
             self.reusable += [1.0] * wanted.size
         self.moved += kv["h2d_bytes"].sum()
         self.ideal += kv["ideal_bytes"].sum()
-
-    def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
-        """Nothing to keep."""
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:

@@ -45,7 +45,7 @@ class Reuse:
     def __init__(self, reader: TraceReader) -> None:
         recalled, reused = reader.kv_cube("recalled_tokens"), reader.kv_cube("reused_tokens")
         wanted = np.where(recalled + reused > 0, recalled + reused, np.nan)
-        per_token = int(reader.meta.get("token_bytes") or 0) / (reader.n_layers * reader.kv_heads)
+        per_token = int(reader.meta.token_bytes or 0) / (reader.n_layers * reader.kv_heads)
         self.moved = reader.kv_cube("h2d_bytes")
         ideal = reader.kv_cube("ideal_bytes")
         self.truncated = bool(np.isfinite(ideal).any())
@@ -87,7 +87,7 @@ def _chunks(reader: TraceReader) -> None:
     if table.empty:
         st.info("No chunk was closed in this run: all tokens lie in the open chunk.")
         return
-    config: dict[str, Any] = dict(reader.meta.get("config") or {})
+    config: dict[str, Any] = dict(reader.meta.config)
     wanted, deviation = int(config.get("length", 14)), int(config.get("deviation", 8))
     chunks = table[table["cut"] != "sinks"]
     left, right = st.columns([2, 3], gap="medium")
@@ -221,7 +221,7 @@ def _attended(reader: TraceReader) -> None:
         budget[int(step)] = values[1:4]
     step, _, _ = parts.selected(reader)
     parts.draw(reader, figures.attended(budget, step), key="sentkv_attended", alt="Tokens attended per step")
-    prompt = int(reader.meta["prompt_tokens"])
+    prompt = int(reader.meta.prompt_tokens)
     share = np.nanmean(budget.sum(1)) / prompt
     noted = reader.journal("preselection_bytes")
     weight = ""

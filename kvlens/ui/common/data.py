@@ -129,18 +129,16 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
 def held_place(reader: TraceReader) -> Selection | None:
     """Where to look at a run that a span was held in: the step at which the run it repeats was lost, the held span, and
     the query head that full attention sends there most. None for other runs."""
-    holds, step = reader.meta.get("hold") or [], (reader.meta.get("whatif") or {}).get("step")
-    if not holds or step is None or int(step) >= reader.n_steps:
+    holds, tried = reader.meta.hold, reader.meta.whatif
+    if not holds or tried is None or (step := tried.step) is None or step >= reader.n_steps:
         return None
-    heads = reader.oracle_step(int(step))
-    heads = heads[heads["span"] == int(holds[0]["span"])]
+    heads = reader.oracle_step(step)
+    heads = heads[heads["span"] == holds[0].span]
     if heads.empty:
-        layer, kv_head = holds[0]["heads"][0]
-        return Selection(
-            None, int(step), int(layer), int(kv_head) * (reader.q_heads // reader.kv_heads), int(holds[0]["span"])
-        )
+        layer, kv_head = holds[0].heads[0]
+        return Selection(None, step, layer, kv_head * (reader.q_heads // reader.kv_heads), holds[0].span)
     most = heads.loc[heads["full"].idxmax()]
-    return Selection(None, int(step), int(most["layer"]), int(most["q_head"]), int(holds[0]["span"]))
+    return Selection(None, step, int(most["layer"]), int(most["q_head"]), holds[0].span)
 
 
 def loss_verdict(reader: TraceReader) -> Verdict | None:

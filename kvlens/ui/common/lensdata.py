@@ -4,11 +4,11 @@ resident."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 import streamlit as st
 
+from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.store.reader import TraceError
 from kvlens.ui.common import data, lensjobs
 
@@ -18,11 +18,9 @@ class WhatIf:
     """A stored repeat of a run with spans held resident, as its meta tells it."""
 
     uid: str
-    holds: tuple[dict[str, Any], ...]
-    """span, tok_start, tok_end, heads [[layer, kv_head]...], from_step"""
-    summary: dict[str, Any]
-    """step, kl_before, kl_after, answer_before, answer_after, expected, restored, agrees_after, held_bytes,
-    held_tokens, search"""
+    holds: tuple[Held, ...]
+    summary: Counterfactual | None
+    """None: the repeat did not come to an end"""
     full_kv_bytes: int | None
     budget_bytes: int | None
     all_heads: int
@@ -30,31 +28,23 @@ class WhatIf:
 
     @property
     def spans(self) -> list[int]:
-        return sorted({int(hold["span"]) for hold in self.holds})
+        return sorted({hold.span for hold in self.holds})
 
     @property
     def heads(self) -> list[tuple[int, int]]:
         """(layer, KV head) that any span is held for."""
-        return sorted({(int(layer), int(head)) for hold in self.holds for layer, head in hold["heads"]})
+        return sorted({head for hold in self.holds for head in hold.heads})
 
     @property
     def from_step(self) -> int:
-        return min(int(hold["from_step"]) for hold in self.holds)
+        return min(hold.from_step for hold in self.holds)
 
 
-def whatif_of(meta: dict[str, Any], uid: str) -> WhatIf | None:
+def whatif_of(meta: RunMeta, uid: str) -> WhatIf | None:
     """The repeat that a run's meta describes; None for other runs."""
-    holds, summary = meta.get("hold"), meta.get("whatif")
-    if not holds:
+    if not meta.hold:
         return None
-    return WhatIf(
-        uid,
-        tuple(holds),
-        summary or {},
-        meta.get("full_kv_bytes"),
-        meta.get("budget_bytes"),
-        meta["layers"] * meta["kv_heads"],
-    )
+    return WhatIf(uid, meta.hold, meta.whatif, meta.full_kv_bytes, meta.budget_bytes, meta.layers * meta.kv_heads)
 
 
 def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:

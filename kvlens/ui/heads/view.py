@@ -70,7 +70,7 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
         help="Colours span the recorded values, not the natural range.",
     )
     last = reader.n_steps - 1
-    if reader.meta.get("trace_level") == "summary" or last < 1:
+    if reader.meta.trace_level == "summary" or last < 1:
         right.caption("All steps: this run keeps no figures per step." if last else "This run has one step.")
         start, end = 0, last
     else:

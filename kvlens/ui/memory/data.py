@@ -49,13 +49,13 @@ def head_bytes(reader: TraceReader, copies: pd.DataFrame) -> pd.DataFrame:
 
 def kv_shape(reader: TraceReader) -> KVShape:
     """Sizes of the run's model."""
-    cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta["head_dim"])
+    cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta.head_dim)
     return KVShape(
         reader.n_layers,
         reader.q_heads,
         reader.kv_heads,
-        int(reader.meta["head_dim"]),
-        int(reader.meta["token_bytes"]) // cells,
+        int(reader.meta.head_dim),
+        int(reader.meta.token_bytes) // cells,
     )
 
 

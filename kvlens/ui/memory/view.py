@@ -54,7 +54,7 @@ def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
 def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     """The run in six numbers. `copies` as of `memorydata.moved_spans`."""
     steps, meta = reader.steps(), reader.meta
-    budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
     peak, moved = float(steps["peak_bytes"].max()), float(steps["h2d_bytes"].sum())
     spent = float(steps["dur_us"].sum())
     cells = (
@@ -88,7 +88,7 @@ def residency(reader: TraceReader) -> None:
     """Bytes per tier over the steps, with the lines they are measured against."""
     st.markdown("##### What each tier held")
     steps, meta = reader.steps(), reader.meta
-    budget, full = meta.get("budget_bytes"), meta.get("full_kv_bytes")
+    budget, full = meta.budget_bytes, meta.full_kv_bytes
     lines = steps.assign(budget_bytes=budget, full_kv_bytes=full)
     chart(
         figures.residency(steps, budget, full),
@@ -98,7 +98,7 @@ def residency(reader: TraceReader) -> None:
         "KV bytes by tier per decode step",
     )
     limit = "no limit was set, so there is no budget line" if budget is None else f"the budget is {si_bytes(budget)}"
-    prefill = meta.get("prefill_peak_bytes")
+    prefill = meta.prefill_peak_bytes
     before = "not recorded" if prefill is None else si_bytes(prefill)
     st.caption(
         plain(
@@ -111,11 +111,8 @@ def residency(reader: TraceReader) -> None:
             f"whole prompt is on the device, is not drawn; its peak: {before}."
         )
     )
-    if holds := meta.get("hold"):
-        held = [
-            Hold(h["span"], h["tok_start"], h["tok_end"], tuple((a, b) for a, b in h["heads"]), h["from_step"])
-            for h in holds
-        ]
+    if holds := meta.hold:
+        held = [Hold(**part.stored()) for part in holds]
         size = si_bytes(held_bytes(held, memorydata.kv_shape(reader)))
         st.caption(
             plain(
@@ -151,9 +148,7 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     if len(shown) < len(copies):
         st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
     st.caption(
-        _overlap_text(
-            len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.get("link") or "not recorded"))
-        )
+        _overlap_text(len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.link or "not recorded")))
     )
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 

@@ -25,7 +25,7 @@ GENERIC = "kvlens.ui.method.generic:show"
 def show(reader: TraceReader) -> None:
     """Title of the run's method, then its view."""
     title(reader)
-    view(str(reader.meta.get("method")))(reader)
+    view(str(reader.meta.method))(reader)
 
 
 def title(reader: TraceReader) -> None:
@@ -33,7 +33,7 @@ def title(reader: TraceReader) -> None:
     alone."""
     entry = about(reader)
     if entry is None:
-        st.subheader(plain(str(reader.meta.get("method"))))
+        st.subheader(plain(str(reader.meta.method)))
         st.caption("This method is not installed here, so only what the trace says of it can be shown.")
         return
     st.subheader(plain(str(entry["title"])))

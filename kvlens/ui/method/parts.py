@@ -28,7 +28,7 @@ from kvlens.ui.heads.view import cell_clicked
 
 def about(reader: TraceReader) -> dict[str, Any] | None:
     """The catalogue's entry of the run's method; None when it is not installed here."""
-    name = reader.meta.get("method")
+    name = reader.meta.method
     return next((entry for entry in data.catalogue() if entry["name"] == name), None)
 
 
@@ -134,7 +134,7 @@ def times(reader: TraceReader) -> None:
     st.caption(
         plain(
             f"Copies took {moving:.4g} ms added up; they may overlap each other and the computing. The engine waited "
-            f"{waited:.4g} ms for them{share}. Link: {reader.meta.get('link') or 'not recorded'}."
+            f"{waited:.4g} ms for them{share}. Link: {reader.meta.link or 'not recorded'}."
         )
     )
 

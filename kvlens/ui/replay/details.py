@@ -20,10 +20,10 @@ from kvlens.ui.common.state import Selection
 def facts(reader: TraceReader) -> None:
     """One line about the run, failed self-checks, and the expected answer beside what came out."""
     meta = reader.meta
-    preset = f" ({meta['preset']})" if meta.get("preset") else ""
-    method = f"{meta.get('method')}{preset}"
-    budget = meta.get("budget_bytes")
-    full = meta.get("full_kv_bytes")
+    preset = f" ({meta.preset})" if meta.preset else ""
+    method = f"{meta.method}{preset}"
+    budget = meta.budget_bytes
+    full = meta.full_kv_bytes
     limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
     if budget is not None and full:
         limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
@@ -31,22 +31,20 @@ def facts(reader: TraceReader) -> None:
     passed = (
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
-    drawn = (
-        f"temperature {meta['temperature']:g}, top-p {meta.get('top_p') or 1:g}, " if meta.get("temperature") else ""
-    )
+    drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     st.text(
         visible(
-            f"{meta.get('model')} · {method} · {limit} · {meta.get('prompt_tokens')} prompt tokens · "
+            f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
             f"{counted(reader.n_steps, 'step')} · "
-            f"{meta.get('device')}, {meta.get('dtype')} · {drawn}seed {meta.get('seed')} · {passed}"
+            f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
         )
     )
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
-    if meta.get("answer"):
-        fed = "Fed, full KV's tokens" if meta.get("forced") else "Generated"
-        st.text(visible(f"Expected answer: {str(meta['answer']).strip()}\n{fed}: {generated_text(reader).strip()}"))
+    if meta.answer:
+        fed = "Fed, full KV's tokens" if meta.forced else "Generated"
+        st.text(visible(f"Expected answer: {str(meta.answer).strip()}\n{fed}: {generated_text(reader).strip()}"))
 
 
 def conditions(reader: TraceReader) -> None:
@@ -54,10 +52,12 @@ def conditions(reader: TraceReader) -> None:
     checks, meta = reader.self_checks(), reader.meta
     left, right = st.columns(2)
     with left.expander("Effective configuration"):
-        st.code(visible(json.dumps(meta.get("config"), indent=1, ensure_ascii=False)), language="json")
+        st.code(visible(json.dumps(meta.config, indent=1, ensure_ascii=False)), language="json")
     with right.expander("Self-checks and conditions"):
         st.dataframe(checks, hide_index=True, width="stretch")
-        rest = {key: value for key, value in meta.items() if key not in ("config", "prompt_text", "model_info")}
+        rest = {
+            key: value for key, value in meta.stored().items() if key not in ("config", "prompt_text", "model_info")
+        }
         st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
 
 
@@ -86,7 +86,7 @@ def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
         return
     step, metric = chosen.step or 0, metric_of(chosen.metric)
     label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
-    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.get('method')}, {reader.uid}"
+    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.method}, {reader.uid}"
     canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
 
 

@@ -60,7 +60,7 @@ def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFram
         window if kind == "window" else (int(a), int(b))
         for kind, a, b in zip(table["kind"], table["tok_start"], table["tok_end"], strict=True)
     ]
-    needle = needle_tokens(tokens, reader.meta.get("needle") or [])
+    needle = needle_tokens(tokens, reader.meta.needle)
     return pd.DataFrame(
         {
             "span": table["span"],
@@ -84,7 +84,7 @@ def token_range(start: int, end: int) -> str:
 
 def sampling(reader: TraceReader) -> str:
     """What of full attention a run recorded, as the end of a sentence."""
-    sampled = reader.meta.get("oracle")
+    sampled = reader.meta.oracle
     if not sampled:
         return ": this run did not record them"
     return f"; recorded were {words(sampled, reader.n_layers)}"

@@ -30,7 +30,7 @@ def banner(reader: TraceReader) -> None:
             f"run it repeats."
         )
         lenswhatif.outcome(tried)
-        if parent := reader.meta.get("parent"):
+        if parent := reader.meta.parent:
             place = places.in_run(str(parent))
             st.page_link(
                 "pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place
@@ -87,7 +87,7 @@ def _span(reader: TraceReader, missed: Missed) -> str:
     if missed.kind == "window":
         return f"span {missed.span}, the window"
     start, end = missed.tok_start, missed.tok_end
-    needle = needle_tokens(tokens, reader.meta.get("needle") or [])
+    needle = needle_tokens(tokens, reader.meta.needle)
     star = ", part of the needle" if any(a < end and b > start for a, b in needle) else ""
     return f"span {missed.span}, {token_range(start, end)}{star}, “{span_text(tokens, start, end, 70).strip()}”"
 
@@ -122,7 +122,7 @@ def _without_loss(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
             f"The largest KL is {most} nats, at step {int(worst['step'])}."
         )
         _contexts(reader, table, busy)
-    elif reader.meta.get("method") == "full":
+    elif reader.meta.method == "full":
         pairs = int((table["reference"] == reader.uid).sum())
         whose = f"It is the reference of {counted(pairs, 'other run')}." if pairs else ""
         st.markdown(f"**This run is full KV itself.** {whose}")
@@ -140,7 +140,7 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
     """A free run goes its own way after its first other token; the page says so and offers the forced comparison."""
     last = diverged(reader)
     if last is None:
-        if reader.meta.get("forced"):
+        if reader.meta.forced:
             st.caption("Forced: this run was fed full KV's tokens, so its contexts are full KV's at every step.")
         return
     st.caption(

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
 from kvlens.lens.verdict import Verdict
+from kvlens.meta import Counterfactual
 from kvlens.plaintext import visible
 from kvlens.ui.common import lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
@@ -63,7 +64,7 @@ def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, t
     there = spans[
         (spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)
     ]
-    needle = needle_tokens(reader.tokens(), reader.meta.get("needle") or [])
+    needle = needle_tokens(reader.tokens(), reader.meta.needle)
     inside = [
         int(s)
         for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
@@ -105,41 +106,36 @@ def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
 def outcome(one: WhatIf) -> None:
     """Answer and divergence before and after, and what holding it would have cost."""
     said = one.summary
-    if not said:
+    if said is None:
         st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
     answer.text(
-        f"Answer before: {_line(said.get('answer_before'))}\nAnswer with it held: {_line(said.get('answer_after'))}\n"
-        f"Expected: {_line(said.get('expected'))}"
+        f"Answer before: {_line(said.answer_before)}\nAnswer with it held: {_line(said.answer_after)}\n"
+        f"Expected: {_line(said.expected)}"
     )
-    step = said.get("step")
+    step = said.step
     facts = (
-        ("Answer restored", _RESTORED[said.get("restored")]),
-        (
-            f"KL at step {step}, nats" if step is not None else "KL",
-            f"{_nats(said.get('kl_before'))} → {_nats(said.get('kl_after'))}",
-        ),
-        ("It would have cost", si_bytes(said.get("held_bytes"))),
+        ("Answer restored", _RESTORED[said.restored]),
+        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
+        ("It would have cost", si_bytes(said.held_bytes)),
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
     numbers.caption(plain(_cost(one)))
-    if (search := said.get("search")) is not None:
-        names = ", ".join(f"L{layer} KV{head}" for layer, head in search.get("heads") or [])
+    if (search := said.search) is not None:
+        names = ", ".join(f"L{layer} KV{head}" for layer, head in search.heads)
         found = (
             f"Smallest set found: {names}"
             if names
             else "Not even holding it for all of these heads brings the answer back"
         )
-        st.markdown(plain(f"{found} ({search.get('tried')} repeats)."))
+        st.markdown(plain(f"{found} ({search.tried} repeats)."))
 
 
 def held_words(one: WhatIf) -> str:
     """'span 12 (tokens 300-331) held for L0 KV1, L1 KV0 from step 3 on'."""
-    spans = ", ".join(
-        f"span {hold['span']} (tokens {hold['tok_start']}–{int(hold['tok_end']) - 1})" for hold in one.holds
-    )
+    spans = ", ".join(f"span {hold.span} (tokens {hold.tok_start}–{hold.tok_end - 1})" for hold in one.holds)
     heads = one.heads
     whole = len(heads) == one.all_heads and len(heads) > 1
     names = f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])
@@ -149,10 +145,10 @@ def held_words(one: WhatIf) -> str:
 
 def _cost(one: WhatIf) -> str:
     """What the held bytes are a share of."""
-    held = one.summary.get("held_bytes")
-    if held is None:
+    said = one.summary
+    if said is None or (held := said.held_bytes) is None:
         return "Its bytes were not recorded."
-    parts = [f"{one.summary.get('held_tokens')} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
+    parts = [f"{said.held_tokens} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
     if one.full_kv_bytes:
         parts.append(f"{held / one.full_kv_bytes:.2%} of full KV")
     if one.budget_bytes:
@@ -161,16 +157,16 @@ def _cost(one: WhatIf) -> str:
 
 
 def _row(one: WhatIf) -> dict[str, Any]:
-    said = one.summary
+    said = one.summary or Counterfactual()
     return {
         "spans": ", ".join(map(str, one.spans)),
         "KV heads": len(one.heads),
         "from step": one.from_step,
-        "restored": _RESTORED[said.get("restored")],
-        "KL before (nats)": said.get("kl_before"),
-        "KL after (nats)": said.get("kl_after"),
-        "answer": _line(said.get("answer_after")),
-        "held": si_bytes(said.get("held_bytes")),
+        "restored": _RESTORED[said.restored],
+        "KL before (nats)": said.kl_before,
+        "KL after (nats)": said.kl_after,
+        "answer": _line(said.answer_after),
+        "held": si_bytes(said.held_bytes),
         "run": one.uid,
     }
 

@@ -18,8 +18,8 @@ from kvlens.ui.spans.data import View
 
 def cuts_by_surprisal(reader: TraceReader) -> bool:
     """Whether the run's own spans come from the entropy rule."""
-    config = reader.meta.get("config") or {}
-    return reader.meta.get("method") == "sekv" and config.get("segmentation") in ("feasible", "paper")
+    config = reader.meta.config
+    return reader.meta.method == "sekv" and config.get("segmentation") in ("feasible", "paper")
 
 
 def needle(view: View) -> None:
@@ -88,7 +88,7 @@ def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
         for a, b, kind in zip(view.table["tok_start"], view.table["tok_end"], view.table["kind"], strict=True)
         if kind != "window"
     ]
-    config = reader.meta.get("config") or {}
+    config = reader.meta.config
     mine = Cut("this run", tuple(own), ", ".join(f"{key} {value}" for key, value in config.items()))
     rows = []
     for cut in (mine, *cuts):

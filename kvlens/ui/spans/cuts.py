@@ -40,9 +40,9 @@ class Text:
         return cls(
             kv_shape(reader),
             len(prompt),
-            int(meta["max_new"]),
-            meta.get("budget_bytes"),
-            str(meta["model"]),
+            int(meta.max_new),
+            meta.budget_bytes,
+            str(meta.model),
             tuple(str(text) for text in prompt["text"]),
             tuple(prompt["surprisal"].to_numpy(np.float64, na_value=np.nan).tolist()),
         )
@@ -85,9 +85,7 @@ SEGMENTERS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
 def own_parameters(reader: TraceReader) -> Any | None:
     """The parameters the run's method had; None when the method or one of them is not known here."""
     try:
-        return methods.make_parameters(
-            methods.get(str(reader.meta.get("method"))), None, dict(reader.meta.get("config") or {})
-        )
+        return methods.make_parameters(methods.get(str(reader.meta.method)), None, dict(reader.meta.config))
     except ValueError:
         return None
 
@@ -95,12 +93,12 @@ def own_parameters(reader: TraceReader) -> Any | None:
 def own_cut(reader: TraceReader, text: Text) -> list[Span] | None:
     """The run's prompt cut again by its own method and parameters; None when they are not known here, or do not say."""
     params = own_parameters(reader)
-    return None if params is None else methods.get(str(reader.meta["method"])).segments(params, text, text.surprisal)
+    return None if params is None else methods.get(str(reader.meta.method)).segments(params, text, text.surprisal)
 
 
 def preset_for(reader: TraceReader) -> str:
     """The preset by which the other methods cut: the demo model has settings of its own, other models the papers'."""
-    return "demo" if str(reader.meta.get("model")) in ("demo", "synthetic") else "paper"
+    return "demo" if str(reader.meta.model) in ("demo", "synthetic") else "paper"
 
 
 def previews(reader: TraceReader, text: Text) -> list[Cut]:
@@ -118,7 +116,7 @@ def previews(reader: TraceReader, text: Text) -> list[Cut]:
 def hierarchy(reader: TraceReader, text: Text) -> list[Cut]:
     """CHESS's pages, chunks and grids: of a CHESS run by its own parameters, else by the preset's."""
     chess = methods.get("chess")
-    own = own_parameters(reader) if reader.meta.get("method") == "chess" else None
+    own = own_parameters(reader) if reader.meta.method == "chess" else None
     params = own or methods.make_parameters(chess, preset_for(reader), {})
     pages = chess.segments(params, text, text.surprisal) or []
     end = pages[-1].tok_end if pages else 0
@@ -144,7 +142,7 @@ def settings(params: Any, names: Sequence[str]) -> str:
 
 def entropy_parameters(reader: TraceReader) -> SeKVParameters:
     """SeKV's parameters for the what-if threshold: the run's own where it cut by surprisal, else the preset's."""
-    own = own_parameters(reader) if reader.meta.get("method") == "sekv" else None
+    own = own_parameters(reader) if reader.meta.method == "sekv" else None
     found = own if isinstance(own, SeKVParameters) and own.segmentation != "chunks" else None
     return found or methods.make_parameters(methods.get("sekv"), preset_for(reader), {})
 

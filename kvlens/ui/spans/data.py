@@ -37,7 +37,7 @@ class Tokens:
             -frame["logprob"].to_numpy(np.float64, na_value=np.nan),
             frame["surprisal"].to_numpy(np.float64, na_value=np.nan),
         )
-        needle = needle_tokens(frame, reader.meta.get("needle") or [])
+        needle = needle_tokens(frame, reader.meta.needle)
         return cls([str(text) for text in frame["text"]], nats, int((~generated).sum()), needle)
 
     def in_needle(self, start: int, end: int) -> bool:

@@ -7,7 +7,7 @@ import streamlit as st
 
 from kvlens.figures.metrics import head_label, si_bytes
 from kvlens.figures.passages import passage
-from kvlens.figures.spans import length_histogram
+from kvlens.figures.spanlengths import length_histogram
 from kvlens.plaintext import visible
 from kvlens.ui.common import session
 from kvlens.ui.common.chart import chart, menu

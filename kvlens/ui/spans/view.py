@@ -141,7 +141,7 @@ def _is_own(reader: TraceReader, cut: Cut) -> bool:
         "freekv": "pages (FreeKV)",
         "chess": "pages (CHESS)",
     }
-    method, config = str(reader.meta.get("method")), reader.meta.get("config") or {}
+    method, config = str(reader.meta.method), reader.meta.config
     if method == "sekv" and config.get("segmentation") != "feasible":
         return cut.name == "entropy as printed (SeKV)" and config.get("segmentation") == "paper"
     return own.get(method) == cut.name

@@ -43,7 +43,7 @@ def diverged(reader: TraceReader) -> int | None:
     """The step at which a freely decoding run left full KV's: the last that was compared, when the run went on after it
     and another token was most probable or taken there. From the next step on contexts differ."""
     loss = reader.loss()
-    if loss.empty or reader.meta.get("forced"):
+    if loss.empty or reader.meta.forced:
         return None
     last = loss.iloc[-1]
     tokens = reader.tokens()
@@ -102,7 +102,7 @@ def _whole(value: Any) -> int | None:
 def span_history(reader: TraceReader, chosen: Selection) -> dict[str, np.ndarray]:
     """Masses on the selected span of the selected head over steps, float32 [steps], NaN where the span was not listed;
     {} without one."""
-    if chosen.span is None or not reader.meta.get("oracle"):
+    if chosen.span is None or not reader.meta.oracle:
         return {}
     table = reader.oracle_history(chosen.layer or 0, chosen.head or 0, chosen.span)
     arrays = {name: np.full(reader.n_steps, np.nan, np.float32) for name in ("span_full", "span_mass")}

@@ -37,7 +37,7 @@ _STATE_EVENTS = (
 
 def per_step_metrics(reader: TraceReader) -> list[str]:
     """Names of the metrics that have a value per step and head, query-head metrics first."""
-    if reader.meta.get("trace_level") == "summary":
+    if reader.meta.trace_level == "summary":
         return []
     return [*reader.metrics(), *reader.kv_metrics()]
 
@@ -79,7 +79,7 @@ def run_payload(
         "char_end": tokens["char_end"].fillna(-1).to_numpy(np.int32),
     }
     described = [_describe(reader, name, name in loaded, arrays) for name in names]
-    masses = reader.meta.get("trace_level", "spans") == "spans"
+    masses = reader.meta.trace_level == "spans"
     if masses:
         arrays |= _sparse("mean", _mean_masses(reader), reader.n_steps, spans)
     header: dict[str, Any] = {
@@ -93,12 +93,12 @@ def run_payload(
         "texts": [str(text) for text in tokens["text"]],
         "spans": _span_list(spans),
         "span_masses": masses,
-        "needle": needle_tokens(tokens, reader.meta.get("needle") or []),
+        "needle": needle_tokens(tokens, reader.meta.needle),
         "metrics": described,
         "tracks": _tracks(reader, names, arrays),
         "jumps": lens.jumps(reader, found),
         "diverged": lens.diverged(reader),
-        "oracle": bool(reader.meta.get("oracle")),
+        "oracle": bool(reader.meta.oracle),
     }
     return pack(header, arrays)
 
@@ -251,7 +251,7 @@ def _tracks(reader: TraceReader, names: list[str], arrays: dict[str, np.ndarray]
         "zero": True,
     }
     memory["second"] = {"name": "resident"}
-    budget = reader.meta.get("budget_bytes")
+    budget = reader.meta.budget_bytes
     if budget is not None:
         memory |= {"title": f"{memory['title']}, budget (dashed)", "line": {"value": float(budget)}}
     return [*tracks, memory]

@@ -1,0 +1,45 @@
+"""What commands share: options, the consoles, the runs folder, tables, how a command says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvlens.plaintext import terminal
+
+RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+ProgressJson = Annotated[
+    bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")
+]
+
+out = Console(width=None if sys.stdout.isatty() else 240)
+err = Console(stderr=True, soft_wrap=True)
+
+
+def fail(sentence: str) -> NoReturn:
+    """One sentence on stderr and exit status 1."""
+    err.print(f"kvlens: {terminal(sentence)}", markup=False, highlight=False)
+    raise SystemExit(1)
+
+
+def runs_folder(given: Path | None) -> Path:
+    """--runs, else $KVLENS_RUNS, else ./runs."""
+    return given or Path(os.environ.get("KVLENS_RUNS") or "runs")
+
+
+def show_table(columns: list[str], rows: list[list[Any]]) -> None:
+    """A table on stdout, one line per row."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("uid", "name", "parameter", "status"))
+    for row in rows:
+        table.add_row(*(Text("" if v is None or v != v else terminal(v).replace("\n", " ")[:160]) for v in row))
+    out.print(table)

@@ -1,0 +1,106 @@
+"""`kvlens run`: a prompt under a method, stored as a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlens.cli.options import ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.plaintext import terminal
+
+
+def run(
+    prompt_file: Annotated[
+        str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
+    ],
+    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = "sekv",
+    preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")
+    ] = None,
+    max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
+    answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,
+    needle: Annotated[
+        str | None, typer.Option(help="Words of the prompt that hold the answer; their tokens are marked.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of the method: name=value; may be repeated.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop when the output contains this text; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
+    coverage: Annotated[
+        bool, typer.Option(help="Keep a copy of all keys, outside the budget, and log coverage.")
+    ] = True,
+    oracle: Annotated[
+        str, typer.Option(help="Full attention by span: auto, off, all, or every=4,layers=0-3+7.")
+    ] = "auto",
+    against_full: Annotated[
+        bool, typer.Option("--against-full", help="Log what each step lost against full KV.")
+    ] = False,
+    forced: Annotated[
+        bool, typer.Option("--forced", help="Compare, and feed full KV's tokens, so that all steps compare.")
+    ] = False,
+    threads: Annotated[int, typer.Option(help="torch threads; 0: 1 for a small model, torch's choice otherwise.")] = 0,
+    runs: RunsDir = None,
+    progress_json: ProgressJson = False,
+) -> None:
+    """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
+    from kvlens.cli.progress import Bar, JsonLines, stop_signals
+    from kvlens.prompts import checked, decode, expecting
+    from kvlens.runs.carrying import carry_out
+    from kvlens.runs.request import RunRequest, parse_set
+
+    reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
+    cancelled = stop_signals()
+    try:
+        if prompt_file == "-":
+            source = decode(sys.stdin.buffer.read(), "standard input")
+        else:
+            path = Path(prompt_file)
+            if not path.is_file():
+                raise ValueError(f"there is no prompt file '{prompt_file}'.")
+            source = decode(path.read_bytes(), path.name)
+        source = expecting(checked(source, prompt_file), answer, needle)
+        request = RunRequest(
+            model=model,
+            method=method,
+            preset=preset,
+            budget=budget,
+            max_new=max_new,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            stop=tuple(stop or ()),
+            overrides=parse_set(set_ or []),
+            device=device,
+            dtype=dtype,
+            trace_level=trace_level,
+            coverage=coverage,
+            oracle=oracle,
+            threads=threads,
+            ignore_eos=ignore_eos,
+            against=against_full or forced,
+            forced_reference=forced,
+        )
+        uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
+    except BaseException as error:
+        reporter.failed(error)
+        raise
+    reporter.done(uid, status)
+    if not progress_json:
+        typer.echo(terminal(text) if sys.stdout.isatty() else text)
+        typer.echo(uid)
+    if status != "completed":
+        fail(f"the run was cancelled; what was recorded is stored as {uid}.")

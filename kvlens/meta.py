@@ -1,0 +1,216 @@
+"""What a run says of itself, typed: the meta table of its trace, one key per field, JSON values.
+
+Part of the contract between a run and the trace store, like ``rows.py``; versioned with the schema. None: not recorded.
+Keys that this kvlens does not know are kept as they are. Sizes are bytes, `_s` seconds, `_us` microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+
+Size = StrictInt | None
+
+
+class Stored(BaseModel):
+    """A part of the meta: read-only, and as lenient towards keys of other versions as a file must be."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    def stored(self) -> dict[str, Any]:
+        """As the table holds it: what was given, other versions' keys included."""
+        return self.model_dump(exclude_unset=True)
+
+
+class ModelInfo(Stored):
+    """The model as it was loaded."""
+
+    name: str | None = None
+    architecture: str | None = None
+    parameters: Size = None
+    layers: Size = None
+    q_heads: Size = None
+    kv_heads: Size = None
+    head_dim: Size = None
+    vocabulary: Size = None
+    max_positions: Size = None
+
+
+class Machine(Stored):
+    """Where the run was made, in words that name no host."""
+
+    processor: str | None = None
+    cores: Size = None
+    system: str | None = None
+    threads: Size = None
+    """of torch"""
+
+
+class Sampled(Stored):
+    """At which steps and in which layers full attention by span was recorded."""
+
+    every: StrictInt = Field(1, ge=1)
+    layers: tuple[StrictInt, ...] = ()
+    """empty: all"""
+
+
+class Held(Stored):
+    """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on."""
+
+    span: int
+    tok_start: int
+    tok_end: int
+    heads: tuple[tuple[int, int], ...]
+    """(layer, KV head)"""
+    from_step: int
+
+
+class Search(Stored):
+    """The search for few heads for which holding brings the answer back."""
+
+    heads: tuple[tuple[int, int], ...] = ()
+    """(layer, KV head) found; empty: not even all of them do"""
+    tried: Size = None
+    """sets of heads"""
+    kl: float | None = None
+    """nats over the answer, with those heads held"""
+    everywhere: bool | None = None
+    """holding for all heads asked for brings the answer back"""
+    alone: tuple[tuple[int, int, float | None], ...] = ()
+    """(layer, KV head, nats over the answer with it alone)"""
+
+
+class Counterfactual(Stored):
+    """What holding changed against the run that was repeated."""
+
+    step: Size = None
+    """the step of loss; None: every step agreed with full KV"""
+    kl_before: float | None = None
+    """nats, at the step of loss"""
+    kl_after: float | None = None
+    answer_before: str | None = None
+    answer_after: str | None = None
+    expected: str | None = None
+    expected_from: str | None = None
+    """task: the known answer | reference: what full KV says"""
+    restored: bool | None = None
+    """None: there was nothing to bring back"""
+    agrees_after: bool | None = None
+    held_bytes: Size = None
+    held_tokens: Size = None
+    search: Search | None = None
+
+
+class Outcome(Stored):
+    """What is known when a run has ended."""
+
+    output_text: str | None = None
+    stopped: str | None = None
+    """why it ended"""
+    prefill_s: float | None = None
+    decode_s: float | None = None
+    process_peak_bytes: Size = None
+    kernels: str | None = None
+    """what attention ran on; before the end: what it may run on"""
+    link_host_wait_s: float | None = None
+    """how long the host waited for the link"""
+    whatif: Counterfactual | None = None
+
+
+class RunMeta(Outcome):
+    """The whole of it. Sizes that every reader needs are required; anything else a trace may lack."""
+
+    # the file
+    schema_version: Size = None
+    run_uid: str | None = None
+    created: str | None = None
+    trace_level: str = "spans"
+    mass_codec: str | None = None
+    oracle_codec: str | None = None
+    recovered: bool | None = None
+    trace_stalls: Size = None
+    """how often the engine waited for the disk"""
+    # versions and machine
+    kvlens: str | None = None
+    torch: str | None = None
+    transformers: str | None = None
+    machine: Machine | None = None
+    device: str | None = None
+    dtype: str | None = None
+    link: str | None = None
+    started: str | None = None
+    # the model
+    model: str | None = None
+    model_info: ModelInfo | None = None
+    model_fingerprint: str | None = None
+    layers: StrictInt = Field(ge=1, le=256)
+    q_heads: StrictInt = Field(ge=1, le=256)
+    kv_heads: StrictInt = Field(ge=1, le=256)
+    head_dim: Size = None
+    token_bytes: Size = None
+    """of one token's keys and values, all layers"""
+    full_kv_bytes: Size = None
+    # the method
+    method: str | None = None
+    preset: str | None = None
+    config: dict[str, Any] = {}
+    """the method's parameters"""
+    own_decisions: dict[str, Any] = {}
+    """of these, what the paper leaves open"""
+    budget: str | None = None
+    """as asked for"""
+    budget_bytes: Size = None
+    """None: no limit"""
+    # the prompt and how tokens are chosen
+    prompt_tokens: Size = None
+    prompt_text: str | None = None
+    """until it is written to prompt.txt"""
+    prompt_sha256: str | None = None
+    task: str | None = None
+    answer: str | None = None
+    needle: tuple[tuple[int, int], ...] = ()
+    """character ranges [start, end) of the prompt"""
+    max_new: Size = None
+    seed: Size = None
+    temperature: float | None = None
+    top_p: float | None = None
+    forced: bool | None = None
+    """fed another run's tokens"""
+    coverage: bool | None = None
+    oracle: Sampled | None = None
+    request: dict[str, Any] | None = None
+    """see kvlens.runs.request"""
+    # other runs
+    reference: str | None = None
+    """uid of the full-KV run it is compared with"""
+    reference_key: str | None = None
+    parent: str | None = None
+    """uid of the run it repeats"""
+    hold: tuple[Held, ...] = ()
+    # when prefill has ended
+    prefill_us: Size = None
+    prefill_peak_bytes: Size = None
+    prefill_cold_bytes: Size = None
+    prefill_resident_bytes: Size = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_not_recorded(cls, given: Any) -> Any:
+        """A key whose value is null says no more than no key at all."""
+        if not isinstance(given, dict):
+            return given
+        empty = {name for name, field in cls.model_fields.items() if field.default is not None}
+        return {key: value for key, value in given.items() if value is not None or key not in empty}
+
+    @model_validator(mode="after")
+    def _heads_make_groups(self) -> RunMeta:
+        if self.q_heads % self.kv_heads:
+            raise ValueError(f"{self.q_heads} query heads do not make groups of {self.kv_heads} KV heads")
+        return self
+
+    def pick(self, names: Sequence[str]) -> dict[str, Any]:
+        """Some fields by name, plain values."""
+        said = self.model_dump(include=set(names), exclude_unset=True)
+        return {name: said.get(name) for name in names}

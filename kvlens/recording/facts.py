@@ -1,0 +1,87 @@
+"""A step on its way to its record: what the engine says of it, what was frozen of it, how its copies ended, what was
+measured. Each stage is made once and changed by nobody; the record is built from the last two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvlens.instruments import CutRow, Loss
+from kvlens.recording.snapshot import Measured, Snapshot
+from kvlens.rows import EventRow, JournalRow, SpanHeadRow, SpanRow, StepRecord, TransferRow
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """What the engine knows of a step besides the attention. Times in us since the run began."""
+
+    step: int
+    t_us: int
+    dur_us: int
+    token_id: int
+    text: str
+    logprob: float
+    next_entropy: float
+    loss: Loss | None = None
+    """against the full-KV reference; None: not compared"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A step as the engine's thread left it. Bytes; spans, events, journal and cuts are those that arose in it."""
+
+    facts: StepFacts
+    shot: Snapshot
+    record_us: int
+    resident_bytes: int
+    peak_bytes: int
+    cold_bytes: int
+    kv: dict[str, np.ndarray]
+    """the columns [L, H_kv] that need no measuring"""
+    events: list[EventRow]
+    spans: list[SpanRow]
+    span_heads: list[SpanHeadRow]
+    journal: list[JournalRow]
+    cuts: list[CutRow]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A step whose copies, those in the background too, have ended."""
+
+    seen: Seen
+    transfers: list[TransferRow]
+    wait_us: int
+
+    def record(self, measured: Measured) -> StepRecord:
+        """The whole step."""
+        seen, facts = self.seen, self.seen.facts
+        return StepRecord(
+            step=facts.step,
+            t_us=facts.t_us,
+            dur_us=facts.dur_us,
+            wait_us=self.wait_us,
+            record_us=seen.record_us,
+            token_id=facts.token_id,
+            text=facts.text,
+            logprob=facts.logprob,
+            next_entropy=facts.next_entropy,
+            resident_bytes=seen.resident_bytes,
+            peak_bytes=seen.peak_bytes,
+            cold_bytes=seen.cold_bytes,
+            head=measured.head,
+            kv=seen.kv | measured.kv,
+            top_span=measured.top_span,
+            top_mass=measured.top_mass,
+            tail_mass=measured.tail_mass,
+            transfers=self.transfers,
+            events=seen.events,
+            spans=seen.spans,
+            span_heads=seen.span_heads,
+            journal=seen.journal,
+            cuts=seen.cuts,
+            scores=measured.scores,
+            loss=facts.loss,
+            oracle=measured.oracle,
+        )

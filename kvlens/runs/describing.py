@@ -1,0 +1,71 @@
+"""What a run's trace says of the run: versions, model, method, sizes, request, machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from kvlens import __version__
+from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.runs.machine import machine
+from kvlens.runs.preparing import Pairing, Plan, Prepared
+from kvlens.runs.request import RunRequest, default_budget
+
+
+def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Prepared) -> RunMeta:
+    """The meta of a run that begins."""
+    import torch
+    import transformers
+
+    from kvlens.kernels.attend import planned_on
+    from kvlens.memory.link import link_name
+
+    loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
+    context = prepared.engine.context(prompt, planned.budget, planned.options)
+    oracle = prepared.engine.sampling(prompt, planned.options)
+    shape, source = context.shape, prompt.source
+    ours = {f.name: getattr(params, f.name) for f in dataclasses.fields(params) if f.metadata.get("ours")}
+    return RunMeta(
+        kvlens=__version__,
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        model=request.model,
+        model_info=ModelInfo(**loaded.info),
+        model_fingerprint=prepared.fingerprint,
+        device=request.device,
+        dtype=request.dtype,
+        method=request.method,
+        preset=planned.preset,
+        config=dataclasses.asdict(params),
+        own_decisions=ours,
+        budget=request.budget or default_budget(request.method),
+        budget_bytes=context.budget_bytes,
+        prompt_tokens=len(prompt.ids),
+        max_new=context.max_new,
+        seed=request.seed,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        forced=planned.options.forced is not None,
+        layers=shape.layers,
+        q_heads=shape.q_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        token_bytes=shape.token_bytes,
+        full_kv_bytes=context.full_kv_bytes,
+        link=link_name(context.device),
+        kernels=planned_on(context.device, shape.head_dim),
+        task=source.task,
+        answer=source.answer,
+        needle=source.needle,
+        prompt_text=source.text,
+        coverage=request.coverage,
+        oracle=None if oracle is None else oracle.meta(),
+        request=request.model_dump(mode="json", exclude={"forced", "hold"}),
+        reference=pairing.reference_uid,
+        reference_key=pairing.reference_key,
+        parent=pairing.parent,
+        hold=tuple(Held(**dataclasses.asdict(hold)) for hold in pairing.holds),
+        whatif=None,
+        machine=Machine(**machine()),
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )

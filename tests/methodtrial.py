@@ -1,0 +1,75 @@
+"""A method on random tensors: a session whose prompt no model has read, for comparing with formulas in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvlens import methods
+from kvlens.engine.session import Session
+from kvlens.memory.hot import FREE
+from kvlens.methods.base import Peeked, RunContext, StepEnd
+from kvlens.shape import KVShape
+
+SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)
+"""three query heads per KV head, a head size that is no power of two"""
+
+
+class Trial:
+    """Keys, values and queries of `n` prompt tokens, drawn; `kept` and `step` look at what the method made of them."""
+
+    def __init__(
+        self, name: str, n: int, max_new: int, seed: int = 0, budget: int | None = None, **params: Any
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.shape, self.n, self.method = SHAPE, n, methods.get(name)
+        self.rng = rng
+        self.keys, self.values = rng.standard_normal((2, SHAPE.layers, SHAPE.kv_heads, n, SHAPE.head_dim))
+        self.queries = rng.standard_normal((SHAPE.layers, SHAPE.q_heads, n, SHAPE.head_dim))
+        self.last_q = rng.standard_normal((SHAPE.layers, SHAPE.q_heads, 1, SHAPE.head_dim))
+        self.last_k = rng.standard_normal((SHAPE.layers, SHAPE.kv_heads, 1, SHAPE.head_dim))
+        full = SHAPE.full_kv_bytes(n + max_new)
+        context = RunContext(SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"))
+        chosen = methods.make_parameters(self.method, None, params)
+        self.session = Session(self.method, chosen, context)
+        seen = self.queries[:, :, max(n - 128, 0) :]
+        peeked = Peeked(_t(self.last_q), _t(self.last_k), _t(self.last_k))
+        received = _t(self.received()) if self.method.needs_received else None
+        self.session.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)
+        self.session.finish_prefill(torch.zeros(n))
+        self.end: StepEnd | None = None
+
+    def weights(self, layer: int, head: int) -> np.ndarray:
+        """Full causal attention of a query head over the prompt, float64 [n, n]."""
+        scores = self.queries[layer, head] @ self.keys[layer, head // SHAPE.group].T / SHAPE.head_dim**0.5
+        scores[np.triu_indices(self.n, 1)] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
+    def received(self) -> np.ndarray:
+        """Column sums of full attention, float64 [L, Hq, n]."""
+        rows = [[self.weights(layer, head).sum(0) for head in range(SHAPE.q_heads)] for layer in range(SHAPE.layers)]
+        return np.array(rows)
+
+    def lies(self, layer: int, kv_head: int) -> list[int]:
+        """Positions of the tokens on the device, ascending."""
+        pool = self.session.memory.hot.pool(layer, kv_head)
+        slots, at = pool.slots(layer), kv_head - pool.heads.start
+        return sorted(slots.position[at][slots.role[at] != FREE].tolist())
+
+    def step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """One decode step with drawn tensors -> its queries [L, Hq, D] and the keys [L, H_kv, D] of its token."""
+        self.session.begin_step(step, self.end)
+        q = self.rng.standard_normal((SHAPE.layers, SHAPE.q_heads, SHAPE.head_dim))
+        k = self.rng.standard_normal((SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim))
+        for layer in range(SHAPE.layers):
+            self.session.write(layer, _t(k[layer])[:, None], _t(k[layer])[:, None])
+            self.session.attend(layer, _t(q[layer])[None, :, None], SHAPE.head_dim**-0.5)
+        self.end = StepEnd(step, self.n + step, 0.0, 0.0)
+        return q, k
+
+
+def _t(array: np.ndarray) -> torch.Tensor:
+    return torch.tensor(array, dtype=torch.float32)

@@ -1,0 +1,132 @@
+"""What makes two trials comparable: the sources that decide them, found by what they import."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlens import REPOSITORY, methods
+from kvlens.bench.provenance import made_otherwise, origin
+from kvlens.bench.sources import code, deciding
+from kvlens.bench.sweep import file as sweepfile
+
+DEMO = "kvlens.tasks.demo"
+
+
+def modules(name: str) -> list[str]:
+    return [methods.get(name).__module__, DEMO]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's sources with the data beside them."""
+    root = tmp_path_factory.mktemp("repository")
+    for folder in ("kvlens", "kernels", "store"):
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    return root
+
+
+def touched(root: Path, name: str) -> bool:
+    """Whether a changed file makes trials of a method of the registry incomparable; the change is taken back."""
+    path = root / name
+    before, was = code(modules("sekv"), root), path.read_bytes()
+    path.write_bytes(was + b"\n# changed\n")
+    try:
+        return code(modules("sekv"), root) != before
+    finally:
+        path.write_bytes(was)
+
+
+def test_a_copy_decides_as_the_repository_does(copy: Path) -> None:
+    for name in methods.registry():
+        assert code(modules(name), copy) == code(modules(name)), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kvlens/engine/session.py",
+        "kvlens/engine/loop.py",
+        "kvlens/memory/tiers.py",
+        "kvlens/recording/measure.py",
+        "kvlens/methods/base.py",
+        "kvlens/methods/sekv/codec.py",
+        "kvlens/tasks/demo.py",
+        "kvlens/demo/tasks.py",
+        "kvlens/demo/sekv_router.safetensors",
+        "kernels/attend.py",
+        "kvlens/bench/trials.py",
+    ],
+)
+def test_a_file_that_decides_changes_the_origin(copy: Path, name: str) -> None:
+    assert touched(copy, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kvlens/ui/replay/details.py",
+        "kvlens/figures/memory.py",
+        "kvlens/report/page.py",
+        "kvlens/cli/bench.py",
+        "kvlens/bench/quality.py",
+        "kvlens/methods/sekv/view.py",
+        "kvlens/methods/sekv/claims.py",
+        "kvlens/methods/streaming_llm.py",
+        "store/queries.py",
+    ],
+)
+def test_a_page_a_bench_or_another_method_does_not(copy: Path, name: str) -> None:
+    assert not touched(copy, name)
+
+
+def test_a_method_outside_counts_with_its_own_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "outside_method"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "method.py").write_text("import json\nfrom kvlens.memory import budget\nfrom .score import f\n")
+    (package / "score.py").write_text("def f(): return 1\n")
+    (package / "page.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = [path.name for path in deciding(["outside_method.method"]) if path.parent == package]
+    assert own == ["__init__.py", "method.py", "score.py"]
+    before = code(["outside_method.method"])
+    (package / "score.py").write_text("def f(): return 2\n")
+    assert code(["outside_method.method"]) != before
+
+
+def test_an_origin_says_what_was_asked_and_what_code_answered() -> None:
+    asked, by = origin("demo", "streaming_llm").split("-")
+    assert origin("demo", "streaming_llm") == f"{asked}-{by}"
+    again = origin("demo", "streaming_llm", 5).split("-")
+    assert again[0] != asked
+    assert again[1] == by
+
+
+def row(origin: str, index: int, method: str = "full") -> dict[str, Any]:
+    return {"task": "needle", "index": index, "method": method, "budget": "", "origin": origin}
+
+
+def test_only_what_is_run_again_is_spoken_of() -> None:
+    now = {"full": "a-1"}
+    assert made_otherwise([row("a-1", 0), row("a-1", 1)], now) == ""
+    assert made_otherwise([row("a-0", 0), row("a-1", 0)], now) == "", "it has been run again"
+    line = made_otherwise([row("a-0", 0), row("a", 1), row("a-1", 2)], now)
+    assert line.startswith(
+        "2 kept trials of full were made with other code, weights or settings, 1 of them before code"
+    )
+    assert "\n" not in line
+
+
+def test_committed_results_keep_the_origins_they_were_made_with() -> None:
+    quality = json.loads((REPOSITORY / "benchmarks/results/quality.json").read_text(encoding="utf-8"))
+    grid = json.loads((REPOSITORY / "benchmarks/results/grid.json").read_text(encoding="utf-8"))
+    about, rows = sweepfile.parse(grid, "grid.json")
+    assert rows
+    for origins in (quality["about"]["origins"], about["origins"]):
+        assert set(origins) <= set(methods.registry())
+        assert all(len(said.split("-")[0]) == 16 for said in origins.values())
