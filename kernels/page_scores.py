@@ -1,5 +1,5 @@
-"""k2: scores of pages from the elementwise bounds of their keys (Quest), pooled over the query heads of a group
-(FreeKV, Table 5).
+"""k2: scores of pages from the elementwise bounds of their keys, pooled over the query heads of a group
+(docs/kernels.md, Sources).
 
 The score of a page is an upper bound of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q-
 = min(q, 0) that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection
@@ -31,7 +31,7 @@ def page_scores(
     """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; n_page [B, H_kv] int32, live
     places, 0 is allowed -> [B, H_kv, N] float32, -inf behind the live ones.
 
-    FreeKV's code pools an unscaled softmax: that is scaling = 1. CUDA tensors take Triton, others PyTorch.
+    An unscaled softmax is scaling = 1. CUDA tensors take Triton, others PyTorch.
     """
     if backend(q) == "triton":
         return page_scores_triton(q, lo, hi, n_page, pooling, scaling)

@@ -170,6 +170,12 @@ class RunMeta(Outcome):
     prompt_sha256: str | None = None
     task: str | None = None
     answer: str | None = None
+    answer_prefix: str | None = None
+    """words that the answer begins with, fed behind the prompt"""
+    chat: dict[str, Any] | None = None
+    """the chat form that was fed: template, sha256, system, before, after, trims; None: the text as it is"""
+    stop_ids: tuple[int, ...] = ()
+    """token ids that end the output"""
     needle: tuple[tuple[int, int], ...] = ()
     """character ranges [start, end) of the prompt"""
     max_new: Size = None

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvlens.chat import ChatForm, choose, template_of
+
 MAX_BYTES = 5 * 2**20
 SUFFIXES = (".txt", ".md", ".json")
 _HALF = re.compile(r"[\ud800-\udfff]")
@@ -27,22 +29,26 @@ class PromptText:
     needle: tuple[tuple[int, int], ...] = ()
     task: str | None = None
     seed: int | None = None
+    answer_prefix: str = ""
+    """words that the answer begins with, fed behind the text; in the chat form behind what begins the answer"""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A tokenized prompt. pieces: the text of each token; offsets: character range of each token, None for special
-    tokens."""
+    """A tokenized prompt. pieces: the text of each token; offsets: character range of each token in the source's text,
+    None for tokens that are not of it (special ones, the chat template's, the answer's prefix)."""
 
     source: PromptText
     ids: tuple[int, ...]
     pieces: tuple[str, ...]
     offsets: tuple[tuple[int, int] | None, ...]
+    form: ChatForm | None = None
+    """None: the text as it is"""
 
 
 def decode(data: bytes, name: str) -> PromptText:
     """Bytes of an upload -> text. `.json` is an object with "text" and, if known, "answer", "needle" ([[start, end],
-    ...]), "task".
+    ...]), "task", "answer_prefix".
 
     Raises BadPrompt for too many bytes, not UTF-8, NUL characters, empty text or JSON of another form.
     """
@@ -63,7 +69,7 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     """Raises BadPrompt when the text is empty or holds NUL characters, or a needle lies outside it."""
     if not prompt.text.strip():
         raise BadPrompt(f"{name} is empty: give a text to run.")
-    if _HALF.search("".join((prompt.text, prompt.answer or "", prompt.task or ""))):
+    if _HALF.search("".join((prompt.text, prompt.answer or "", prompt.task or "", prompt.answer_prefix))):
         raise BadPrompt(f"{name} holds half of a character (a lone surrogate), which is no text: save it as UTF-8.")
     if "\x00" in prompt.text:
         raise BadPrompt(f"{name} contains NUL characters, so it is not plain text.")
@@ -104,6 +110,7 @@ def _from_json(text: str, name: str) -> PromptText:
     except (TypeError, ValueError, OverflowError):
         raise BadPrompt(f'{name}: "needle" must be a list of [start, end] character ranges.') from None
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
+    prefix = data.get("answer_prefix")
     return checked(
         PromptText(
             data["text"],
@@ -111,18 +118,26 @@ def _from_json(text: str, name: str) -> PromptText:
             needle,
             task if isinstance(task, str) else None,
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
+            prefix if isinstance(prefix, str) else "",
         ),
         name,
     )
 
 
-def tokenize(source: PromptText, tokenizer: Any, max_positions: int, max_new: int) -> Prompt:
-    """Token ids with the tokenizer's own special tokens, offsets into the text.
+def tokenize(
+    source: PromptText, tokenizer: Any, max_positions: int, max_new: int, chat: str = "auto", system: str | None = None
+) -> Prompt:
+    """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
+    adds its special tokens.
 
-    Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens.
+    Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
+    BadTemplate for a chat form that cannot be had.
     """
+    form = choose(template_of(tokenizer), chat, system)
+    fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
+    fed += source.answer_prefix
     fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(source.text, return_offsets_mapping=fast, return_attention_mask=False)
+    encoded = tokenizer(fed, return_offsets_mapping=fast, return_attention_mask=False, add_special_tokens=form is None)
     ids: Sequence[int] = encoded["input_ids"]
     if len(ids) < 2:
         raise BadPrompt(f"the prompt has {len(ids)} token(s); at least 2 are needed.")
@@ -133,6 +148,12 @@ def tokenize(source: PromptText, tokenizer: Any, max_positions: int, max_new: in
             "shorten the prompt or lower --max-new."
         )
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
-    offsets = tuple((int(a), int(b)) if b > a else None for a, b in ranges)
-    pieces = tuple(source.text[o[0] : o[1]] if o else tokenizer.decode([i]) for i, o in zip(ids, offsets, strict=True))
-    return Prompt(source, tuple(ids), pieces, offsets)
+    pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
+    offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
+    return Prompt(source, tuple(ids), pieces, offsets, form)
+
+
+def _inside(start: int, end: int, first: int, last: int) -> tuple[int, int] | None:
+    """The part of a range that lies in [first, last)."""
+    start, end = max(start, first), min(end, last)
+    return (start, end) if end > start else None

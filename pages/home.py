@@ -4,7 +4,7 @@ import streamlit as st
 
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
-from kvlens.ui.common.submit import sample_button
+from kvlens.ui.common.submit import sample_button, sample_caption
 from kvlens.ui.home.runtable import run_details, run_table
 
 nav.enter()
@@ -17,10 +17,7 @@ if table.empty:
         "what that cost."
     )
     sample_button()
-    st.caption(
-        "A small model that comes with kvlens answers a question about a generated text; it takes well under a "
-        "minute on a CPU."
-    )
+    st.caption(sample_caption())
     st.page_link(
         "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
     )

@@ -2,13 +2,12 @@
 
 import streamlit as st
 
-from kvlens.ui.common import data, nav, widgets
+from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import job_list, job_panel
 from kvlens.ui.common.submit import submit
-from kvlens.ui.common.tokens import encoder
 from kvlens.ui.run import preflight
 from kvlens.ui.run.methodform import method_form
-from kvlens.ui.run.promptform import prompt_form
+from kvlens.ui.run.promptform import prompt_for
 
 nav.enter()
 job = st.query_params.get("job")
@@ -24,14 +23,7 @@ if not job or st.toggle("Set up another run", key=f"another_{job}"):
         choice = method_form(data.catalogue(), data.models())
     with left:
         st.subheader("Prompt")
-        encode, own = encoder(choice.model)
-        prompt = prompt_form(encode)
-        if not own:
-            st.caption(
-                widgets.plain(
-                    f"The tokenizer of {choice.model} is not on this machine; the demo model's counts the length."
-                )
-            )
+        prompt = prompt_for(choice)
     if prompt is not None:
         ready = preflight.panel(prompt, choice)
         if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):

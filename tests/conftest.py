@@ -9,13 +9,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when Triton is first imported, by whomever (transformers' Llama does): without a GPU its kernels are interpreted.
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl") else "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["KVLENS_MODEL"] = "demo"  # the toy unless a test names the real model: what is run where none is named
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
 from support import ListSink, random_llama
+
+CACHE = "KVLENS_TESTS_CACHE"
+"""set by the process that made the folder of converted models: its workers share it, it removes it"""
+OWNED = None if CACHE in os.environ else tempfile.mkdtemp(prefix="kvlens-tests-")
+os.environ["KVLENS_CACHE"] = os.environ.setdefault(CACHE, OWNED or "")
+
+
+def pytest_unconfigure() -> None:
+    if OWNED is not None:
+        shutil.rmtree(OWNED, ignore_errors=True)
+
 
 settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
 settings.load_profile("kvlens")
@@ -39,6 +54,22 @@ def demo() -> Any:
     from kvlens.engine.models import load
 
     return load("demo")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Any:
+    """The real model, converted once for all tests. Its package is installed by `make test`; without it this fails."""
+    from kvlens.engine.models import load
+
+    return load("smollm2")
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """Its folder, without loading it."""
+    from kvlens.models.find import resolve
+
+    return Path(resolve("smollm2"))
 
 
 @pytest.fixture

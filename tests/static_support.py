@@ -34,7 +34,7 @@ class Case:
         return method, params, None if self.budget is None else Budget.parse(self.budget)
 
 
-CASES = [
+_TRIED = [
     Case("full", None),
     Case("streaming_llm", "0.15"),
     Case("chess", None),
@@ -52,6 +52,23 @@ CASES = [
     Case("sekv", "0.35", overrides={"form": "factors", "zoom": "next"}),
     Case("sekv", "0.35", overrides={"form": "factors", "pre_rope": True}),
 ]
+"""at settings whose steps are known to drop or fetch; the order is what tests refer to"""
+
+
+def _others() -> list[Case]:
+    """Every other method that can run static, as it comes."""
+    tried = {case.method for case in _TRIED}
+    found = []
+    for name, method in methods.registry().items():
+        if method.static_ready and name not in tried:
+            preset = "demo" if "demo" in method.presets else None
+            overrides = {} if preset else dict(method.untrained)
+            found.append(Case(name, None if method.keeps_all else "0.3", preset, overrides))
+    return found
+
+
+CASES = [*_TRIED, *_others()]
+"""every method of the registry that is static_ready; a case that is none is refused by the decoder"""
 FETCHING = ("freekv", "sentkv", "sekv")
 
 

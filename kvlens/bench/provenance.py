@@ -20,7 +20,7 @@ from kvlens.runs.machine import machine
 @cache
 def weights(model: str) -> str:
     """SHA-256 of a local model's safetensors in order; of nothing for a hub id that is not a folder."""
-    from kvlens.engine.models import resolve
+    from kvlens.models.find import resolve
 
     found = hashlib.sha256()
     for path in sorted(Path(resolve(model)).glob("*.safetensors")):

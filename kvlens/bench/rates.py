@@ -18,17 +18,18 @@ from kvlens import methods, tasks
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, settings
 from kvlens.engine.engine import Engine, Options
-from kvlens.gpu.bench.floors import USED
+from kvlens.gpu.bench import settings as bench
 from kvlens.memory.budget import Budget
 from kvlens.rows import PrefillRecord, StepRecord
 
-ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "freekv": ("freekv", {}),
-    "blocking": ("freekv", {"tau": 1.0}),
-    "sekv": ("sekv", {}),
-    "sentkv": ("sentkv", {}),
+ARMS = {
+    setting.name: (setting.method, dict(setting.recorded_with))
+    for setting in bench.settings().values()
+    if setting.rates
 }
-"""arm -> method and what differs from its preset; blocking recall is FreeKV that corrects every head at every step"""
+"""arm -> method and what differs from its preset, as the methods say it"""
+USED = {setting.name: tuple(setting.rates) for setting in bench.settings().values() if setting.rates}
+"""arm -> the rates that are read from its steps"""
 NOTE = (
     "mean: of all steps together; p10, p90: percentiles over the steps' own shares; of all layers and KV "
     "heads; step 0 left out; right "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +12,11 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods.base import Method
-from kvlens.prompts import Prompt, PromptText, tokenize
+from kvlens.prompts import Prompt, tokenize
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.request import default_preset
 from kvlens.tasks import Asked
+from kvlens.tasks.encoding import encoding_of
 
 NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 """tokens generated at most"""
@@ -76,9 +76,7 @@ class Prompts:
 
     def __init__(self, engine: Engine, first_seed: int = 0) -> None:
         self.engine, self.first_seed = engine, first_seed
-        tokenizer = engine.loaded.tokenizer
-        self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, add_special_tokens=False)
-        self._special = tokenizer.num_special_tokens_to_add()
+        self._encoding = encoding_of(engine.loaded.tokenizer)
         self._key: tuple[Any, ...] | None = None
         self._asked: Asked | None = None
         self._prompt: Prompt | None = None
@@ -93,7 +91,7 @@ class Prompts:
         """The trial's prompt as text. Raises ValueError with one sentence."""
         if self._asked is None or self._key != trial.prompt:
             self._prompt = self._read = None
-            self._asked = tasks.remake(asdict(trial), self._encode, self._special)
+            self._asked = tasks.remake(asdict(trial), self._encoding)
             self._key = trial.prompt
         return self._asked
 
@@ -102,8 +100,7 @@ class Prompts:
         asked = self.asked(trial)
         if self._prompt is None:
             loaded, new = self.engine.loaded, tasks.get(trial.task).new_tokens
-            source = PromptText(asked.text, asked.answer, asked.needle, asked.task, asked.seed)
-            self._prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, new)
+            self._prompt = tokenize(tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new)
         return self._prompt
 
     def read(self, trial: Trial, received: bool = False) -> ReadPrompt:

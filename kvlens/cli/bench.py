@@ -12,13 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvlens.cli.options import RunsDir, runs_folder
+from kvlens.cli.options import Device, Model, RunsDir, runs_folder
 
 bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
 )
 
-Model = Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")]
 Methods = Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")]
 Budgets = Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")]
 Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
@@ -95,7 +94,7 @@ def sweep(
     seed: Annotated[int, typer.Option(help="First seed of the prompts.")] = 9_000_000,
     minutes: Minutes = 60.0,
     traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Store every trial as a run.")] = True,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
@@ -267,8 +266,7 @@ def gpu(
         bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")
     ] = False,
 ) -> None:
-    """Ceilings, checks, kernels, whole decode steps and their attention paths at the shape of an 8B model, on the first
-    CUDA device."""
+    """Ceilings, checks, kernels and whole decode steps at the shape of an 8B model, on the first CUDA device."""
     from kvlens.gpu.bench.run import Request, measure, numbers
 
     request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))

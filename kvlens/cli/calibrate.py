@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.cli.train import show
 
 if TYPE_CHECKING:
@@ -17,22 +18,20 @@ if TYPE_CHECKING:
 calibrate_app = typer.Typer(help="Measure what a method needs to know of a model.", no_args_is_help=True)
 
 Texts = Annotated[list[Path] | None, typer.Argument(help="UTF-8 prompts to calibrate on; none: generated ones.")]
-Model = Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 
 
 @calibrate_app.command("chess")
 def chess(
     texts: Texts = None,
-    model: Model = "demo",
+    model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("chess_thresholds.json"),
     prompts: Annotated[int, typer.Option(help="How many prompts are generated when no texts are given.", min=1)] = 128,
     max_new: Annotated[int, typer.Option(help="Tokens of each answer at most.", min=1)] = 256,
     percentile: Annotated[
         float, typer.Option(help="Of the pages' entropy and varentropy, above which they are high.")
     ] = 99.0,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
     """When a model is uncertain: CHESS's thresholds on entropy and varentropy per page, from its answers with all of
@@ -47,11 +46,11 @@ def chess(
 @calibrate_app.command("compresskv")
 def compresskv(
     texts: Texts = None,
-    model: Model = "demo",
+    model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("compresskv_heads.json"),
     trials: Annotated[int, typer.Option(help="Prompts to measure on.", min=1)] = 40,
     length: Annotated[int, typer.Option(help="Tokens of a generated prompt.", min=64)] = 1024,
-    device: Device = "cpu",
+    device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
     """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer errors.

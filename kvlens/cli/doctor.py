@@ -8,10 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kvlens.models.cache import cache_dir
+from kvlens.models.catalogue import label
+from kvlens.models.find import default_model
+
 PACKAGES = (
     "torch",
     "transformers",
     "tokenizers",
+    "gguf",
     "triton",
     "duckdb",
     "streamlit",
@@ -39,6 +44,7 @@ def examine() -> dict[str, Any]:
         ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if cuda else 0))]
     )
     facts["threads"] = str(torch.get_num_threads())
+    facts |= {"default model": label(default_model()), "models' cache": str(cache_dir())}
     facts |= _tiers(cuda)
     checks += _stock_equality() + _recorded_run()
     return {"facts": facts, "checks": checks}
@@ -100,7 +106,7 @@ def _recorded_run() -> list[dict[str, Any]]:
     text = _task().text
     checks = []
     with tempfile.TemporaryDirectory() as folder:
-        request = RunRequest(method="streaming_llm", max_new=NEW)
+        request = RunRequest(model="demo", method="streaming_llm", max_new=NEW, device="cpu")
         uid, status, _ = carry_out(request, PromptText(text), Path(folder), lambda *_: None, lambda: False)
         with TraceReader.open(Path(folder), uid) as reader:
             detail = f"{reader.n_steps} steps read back, status {status}"

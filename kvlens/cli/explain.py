@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
+from kvlens.cli.options import Model
+
 
 def explain(
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    model: Model = "demo",
     points: Annotated[
         str,
         typer.Option(help="METHOD:TASK:BUDGET, comma-separated; default: where each method loses on the demo model."),

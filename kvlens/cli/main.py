@@ -15,11 +15,13 @@ from kvlens.cli.bench import bench_app
 from kvlens.cli.calibrate import calibrate_app
 from kvlens.cli.explain import explain
 from kvlens.cli.lens import pair, whatif
-from kvlens.cli.options import AsJson, RunsDir, fail, runs_folder, show_table
+from kvlens.cli.models import models_app
+from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder, show_table
 from kvlens.cli.report import report
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
 from kvlens.cli.train import train_app
+from kvlens.models.find import DEMO
 
 app = typer.Typer(
     help="Run a language model under a KV-cache method, log every decision, replay it.",
@@ -31,6 +33,7 @@ app.add_typer(runs_app, name="runs")
 app.add_typer(train_app, name="train")
 app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
+app.add_typer(models_app, name="models")
 bench_app.command()(explain)
 for command in (run, pair, whatif, report):
     app.command()(command)
@@ -99,12 +102,16 @@ def methods(
 def prompt(
     task: Annotated[
         str,
-        typer.Option(help="See `kvlens bench tasks`; the demo model can do needle, multikey, chain, note and list."),
-    ] = "needle",
+        typer.Option(
+            help="See `kvlens bench tasks`; the demo model can do needle, multikey, chain, note and list. "
+            "Default: needle for it, niah_single for every other."
+        ),
+    ] = "",
     length: Annotated[int, typer.Option(help="Tokens in all, of the model's tokenizer.")] = 2048,
     depth: Annotated[float, typer.Option(help="0 (start) to 1 (end): where the asked fact stands.")] = 0.5,
     seed: Annotated[int, typer.Option()] = 0,
-    model: Annotated[str, typer.Option(help="Whose tokens are counted: 'demo', a local folder or a hub id.")] = "demo",
+    model: Annotated[str, typer.Option(help="Whose tokens are counted, as for `kvlens run`.")] = DEFAULT_MODEL,
+    chat: Annotated[str, typer.Option(help="As for `kvlens run`: in which form the prompt will be fed.")] = "auto",
     to: Annotated[Path | None, typer.Option("--out", help="Write to this file instead of stdout.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +119,8 @@ def prompt(
     from kvlens import tasks
     from kvlens.tasks.encoding import encoding
 
-    made = tasks.get(task).make(length, depth, seed, *encoding(model))
+    chosen = tasks.get(task or ("needle" if model == DEMO else "niah_single"))
+    made = tasks.ask(chosen, length, depth, seed, encoding(model, chat))
     fields = {
         "text": made.text,
         "answer": made.answer,
@@ -122,6 +130,8 @@ def prompt(
         "length": made.length,
         "depth": made.depth,
     }
+    if made.opening:
+        fields["answer_prefix"] = made.opening
     written = json.dumps(fields, ensure_ascii=False) if as_json else made.text
     if to is None:
         typer.echo(written, nl=as_json)

@@ -12,9 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvlens.models.find import default_model
 from kvlens.plaintext import terminal
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
+Model = Annotated[str, typer.Option(help="A name (`kvlens models`), a local folder, a .gguf file or a hub id.")]
+Device = Annotated[str, typer.Option(help="auto (CUDA where there is one), cpu or cuda.")]
+DEFAULT_MODEL = default_model()
+"""what is run where no model is named"""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 ProgressJson = Annotated[
     bool, typer.Option("--progress-json", help="One JSON object per line on stdout instead of a bar.")

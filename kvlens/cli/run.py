@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvlens.cli.options import ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.plaintext import terminal
 
 
@@ -16,7 +16,7 @@ def run(
     prompt_file: Annotated[
         str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
     ],
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    model: Model = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = "sekv",
     preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
     budget: Annotated[
@@ -37,7 +37,11 @@ def run(
         list[str] | None, typer.Option(help="Stop when the output contains this text; may be repeated.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the end-of-text token.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    chat: Annotated[
+        str, typer.Option(help="auto, on or off: feed the prompt in the model's chat form; auto: where it has one.")
+    ] = "auto",
+    system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
+    device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
     coverage: Annotated[
@@ -84,6 +88,8 @@ def run(
             top_p=top_p,
             stop=tuple(stop or ()),
             overrides=parse_set(set_ or []),
+            chat=chat,
+            system=system,
             device=device,
             dtype=dtype,
             trace_level=trace_level,

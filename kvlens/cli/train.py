@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvlens.cli.options import Device, Model
+
 train_app = typer.Typer(help="Train the embedded demo model or a method's own parameters.", no_args_is_help=True)
 
 
@@ -41,7 +43,7 @@ def sekv(
     documents: Annotated[
         list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")
     ] = None,
-    model: Annotated[str, typer.Option(help="'demo', a local folder or a hub id.")] = "demo",
+    model: Model = "demo",
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path(
         "build/sekv-router"
     ),
@@ -56,7 +58,7 @@ def sekv(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")
     ] = None,
-    device: Annotated[str, typer.Option()] = "cpu",
+    device: Device = "auto",
     dtype: Annotated[str, typer.Option()] = "float32",
 ) -> None:
     """Train SeKV's router (W, tau, gates; the paper's section 3.3) for a model; the model stays as it is."""

@@ -14,8 +14,9 @@ import torch
 
 from kvlens.engine.comparison import Reference
 from kvlens.engine.hf_attention import SessionCache
-from kvlens.engine.loop import Cancelled, Generation, Options, Progress, Result, entropies
+from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel
+from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
@@ -27,7 +28,7 @@ from kvlens.prompts import Prompt
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
 
-__all__ = ["Cancelled", "Engine", "Options", "Progress", "Result", "entropies"]
+__all__ = ["Cancelled", "Engine", "Options", "Progress", "Result"]
 
 
 class Engine:
@@ -112,7 +113,7 @@ class Engine:
                     method.floor_bytes(params, context.shape, context.prompt_tokens, context.max_new)
                 )
             else:
-                Generation(self.loaded, prompt, session, options, None, progress, cancelled, False, None).place(None)
+                Generation(self.loaded, prompt, session, options, None, progress, cancelled).place(None)
         finally:
             session.close()
 

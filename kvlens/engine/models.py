@@ -1,12 +1,24 @@
-"""Loading a decoder: the embedded demo model, a local path or a hub id; what is supported and why the rest is not."""
+"""Loading a decoder that lies on this machine (kvlens.models says where); what is supported and why the rest is not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvlens import chat
+from kvlens.models.convert import PROVENANCE
+from kvlens.models.device import settle
+from kvlens.models.errors import UnsupportedModel
+from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.shape import KVShape
+
+__all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
+
+DTYPES = ("float32", "bfloat16", "float16")
+Told = Callable[[str, int, int], None]
+"""what is being done ('convert'), done and total"""
 
 SUPPORTED = frozenset(
     [
@@ -51,10 +63,6 @@ REFUSED = {
 }
 
 
-class UnsupportedModel(ValueError):
-    """The model cannot be run, with the reason and what to do."""
-
-
 @dataclass
 class LoadedModel:
     """A frozen decoder with its tokenizer, switched to the kvlens attention."""
@@ -68,6 +76,7 @@ class LoadedModel:
     plain_head: bool
     """logits are lm_head(hidden) with nothing after it, so they can be computed a few rows at a time"""
     eos: frozenset[int]
+    """tokens that end an output: the configs' and the chat template's"""
 
     @property
     def info(self) -> dict[str, Any]:
@@ -83,29 +92,6 @@ class LoadedModel:
             "vocabulary": config.vocab_size,
             "max_positions": self.max_positions,
         }
-
-
-def resolve(name: str) -> str:
-    """'demo' -> the embedded model's folder; a path -> itself; anything else is taken for a hub id.
-
-    Raises UnsupportedModel for a folder that is missing, has no config or no safetensors.
-    """
-    if name == "demo":
-        from kvlens.demo import demo_path
-
-        return str(demo_path())
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UnsupportedModel(f"'{name}' has no config.json: give the folder of a Hugging Face decoder.")
-        if not any(path.glob("*.safetensors")):
-            raise UnsupportedModel(
-                f"'{name}' has no .safetensors weights: kvlens loads no pickled weights; convert the model first."
-            )
-        return str(path)
-    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UnsupportedModel(f"'{name}' is not a model folder: give 'demo', a folder or a hub id like org/model.")
-    return name
 
 
 def check_supported(config: Any, name: str) -> None:
@@ -135,50 +121,67 @@ def shape_of(config: Any, itemsize: int) -> KVShape:
     return KVShape(config.num_hidden_layers, q_heads, kv_heads, head_dim, itemsize)
 
 
-def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
-    """Load a decoder for kvlens. dtype: float32, bfloat16 or float16.
+def _silent(what: str, done: int, total: int) -> None:
+    """Progress nobody asked for."""
 
-    Raises UnsupportedModel with one sentence for a model that cannot run. Never runs code that comes with a model,
-    reads safetensors only, and asks the network only for a hub id that the user named.
+
+def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _silent) -> LoadedModel:
+    """Load a decoder for kvlens. device: auto (CUDA where there is one), cpu or cuda[:N]; dtype: float32, bfloat16 or
+    float16. told(what, done, total): how far the first use of a GGUF file is.
+
+    Raises UnsupportedModel with one sentence for a model that cannot run or is not whole. Never runs code that comes
+    with a model, reads safetensors and GGUF only, and asks the network for nothing.
     """
-    source = resolve(name)
+    stay_offline()
+    source = resolve(name, told)
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import logging
 
+    from kvlens.engine import wholeness
     from kvlens.engine.hf_attention import ATTENTION
+    from kvlens.shortage import shortage
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UnsupportedModel(
-            f"device '{device}' was asked for, but this machine has no CUDA device; use --device cpu."
-        )
-    if dtype not in ("float32", "bfloat16", "float16"):
+    place = settle(device)
+    if dtype not in DTYPES:
         raise UnsupportedModel(f"dtype '{dtype}' is not known: float32, bfloat16 or float16.")
+    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        if Path(source).is_dir():
+            wholeness.check_files(Path(source), name)
+        config = AutoConfig.from_pretrained(source, **safe)
         check_supported(config, name)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        wholeness.check_config(config, name)
+        # AutoTokenizer takes the family's own class, which would put its split in place of the one the file has.
+        converted = (Path(source) / PROVENANCE).is_file()
+        tokenizer = (PreTrainedTokenizerFast if converted else AutoTokenizer).from_pretrained(source, **safe)
+        wholeness.check_vocabulary(tokenizer, config, name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=getattr(torch, dtype),
-            trust_remote_code=False,
             use_safetensors=True,
             attn_implementation="sdpa",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **safe,
         )
+        model, info = loaded
+        wholeness.check_loaded(model, info, name)
     except UnsupportedModel:
         raise
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UnsupportedModel(f"model '{name}' could not be loaded: {first}") from error
-    model.to(device).eval().requires_grad_(False)
+    except Exception as error:  # whatever a stranger's files make transformers raise
+        if shortage(error, "load") is not None:
+            raise
+        if isinstance(error, OSError) and not Path(source).is_dir():
+            raise UnsupportedModel(absent(name)) from error
+        raise UnsupportedModel(f"model '{name}' could not be loaded: {wholeness.first_line(error)}") from error
+    model.to(place).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     config = model.config
     after_head = [getattr(config, key, None) for key in ("logit_scale", "logits_scaling", "final_logit_softcapping")]
-    eos: Any = model.generation_config.eos_token_id if model.generation_config is not None else config.eos_token_id
-    stops = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     return LoadedModel(
         name,
         model,
@@ -186,5 +189,12 @@ def load(name: str, device: str = "cpu", dtype: str = "float32") -> LoadedModel:
         shape_of(config, torch.finfo(getattr(torch, dtype)).bits // 8),
         int(getattr(config, "max_position_embeddings", 0) or 1 << 30),
         all(v is None for v in after_head),
-        frozenset(stops),
+        stop_ids(model.generation_config, config) | chat.stop_ids(tokenizer),
     )
+
+
+def stop_ids(*configs: Any) -> frozenset[int]:
+    """Every token that one of the configs says ends a text."""
+    said = [getattr(config, "eos_token_id", None) for config in configs if config is not None]
+    lists = [[] if ids is None else [ids] if isinstance(ids, int) else list(ids) for ids in said]
+    return frozenset(token for ids in lists for token in ids)

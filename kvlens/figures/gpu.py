@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from kvlens.figures.quality import METHOD_COLORS
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, finish
-from kvlens.gpu.bench.floors import TITLES
 from kvlens.gpu.bench.result import CeilingRow, KernelRow, RecordingRow, StepRow
+from kvlens.gpu.bench.settings import title
 
 
 def zero_copy(rows: Sequence[CeilingRow]) -> go.Figure:
@@ -58,7 +58,7 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
     """Median time of a step by method with its 95th percentile; the whole decode loop where it was timed, as a diamond;
     the floor as a grey line."""
     shown = [row for row in rows if (row.context, row.batch) == (context, batch) and row.median is not None]
-    titles = [TITLES.get(row.method, row.method) for row in shown]
+    titles = [title(row.method) for row in shown]
     late = [1e3 * ((row.p95 or 0) - (row.median or 0)) for row in shown]
     figure = go.Figure()
     figure.add_bar(
@@ -69,19 +69,19 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
         error_y={"array": late, "thickness": 1, "width": 4},
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
     )
-    loops = [(title, row.loop) for title, row in zip(titles, shown, strict=True) if row.loop is not None]
+    loops = [(name, row.loop) for name, row in zip(titles, shown, strict=True) if row.loop is not None]
     if loops:
         figure.add_scatter(
-            x=[title for title, _ in loops],
+            x=[name for name, _ in loops],
             y=[1e3 * loop for _, loop in loops],
             mode="markers",
             name="in the decode loop, host included",
             marker={"symbol": "diamond-open", "size": 10, "color": ORANGE},
             hovertemplate="in the loop %{y:.2f} ms<extra></extra>",
         )
-    floors = [(title, row.floor) for title, row in zip(titles, shown, strict=True) if row.floor is not None]
+    floors = [(name, row.floor) for name, row in zip(titles, shown, strict=True) if row.floor is not None]
     figure.add_scatter(
-        x=[title for title, _ in floors],
+        x=[name for name, _ in floors],
         y=[1e3 * floor for _, floor in floors],
         mode="markers",
         name="floor by bytes",

@@ -1,99 +1,274 @@
-"""The cold tier: units of one (layer, span, KV head), raw or packed by a codec, in host memory."""
+"""The cold tier: one pool of rows per layer that offloads, and tables that say what lies where.
+
+Tokens that lie as they are fill rows of P tokens of all KV heads [R, H_kv, 2, P, D] (keys, values), in the layout of
+kernels/page_moves.py: a page where the layout says so, else one token. Rows follow the positions, so a span's first row
+follows from where it starts. What a codec made of a span lies in a flat pool of numbers beside them, packed one unit
+after the other; a table [l, H_kv, S, 4] says where each unit begins. Shapes: l layers that offload, S span ids.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from kvlens.memory.pinned import HostMemory, Pageable
+from kvlens.memory.layout import Layout
+from kvlens.memory.ledger import Entry
+from kvlens.memory.move import Move
+from kvlens.memory.pinned import HostMemory, Pageable, pools
+from kvlens.memory.spantable import SpanTable
+from kvlens.rows import SpanHeadRow
 from kvlens.shape import KVShape
 
+Pools = Callable[[int, tuple[int, ...], torch.dtype], Sequence[torch.Tensor]]
+"""(layers, size of one layer's pool, dtype) -> a pool in host memory for each layer"""
 
-@dataclass
-class Unit:
-    """What the cold tier holds of one span for one (layer, KV head)."""
+
+@dataclass(frozen=True)
+class Cut:
+    """A span on its way to the cold tier: its id and its positions [start, end)."""
+
+    span: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a codec made of S spans for l layers and H_kv KV heads; units that stay raw have size 0.
+
+    numbers [N]: all units, layer after layer; begin: where each layer's begin in it, and N. table int64 [l, H_kv, S, 4]
+    on the host: where a unit begins among its layer's numbers, tokens, ranks of keys and values, all 0 where raw; size
+    int64 [l, H_kv, S] in numbers; errors float32 [l, H_kv, S, 2]: relative Frobenius errors of keys and values.
+    """
 
     form: str
-    """raw: payload [2, m, D] (keys, values); any other form: flat payload that only its codec reads"""
-    payload: torch.Tensor
+    numbers: torch.Tensor
+    begin: list[int]
+    table: torch.Tensor
+    size: torch.Tensor
+    errors: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Units:
+    """n packed units of one layer, to be unpacked together: table int64 [n, 4] into their numbers (as Packed.table),
+    start int64 [n]: positions of their first tokens; tokens: of the longest span there can be; dim: head size."""
+
+    table: torch.Tensor
+    start: torch.Tensor
+    layer: int
     tokens: int
-    rank_k: int | None = None
-    rank_v: int | None = None
-    err_k: float | None = None
-    err_v: float | None = None
+    dim: int
 
-    @property
-    def bytes(self) -> int:
-        return self.payload.numel() * self.payload.element_size()
-
-    def part(self, first: int, count: int) -> torch.Tensor:
-        """Tokens [first, first + count) of a raw unit: [2, count, D], a view."""
-        return self.payload[:, first : first + count]
+    def to(self, device: torch.device) -> Units:
+        return replace(self, table=self.table.to(device), start=self.start.to(device))
 
 
 class Codec(Protocol):
-    """How a method wants spans stored in the cold tier. `tokens` m, head size D."""
+    """How a method wants spans stored in the cold tier."""
 
-    def pack(self, keys: torch.Tensor, values: torch.Tensor, span: int) -> list[list[Unit]]:
-        """keys, values [L, H_kv, m, D] of one span -> units [layer][KV head]. The payload may alias the input."""
+    def pack(self, keys: torch.Tensor, values: torch.Tensor, first: int, cuts: Sequence[Cut]) -> Packed | None:
+        """keys, values [l, H_kv, m, D] of the positions from `first` on, of which `cuts` are packed together; None:
+        they lie as they are."""
 
-    def unpack(self, unit: Unit, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The payload after it came to the device -> keys, values [m, D]."""
+    def unpack(self, numbers: torch.Tensor, units: Units) -> tuple[torch.Tensor, torch.Tensor]:
+        """The units' numbers after they came to the device -> keys, values [n, T, D], T = units.tokens; whatever is
+        behind a span's end."""
 
 
 class RawCodec:
     """Exact keys and values, nothing computed."""
 
-    def pack(self, keys: torch.Tensor, values: torch.Tensor, span: int) -> list[list[Unit]]:
-        both = torch.stack((keys, values), dim=2)
-        return [[Unit("raw", head, keys.shape[2]) for head in layer] for layer in both]
+    def pack(self, keys: torch.Tensor, values: torch.Tensor, first: int, cuts: Sequence[Cut]) -> Packed | None:
+        return None
 
-    def unpack(self, unit: Unit, payload: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return payload[0], payload[1]
+    def unpack(self, numbers: torch.Tensor, units: Units) -> tuple[torch.Tensor, torch.Tensor]:
+        raise AssertionError("nothing was packed")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How units lie that have been given places. size: their bytes, int64 [S, l, H_kv]; form, table, errors: as Packed
+    has them, None where all lie raw."""
+
+    size: np.ndarray
+    form: str = "raw"
+    table: torch.Tensor | None = None
+    errors: torch.Tensor | None = None
+
+    def rows(self, entry: Entry) -> list[SpanHeadRow]:
+        """A row for each line of the units' entry in the ledger: span after span, layer after layer."""
+        if self.table is None or self.errors is None:
+            return [
+                SpanHeadRow(s, layer, h, "raw", None, None, size, None, None) for layer, h, s, size in entry.lines()
+            ]
+        told = torch.cat((self.table[..., 1:].double(), self.errors.double()), -1).permute(2, 0, 1, 3)
+        return [
+            SpanHeadRow(span, layer, head, self.form, int(rank_k), int(rank_v), size, err_k, err_v)
+            if tokens
+            else SpanHeadRow(span, layer, head, "raw", None, None, size, None, None)
+            for (layer, head, span, size), (tokens, rank_k, rank_v, err_k, err_v) in zip(
+                entry.lines(), told.reshape(-1, 5).tolist(), strict=True
+            )
+        ]
 
 
 class ColdTier:
-    """Owns the units, in the host memory that the link copies to and from. Sizes are bytes of the payloads really
-    held."""
+    """Owns the pools and their tables, in the host memory that the link copies to and from. `bytes`: of the units that
+    lie here, whatever else the pools have room for; `version` grows with every span that is put here."""
 
     def __init__(self, host: HostMemory | None = None) -> None:
         self.host: HostMemory = host or Pageable()
-        self._units: dict[tuple[int, int, int], Unit] = {}
-        self._pool: torch.Tensor | None = None
-        self._page_of: dict[int, int] = {}
-        self.bytes = 0
+        self.bytes = self.version = 0
+        self.page = 1
+        self.origin = 0
+        """position that row 0 begins with"""
+        self.pools: Sequence[torch.Tensor] = ()
+        self.flat: Sequence[torch.Tensor] = ()
+        """numbers of packed units, a pool for each layer"""
 
-    def reserve(self, shape: KVShape, pages: int, tokens: int, dtype: torch.dtype) -> None:
-        """One pool (n_page, n_kv, 2, p, d) per layer for spans of `tokens` tokens (FreeKV's HND layout, sec. 4.1): a
-        (page, KV head) is one contiguous stretch, so a recall is one copy."""
-        self._pool = self.host.take((shape.layers, pages, shape.kv_heads, 2, tokens, shape.head_dim), dtype)
+    def lay_out(self, shape: KVShape, layout: Layout, spans: SpanTable, dtype: torch.dtype, last: int) -> None:
+        """How the run divides the device is known. last: no token will ever lie at this position or after it."""
+        self.shape, self.dtype, self._spans, self._last = shape, dtype, spans, last
+        self.page = layout.cold_page_tokens if layout.cold_pages else 1
+        self.layers = [layer for layer in range(shape.layers) if layer not in layout.dense]
+        self._at = {layer: at for at, layer in enumerate(self.layers)}
+        size = (len(self.layers), shape.kv_heads, spans.capacity)
+        self.table = torch.zeros(*size, 4, dtype=torch.long)
+        """of packed units: where one begins in its layer's flat pool, tokens, ranks of keys and values"""
+        self.size = np.zeros(size, dtype=np.int64)
+        """bytes of units, 0: the span does not lie here"""
+        self._end = np.zeros(len(self.layers), dtype=np.int64)
 
-    def room(self, layer: int, span: int, kv_head: int, like: torch.Tensor) -> torch.Tensor:
-        """Host memory for a payload shaped as `like`: a place in the pool where there is one that fits, else memory of
-        its own."""
-        if self._pool is None or like.shape != self._pool.shape[3:]:
-            return self.host.take(like.shape, like.dtype)
-        page = self._page_of.setdefault(span, len(self._page_of))
-        return self._pool[layer, page, kv_head]
+    def reserve(self, origin: int, host: Pools | None = None) -> None:
+        """Take the rows of all positions from `origin` on, unless they are taken. host: gives them instead of the
+        link's memory. Raises Shortage where there is not enough to pin."""
+        if not self.pools:
+            shape, rows = self.shape, max(1, -(-(self._last - origin) // self.page))
+            size = (rows, shape.kv_heads, 2, self.page, shape.head_dim)
+            self.origin = origin
+            self.pools = (host or partial(pools, self.host))(len(self.layers), size, self.dtype)
 
-    def expect(self, size: int) -> None:
-        """So many bytes are about to be put here, beside the pool."""
-        if self._pool is None:
-            self.host.expect(size)
+    def reserve_packed(self, numbers: int, position: int, host: Pools | None = None) -> None:
+        """Take room for `numbers` in every layer and for the tokens from `position` on, unless it is taken: factors of
+        m tokens have min(m, D) components at most, so r (m + D + 1) numbers of keys and of values are never more than 4
+        D + 2 of a token."""
+        if not self.flat:
+            later = (self._last - position) * self.shape.kv_heads * (4 * self.shape.head_dim + 2)
+            size = (max(1, numbers + max(0, later)),)
+            self.flat = (host or partial(pools, self.host))(len(self.layers), size, self.dtype)
 
-    def put(self, layer: int, span: int, kv_head: int, unit: Unit) -> None:
-        self._units[layer, span, kv_head] = unit
-        self.bytes += unit.bytes
+    def put(
+        self, cuts: Sequence[Cut], packed: Packed | None, keys: torch.Tensor, values: torch.Tensor, first: int
+    ) -> tuple[list[Move], Stored]:
+        """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of the
+        positions from `first` on."""
+        ids = [cut.span for cut in cuts]
+        tokens = np.array([cut.end - cut.start for cut in cuts])
+        raw = np.ones((*self.size.shape[:2], len(cuts)), dtype=bool)
+        size = np.broadcast_to(tokens * self.shape.head_token_bytes, raw.shape).copy()
+        moves = []
+        if packed is not None:
+            raw = packed.size.numpy() == 0
+            size = np.where(raw, size, packed.size.numpy() * self.dtype.itemsize)
+            moves += self._put_packed(ids, packed, max(cut.end for cut in cuts))
+        if raw.any():
+            moves += self._put_raw(cuts, tokens, raw, keys, values, first)
+        self.size[:, :, ids] = size
+        self.bytes += int(size.sum())
+        self.version += 1
+        by_span = size.transpose(2, 0, 1)
+        if packed is None:
+            return moves, Stored(by_span)
+        return moves, Stored(by_span, packed.form, packed.table, packed.errors)
 
-    def get(self, layer: int, span: int, kv_head: int) -> Unit:
-        return self._units[layer, span, kv_head]
+    def _put_packed(self, ids: list[int], packed: Packed, end: int) -> list[Move]:
+        numbers = np.diff(packed.begin)
+        self.reserve_packed(int(numbers.max(initial=0)), end)
+        assert (self._end + numbers <= [len(flat) for flat in self.flat]).all(), (
+            "a codec made more than 4 D + 2 numbers of a token"
+        )
+        placed = packed.table.clone()
+        placed[..., 0] += torch.from_numpy(self._end)[:, None, None] * (packed.size > 0)
+        self.table[:, :, ids] = placed
+        moves = [
+            Move(flat[end : end + count], packed.numbers[begin : begin + count])
+            for flat, end, begin, count in zip(self.flat, self._end, packed.begin, numbers, strict=False)
+            if count
+        ]
+        self._end += numbers
+        return moves
 
-    def has(self, layer: int, span: int, kv_head: int) -> bool:
-        return (layer, span, kv_head) in self._units
+    def _put_raw(
+        self,
+        cuts: Sequence[Cut],
+        tokens: np.ndarray,
+        raw: np.ndarray,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        first: int,
+    ) -> list[Move]:
+        """A move for each layer, of its raw units."""
+        shape, page = self.shape, self.page
+        self.reserve(min(cut.start for cut in cuts))
+        assert all(cut.start >= self.origin for cut in cuts), (
+            "spans go to the cold tier in the order of their positions"
+        )
+        if page > 1:
+            assert all((cut.start - self.origin) % page == 0 and cut.end - cut.start == page for cut in cuts), (
+                "where spans are pages, every span is one page"
+            )
+        positions = np.concatenate([np.arange(cut.start, cut.end) for cut in cuts])
+        units = ((positions[::page] - self.origin) // page)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)
+        stays = np.repeat(raw, tokens // page, axis=2).transpose(0, 2, 1)
+        taken = torch.from_numpy(positions - first).to(keys.device)
+        whole = bool(raw.all())
+        moves = []
+        for at, pool in enumerate(self.pools):
+            found = torch.stack((keys[at].index_select(1, taken), values[at].index_select(1, taken)), 1)
+            rows = found.unflatten(2, (-1, page)).permute(2, 0, 1, 3, 4).flatten(2)
+            chosen = rows.flatten(0, 1)
+            number = units.reshape(-1)
+            if not whole:
+                number = units[stays[at]]
+                chosen = chosen[torch.from_numpy(np.flatnonzero(stays[at])).to(keys.device)]
+            if len(number):
+                moves.append(Move(pool.flatten(0, 1).flatten(1), chosen, number))
+        return moves
 
-    def units(self) -> Iterable[tuple[tuple[int, int, int], Unit]]:
-        """((layer, span, KV head), unit) of everything that lies here."""
-        return self._units.items()
+    # ----------------------------------------------------------------------------------------------------------------
+    # what lies where
+    def at(self, layer: int) -> int:
+        """Which of the layers that offload this is."""
+        return self._at[layer]
+
+    def layer(self, layer: int) -> torch.Tensor:
+        """The layer's rows [R, H_kv, 2, P, D]."""
+        return self.pools[self._at[layer]]
+
+    def packed(self, layer: int, kv_heads: np.ndarray, spans: np.ndarray) -> np.ndarray:
+        """Which units [n] a codec packed."""
+        found: np.ndarray = self.table[self._at[layer]].numpy()[kv_heads, spans, 1] > 0
+        return found
+
+    def keys_at(self, kv_heads: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64 [n]: where the keys of tokens lie in a layer's pool seen as [R H_kv 2 P, D]; their values lie P rows
+        behind."""
+        row, offset = np.divmod(positions - self.origin, self.page)
+        found: np.ndarray = (row * self.shape.kv_heads + kv_heads) * 2 * self.page + offset
+        return found
+
+    def unit(self, layer: int, span: int, kv_head: int) -> torch.Tensor:
+        """A view of what lies here of one span for one (layer, KV head): [2, m, D] as it is, or its numbers [N]."""
+        at, row = self._at[layer], self._spans.rows[span]
+        start, packed, *_ = self.table[at, kv_head, span].tolist()
+        if packed:
+            return self.flat[at][start : start + int(self.size[at, kv_head, span]) // self.dtype.itemsize]
+        first, end = ((x - self.origin) // self.page for x in (row.tok_start, row.tok_end))
+        rows = self.pools[at][first:end, kv_head]
+        return rows[0] if self.page > 1 else rows[:, :, 0].transpose(0, 1)

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, Ticket, check
-from kvlens.memory.move import Move, joined
+from kvlens.memory.link import Batch, Part, Pieces, Ticket, check
+from kvlens.memory.move import Piece
 from kvlens.memory.pinned import HostMemory, cuda_pinned
 from kvlens.memory.streams import Mark, Stream, Streams, cuda_streams
 
@@ -52,9 +53,8 @@ class _Timed:
 
 
 class CudaLink:
-    """See the module. Copies into slots go straight there, a piece for each run of consecutive slots. Copies to the
-    host that are begun together are one copy where their bytes lie in one stretch there, as those of a span's KV heads
-    do in a pool; where the device has them in another order, it puts them in order first, on the stream of the copy."""
+    """See the module. Copies into slots go straight there, a piece for each run of tokens that lie one after the other
+    on both sides; copies to the host are a piece for each run of consecutive rows."""
 
     name = "pcie-dma"
 
@@ -73,50 +73,55 @@ class CudaLink:
         self._base.synchronize()
         self._base_ns = time.perf_counter_ns()
 
-    def submit(
-        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
-    ) -> Ticket:
-        check(entry, moves)
-        return self._begin([entry], moves, then, buffer)
+    def submit(self, entry: Entry, moves: Sequence[Pieces]) -> Ticket:
+        return self._begin(entry, [Part(move) for move in moves])
 
-    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
-        for entry, move in jobs:
-            check(entry, [move])
-        return [self._begin([entry for entry, _ in jobs], joined([move for _, move in jobs]), None, None)]
+    def bring(self, entry: Entry, batch: Batch) -> Ticket:
+        return self._begin(entry, list(batch.parts()))
 
-    def _begin(
-        self, entries: Sequence[Entry], moves: Sequence[Move], then: Callable[[], None] | None, buffer: Buffer | None
-    ) -> Ticket:
-        """One job. The ticket is the last entry's, as it carries the waiting time."""
-        streams, to_host = self._streams, entries[0].direction == "d2h"
-        side = streams.d2h if to_host else streams.h2d
-        ticket = _CudaTicket(self, entries[-1])
+    def _begin(self, entry: Entry, parts: Sequence[Part]) -> Ticket:
+        """One job. Its time is that from the beginning of its first copy to the end of its last one."""
+        check(entry, sum(part.move.bytes for part in parts))
+        streams = self._streams
+        side = last = streams.d2h if entry.direction == "d2h" else streams.h2d
+        ticket = _CudaTicket(self, entry)
         self._release()
         issued = streams.compute.mark()
         side.wait(issued)  # rule 1
-        if buffer is not None and buffer.spread is not None:
-            side.wait(buffer.spread)  # rule 2
-        last = side
         try:
-            pieces = [piece for move in moves for piece in move.pieces(arrange=to_host)]
-            start = side.mark(timed=True)
-            side.run(lambda: _copy(pieces))
-            end = side.mark(timed=True)
-            if then is not None:
-                if buffer is not None:
-                    last = streams.spread
-                    last.wait(issued)  # rule 1
-                    last.wait(end)
-                last.run(then)
-            self._copies += [_Timed(entry, start, end) for entry in entries]
+            start = end = None
+            for part in parts:
+                if part.buffer is not None and part.buffer.spread is not None:
+                    side.wait(part.buffer.spread)  # rule 2
+                pieces = list(part.move.pieces())
+                start = start or side.mark(timed=True)
+                side.run(partial(_copy, pieces))
+                end = side.mark(timed=True)
+                if part.spread is not None and part.buffer is None:
+                    side.run(part.spread)
+                elif part.spread is not None:
+                    last = self._spread(part, issued, end)
+            if last is not side:
+                last.wait(side.mark())
+            if start is not None and end is not None:
+                self._copies.append(_Timed(entry, start, end))
         except Exception as caught:  # raised to who waits, as with a thread
             ticket.error = caught
         ticket.stream, ticket.done = last, last.mark()
         ticket.turn = self._turns[id(last)] = self._turns.get(id(last), 0) + 1
-        self._kept.append((ticket.done, (moves, then)))
-        if buffer is not None:
-            buffer.spread = ticket.done
+        self._kept.append((ticket.done, parts))
         return ticket
+
+    def _spread(self, part: Part, issued: Mark, copied: Mark) -> Stream:
+        """What came into a buffer goes on to its slots, beside the next copy."""
+        assert part.spread is not None
+        assert part.buffer is not None
+        stream = self._streams.spread
+        stream.wait(issued)  # rule 1
+        stream.wait(copied)
+        stream.run(part.spread)
+        part.buffer.spread = stream.mark()
+        return stream
 
     def await_ticket(self, ticket: _CudaTicket) -> None:
         """The model's stream waits for the job, unless it has waited for a later one of the same stream."""
@@ -175,10 +180,9 @@ class CudaLink:
             self.host_wait_ns += time.perf_counter_ns() - began
 
 
-def _copy(pieces: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _copy(pieces: Sequence[Piece]) -> None:
     for target, source in pieces:
-        # what is put in order here is this stream's own memory, so whoever is given it next waits for this copy
-        target.copy_(source.contiguous(), non_blocking=True)
+        target.copy_(source, non_blocking=True)
 
 
 def _split(timed: list[_Timed], step: int | None) -> tuple[list[_Timed], list[_Timed]]:

@@ -49,6 +49,7 @@ class Held:
         """prompt_tokens: positions below it are written when prefill ends, later ones one per step; positions: of the
         whole run."""
         self.prompt_tokens, self.step, self.kv_heads = prompt_tokens, -1, kv_heads
+        self.positions = positions
         since: dict[int, dict[int, dict[int, int]]] = {}
         for hold in holds:
             for layer, head in hold.heads:

@@ -3,26 +3,62 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from kvlens.rows import CAUSES, TransferRow
 
 
 @dataclass
 class Entry:
-    """A line of the ledger while its copy is under way. Times are perf_counter nanoseconds."""
+    """What one copy moves, while it is under way: a line for each (layer, KV head, span), arrays int64 [n] in the order
+    in which a trace lists them. All lines have the copy's times, perf_counter nanoseconds."""
 
     step: int
-    layer: int
-    kv_head: int | None
-    span: int | None
+    layers: np.ndarray
+    kv_heads: np.ndarray
+    spans: np.ndarray
+    sizes: np.ndarray
+    """bytes of each line"""
     direction: str
     cause: str
-    bytes: int
     blocking: bool
     start_ns: int = 0
     end_ns: int = 0
     wait_ns: int = 0
+    bytes: int = field(init=False)
+    """of all lines"""
+
+    def __post_init__(self) -> None:
+        self.bytes = int(self.sizes.sum())
+
+    def lines(self) -> Iterator[tuple[int, int, int, int]]:
+        """(layer, KV head, span, bytes) of each."""
+        return zip(*(x.tolist() for x in (self.layers, self.kv_heads, self.spans, self.sizes)), strict=True)
+
+    def rows(self, zero_ns: int) -> list[TransferRow]:
+        """A row for each line; the last one carries the waiting time."""
+        start, end = ((at - zero_ns) // 1000 for at in (self.start_ns, self.end_ns))
+        last, wait = len(self.sizes) - 1, self.wait_ns // 1000
+        return [
+            TransferRow(
+                self.step,
+                layer,
+                kv_head,
+                span,
+                self.direction,
+                self.cause,
+                size,
+                start,
+                end,
+                wait if line == last else 0,
+                self.blocking,
+            )
+            for line, (layer, kv_head, span, size) in enumerate(self.lines())
+        ]
 
 
 class Ledger:
@@ -42,13 +78,23 @@ class Ledger:
         self.opened = []
 
     def open(
-        self, layer: int, kv_head: int | None, span: int | None, direction: str, cause: str, size: int, blocking: bool
+        self,
+        layers: npt.ArrayLike,
+        kv_heads: npt.ArrayLike,
+        spans: npt.ArrayLike,
+        direction: str,
+        cause: str,
+        sizes: npt.ArrayLike,
+        blocking: bool,
     ) -> Entry:
-        """A new entry for `size` bytes of the current step. Raises ValueError for an unknown direction or cause."""
+        """A new entry of the current step with a line for each (layer, KV head, span, bytes); what is the same for all
+        lines may be given once. Raises ValueError for an unknown direction or cause."""
         if direction not in self.total or cause not in CAUSES:
             raise ValueError(f"unknown transfer {direction}/{cause}")
-        entry = Entry(self.step, layer, kv_head, span, direction, cause, size, blocking)
-        self.total[direction] += size
+        given = (np.atleast_1d(np.asarray(x, dtype=np.int64)) for x in (layers, kv_heads, spans, sizes))
+        layer, kv_head, span, size = np.broadcast_arrays(*given)
+        entry = Entry(self.step, layer, kv_head, span, size, direction, cause, blocking)
+        self.total[direction] += entry.bytes
         self._open.append(entry)
         self.opened.append(entry)
         return entry
@@ -65,21 +111,9 @@ class Ledger:
     def drain(self, step: int | None = None) -> list[TransferRow]:
         """Rows of the finished copies (of one step), in the order they were opened; the others stay until the next
         call."""
-        done = [e for e in self._open if e.end_ns and step in (None, e.step)]
-        self._open = [e for e in self._open if not (e.end_ns and step in (None, e.step))]
-        return [
-            TransferRow(
-                e.step,
-                e.layer,
-                e.kv_head,
-                e.span,
-                e.direction,
-                e.cause,
-                e.bytes,
-                (e.start_ns - self.zero_ns) // 1000,
-                (e.end_ns - self.zero_ns) // 1000,
-                e.wait_ns // 1000,
-                e.blocking,
-            )
-            for e in done
-        ]
+        done: list[Entry] = []
+        left: list[Entry] = []
+        for entry in self._open:  # looked at once: a copy may end meanwhile
+            (done if entry.end_ns and step in (None, entry.step) else left).append(entry)
+        self._open = left
+        return [row for entry in done for row in entry.rows(self.zero_ns)]

@@ -7,26 +7,59 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.move import Move
+from kvlens.memory.move import Piece
 from kvlens.memory.pinned import HostMemory, Pageable
 from kvlens.memory.streams import Mark
 
 
 @dataclass
 class Buffer:
-    """A staging buffer that jobs take in turn: a copy into it waits until the job before has spread what was in it. A
-    link of threads waits for `free`, one of streams for the mark `spread`."""
+    """A staging buffer that copies take in turn: one into it waits until what was in it has been spread."""
 
     tensor: torch.Tensor
-    free: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(1))
     spread: Mark | None = None
+
+
+class Moving(Protocol):
+    """A copy that the host can make at once."""
+
+    def run(self) -> None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+
+class Pieces(Moving, Protocol):
+    """A copy that is also told as contiguous pieces."""
+
+    def pieces(self) -> Iterator[Piece]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """One copy of a batch for a link that needs contiguous memory: `spread` brings what came to where it is attended;
+    with a `buffer` it does so beside the next copy."""
+
+    move: Pieces
+    spread: Callable[[], None] | None = None
+    buffer: Buffer | None = None
+
+
+class Batch(Protocol):
+    """Many units on their way to the device as one entry of the ledger, told in two ways that come to the same bits."""
+
+    def whole(self) -> tuple[Sequence[Moving], Callable[[], None] | None]:
+        """All of them at once, for a link whose two sides are one memory, and what follows outside the moving time."""
+
+    def parts(self) -> Iterator[Part]:
+        """Copy by copy, through staging buffers where the layout has them."""
 
 
 class Ticket(Protocol):
@@ -48,16 +81,12 @@ class Link(Protocol):
     host_wait_ns: int
     """how long the host waited without the model's work having to"""
 
-    def submit(
-        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
-    ) -> Ticket:
-        """Begin the moves of one ledger entry; `then` (unpacking what arrived) follows them, outside the entry's moving
-        time, and with a `buffer` beside the next copy. Raises AssertionError when the moves' bytes are not the entry's,
-        so that the ledger cannot lie."""
+    def submit(self, entry: Entry, moves: Sequence[Pieces]) -> Ticket:
+        """Begin the moves of one ledger entry. Raises AssertionError when the moves' bytes are not the entry's, so that
+        the ledger cannot lie."""
 
-    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
-        """Begin the moves of entries of one direction, one each, that are waited for together. A link may carry several
-        in one copy, whose times are then the times of each of them. Raises as `submit`."""
+    def bring(self, entry: Entry, batch: Batch) -> Ticket:
+        """Begin a batch of one ledger entry. Raises as `submit`."""
 
     def resolve(self, step: int | None = None) -> None:
         """Copies begun up to `step` (None: ever) have their times in the ledger afterwards."""
@@ -95,14 +124,13 @@ class _HostTicket:
 @dataclass(frozen=True)
 class _Job:
     ticket: _HostTicket
-    moves: Sequence[Move]
+    moves: Sequence[Moving]
     then: Callable[[], None] | None
-    buffer: Buffer | None
 
 
 class HostLink:
-    """A worker thread that copies in order, and a second one that spreads what came through a staging buffer while the
-    next copy is under way."""
+    """A worker thread that copies in order. Both tiers are host memory here, so nothing goes through a staging
+    buffer."""
 
     name = "host-copy"
 
@@ -110,46 +138,38 @@ class HostLink:
         self._ledger = ledger
         self.host: HostMemory = Pageable()
         self.host_wait_ns = 0
-        self._last: dict[bool, _HostTicket] = {}
-        """the newest job without a buffer, and the newest with one"""
-        self._copies: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._spreads: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._copy, name="kvlens-link", daemon=True)]
-        self._threads[0].start()
+        self._newest: _HostTicket | None = None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._copy, name="kvlens-link", daemon=True)
+        self._thread.start()
 
-    def submit(
-        self, entry: Entry, moves: Sequence[Move], then: Callable[[], None] | None = None, buffer: Buffer | None = None
-    ) -> Ticket:
-        check(entry, moves)
-        if buffer is not None and len(self._threads) == 1:
-            self._threads.append(threading.Thread(target=self._spread, name="kvlens-spread", daemon=True))
-            self._threads[1].start()
-        ticket = self._last[buffer is not None] = _HostTicket(entry, self._ledger)
-        self._copies.put(_Job(ticket, moves, then, buffer))
+    def submit(self, entry: Entry, moves: Sequence[Pieces]) -> Ticket:
+        return self._begin(entry, moves, None)
+
+    def bring(self, entry: Entry, batch: Batch) -> Ticket:
+        return self._begin(entry, *batch.whole())
+
+    def _begin(self, entry: Entry, moves: Sequence[Moving], then: Callable[[], None] | None) -> Ticket:
+        check(entry, sum(move.bytes for move in moves))
+        self._newest = ticket = _HostTicket(entry, self._ledger)
+        self._jobs.put(_Job(ticket, moves, then))
         return ticket
 
-    def submit_together(self, jobs: Sequence[tuple[Entry, Move]]) -> list[Ticket]:
-        return [self.submit(entry, [move]) for entry, move in jobs]
-
     def resolve(self, step: int | None = None) -> None:
-        """The threads write times into the entries themselves."""
+        """The thread writes times into the entries itself."""
 
     def quiet(self) -> None:
-        for ticket in self._last.values():
-            ticket.ended()
+        if self._newest is not None:
+            self._newest.ended()
 
     def close(self) -> None:
-        for jobs, thread in zip((self._copies, self._spreads), self._threads, strict=False):
-            jobs.put(None)
-            thread.join()
+        self._jobs.put(None)
+        self._thread.join()
 
     def _copy(self) -> None:
-        torch.set_num_threads(
-            1
-        )  # of this thread: small copies and products; waking a pool for each costs more than it saves
-        while (job := self._copies.get()) is not None:
-            if job.buffer is not None:
-                job.buffer.free.acquire()
+        # of this thread: small copies and products; waking a pool for each costs more than it saves
+        torch.set_num_threads(1)
+        while (job := self._jobs.get()) is not None:
             entry, error = job.ticket.entry, None
             entry.start_ns = time.perf_counter_ns()
             try:
@@ -157,36 +177,16 @@ class HostLink:
                     for move in job.moves:
                         move.run()
                     entry.end_ns = time.perf_counter_ns()
-                    if job.buffer is None and job.then is not None:
-                        job.then()
-            except BaseException as caught:
-                error = caught
-                entry.end_ns = entry.end_ns or time.perf_counter_ns()
-            if job.buffer is not None and error is None:
-                self._spreads.put(job)
-                continue
-            if job.buffer is not None:
-                job.buffer.free.release()
-            job.ticket.finish(error)
-
-    def _spread(self) -> None:
-        torch.set_num_threads(1)
-        while (job := self._spreads.get()) is not None:
-            error = None
-            try:
-                with torch.inference_mode():
                     if job.then is not None:
                         job.then()
             except BaseException as caught:
                 error = caught
-            assert job.buffer is not None
-            job.buffer.free.release()
+                entry.end_ns = entry.end_ns or time.perf_counter_ns()
             job.ticket.finish(error)
 
 
-def check(entry: Entry, moves: Sequence[Move]) -> None:
-    """Raises AssertionError when the moves' bytes are not the entry's."""
-    moved = sum(move.bytes for move in moves)
+def check(entry: Entry, moved: int) -> None:
+    """Raises AssertionError when so many bytes are not the entry's."""
     assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
 
 

@@ -3,50 +3,51 @@ asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
 import torch
+
+Piece = tuple[torch.Tensor, torch.Tensor]
+"""(target, source)"""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Copy `source` to `target`, or into its rows `index` along the last but one dimension. `slots`: the same rows as
-    the host knows them, for a link whose copies cannot read a tensor."""
+    """Copy `source` to `target`, or into its rows `rows` (int64 [n], numbers that the host knows) along the first
+    dimension."""
 
     target: torch.Tensor
     source: torch.Tensor
-    index: torch.Tensor | None = None
-    slots: Sequence[int] = ()
+    rows: np.ndarray | None = None
 
     def run(self) -> None:
-        if self.index is None:
+        """At once, by who can read and write both sides. Raises RuntimeError where the shapes do not fit."""
+        if self.rows is None:
             self.target.copy_(self.source)
+        elif _consecutive(self.rows):
+            self.target.narrow(0, int(self.rows[0]), len(self.rows)).copy_(self.source)
         else:
-            self.target.index_copy_(-2, self.index, self.source)
+            self.target.index_copy_(0, torch.from_numpy(self.rows), self.source)
 
-    def pieces(self, arrange: bool = False) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The same copy as contiguous pieces (target, source): consecutive slots are one piece. Raises RuntimeError
-        where the shapes do not fit, before anything is copied.
-
-        arrange: a target that is one stretch of memory is one piece, in the order in which it lies, though its source
-        lies in another: who copies has to put the source in order first, on the source's own side.
-        """
-        if self.index is None:
-            target, source = self.target, self.source
-            order = sorted(range(target.dim()), key=target.stride, reverse=True)
-            if arrange and target.shape == source.shape and target.permute(order).is_contiguous():
-                return iter(((target.permute(order), source.permute(order)),))
-            return _contiguous(target, source)
-        rows, wanted = self.source.shape[-2], (*self.target.shape[:-2], len(self.slots), self.target.shape[-1])
-        if self.source.shape != wanted:
+    def pieces(self) -> Iterator[Piece]:
+        """The same copy as contiguous pieces (target, source): consecutive rows are one piece. Raises RuntimeError
+        where the shapes do not fit, before anything is copied."""
+        if self.rows is None:
+            return _contiguous(self.target, self.source)
+        if self.source.shape != (len(self.rows), *self.target.shape[1:]):
             raise RuntimeError(
-                f"a copy of {tuple(self.source.shape)} cannot go into {rows} rows of {tuple(self.target.shape)}"
+                f"a copy of {tuple(self.source.shape)} cannot go into {len(self.rows)} rows of "
+                f"{tuple(self.target.shape)}"
             )
         return (
             piece
-            for first, at, count in _runs(self.slots)
-            for piece in _contiguous(self.target.narrow(-2, at, count), self.source.narrow(-2, first, count))
+            for first, count in _runs(self.rows)
+            for piece in _contiguous(
+                self.target.narrow(0, int(self.rows[first]), count), self.source.narrow(0, first, count)
+            )
         )
 
     @property
@@ -54,7 +55,57 @@ class Move:
         return self.source.numel() * self.source.element_size()
 
 
-def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+@dataclass(frozen=True)
+class Tokens:
+    """Keys and values of n tokens out of a pool of rows into slots. keys, values [H_kv, C, D]; pool [R, D]: the keys of
+    token i are row `rows[i]` of it, its values the one `behind` rows later; they go to slot `slots[i]` of KV head
+    `heads[i]`. All int64 [n]."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    pool: torch.Tensor
+    rows: np.ndarray
+    behind: int
+    heads: np.ndarray
+    slots: np.ndarray
+
+    def run(self) -> None:
+        heads, slots, rows = (torch.from_numpy(x) for x in (self.heads, self.slots, self.rows))
+        self.keys[heads, slots] = self.pool.index_select(0, rows)
+        self.values[heads, slots] = self.pool.index_select(0, rows + self.behind)
+
+    def pieces(self) -> Iterator[Piece]:
+        """Tokens of a KV head that lie one after the other on both sides are one piece."""
+        for first, count in _runs(self.slots, self.slots + self.heads * self.keys.shape[1], self.rows):
+            head, slot, row = int(self.heads[first]), int(self.slots[first]), int(self.rows[first])
+            for side, at in ((self.keys, row), (self.values, row + self.behind)):
+                yield from _contiguous(side[head].narrow(0, slot, count), self.pool.narrow(0, at, count))
+
+    @property
+    def bytes(self) -> int:
+        return 2 * len(self.rows) * self.pool.shape[1] * self.pool.element_size()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Stretches of a flat pool, one after the other, into `target` [N]: `first`, `count` int64 [n] of each."""
+
+    target: torch.Tensor
+    pool: torch.Tensor
+    first: np.ndarray
+    count: np.ndarray
+
+    def run(self) -> None:
+        within = np.arange(self.count.sum()) - np.repeat(self.count.cumsum() - self.count, self.count)
+        index = torch.from_numpy(np.repeat(self.first, self.count) + within)
+        torch.index_select(self.pool, 0, index, out=self.target)
+
+    @property
+    def bytes(self) -> int:
+        return int(self.count.sum()) * self.pool.element_size()
+
+
+def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[Piece]:
     if target.shape != source.shape:
         raise RuntimeError(f"a copy of {tuple(source.shape)} cannot go into {tuple(target.shape)}")
     if source.dim() == 0 or (target.is_contiguous() and source.is_contiguous()):
@@ -62,36 +113,12 @@ def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[to
     return (piece for pair in zip(target, source, strict=True) for piece in _contiguous(*pair))
 
 
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Consecutive slots together: (place of the first one in `slots`, its number, how many)."""
-    first = 0
-    for i in range(1, len(slots) + 1):
-        if i == len(slots) or slots[i] != slots[i - 1] + 1:
-            yield first, slots[first], i - first
-            first = i
+def _consecutive(rows: np.ndarray) -> bool:
+    return len(rows) > 0 and bool((np.diff(rows) == 1).all())
 
 
-def joined(moves: Sequence[Move]) -> Sequence[Move]:
-    """Whole moves of one shape whose targets lie at equal distances in one storage, and whose sources do, as one move
-    with one dimension more in front; others as they are."""
-    target, source = _even([move.target for move in moves]), _even([move.source for move in moves])
-    return (
-        [Move(target, source)]
-        if target is not None and source is not None and all(move.index is None for move in moves)
-        else moves
-    )
-
-
-def _even(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    first = parts[0]
-    start, kind = first.storage_offset(), (first.dtype, first.shape, first.stride(), first.untyped_storage().data_ptr())
-    step = parts[1].storage_offset() - start if len(parts) > 1 else 0
-    for i, part in enumerate(parts):
-        if (
-            part.dtype,
-            part.shape,
-            part.stride(),
-            part.untyped_storage().data_ptr(),
-        ) != kind or part.storage_offset() != start + i * step:
-            return None
-    return first.as_strided((len(parts), *first.shape), (step, *first.stride()), start) if step >= 0 else None
+def _runs(*rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Where every one of `rows` [n] counts up by one: (place of the first, how many)."""
+    breaks = np.flatnonzero(np.any([np.diff(one) != 1 for one in rows], axis=0)) + 1
+    edges = [0, *breaks.tolist(), len(rows[0])]
+    return ((first, end - first) for first, end in pairwise(edges) if end > first)

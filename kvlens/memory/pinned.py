@@ -32,9 +32,6 @@ class HostMemory(Protocol):
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Uninitialised memory, for as long as this object is open. Raises Shortage when there is no more."""
 
-    def another(self) -> HostMemory:
-        """Memory of the same kind, of which nothing is taken yet."""
-
     def close(self) -> None:
         """Nothing is copied or read here any more. Memory can be taken anew."""
 
@@ -57,9 +54,6 @@ class Pageable:
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype)
-
-    def another(self) -> Pageable:
-        return Pageable()
 
     def close(self) -> None:
         """Goes with the tensors."""
@@ -93,9 +87,6 @@ class PinnedSlabs:
         found = self._slabs[-1][self._used : self._used + size]
         self._used += _aligned(size)
         return found.view(dtype).view(*shape)
-
-    def another(self) -> PinnedSlabs:
-        return PinnedSlabs(self._register, self._unregister)
 
     def close(self) -> None:
         """Unlock everything, while it is still memory. What was taken stays readable by the host as long as somebody

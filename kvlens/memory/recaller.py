@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from kvlens.memory.cold import Codec, ColdTier, RawCodec, Unit
+from kvlens.memory.cold import Codec, ColdTier, RawCodec
+from kvlens.memory.fetches import Between, Fetches, Recalled, Stage
 from kvlens.memory.hot import FREE, ROLE, HotTier
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Buffer, Link, Ticket
-from kvlens.memory.move import Move
 from kvlens.memory.placement import Selection
-from kvlens.memory.recall import Fetch, Plan, RecallZone, Wish
+from kvlens.memory.recall import Plan, RecallZone, Wish
 from kvlens.memory.spantable import SpanTable
 from kvlens.shape import KVShape
 
@@ -30,15 +30,13 @@ Tell = Callable[[str, int | None, int | None, int | None, float | None], None]
 
 @dataclass
 class _Arrival:
-    kv_head: int
-    fetch: Fetch
-    unit: Unit
-    slots: torch.Tensor
+    fetches: Fetches
     ticket: Ticket
 
 
 class Recaller:
-    """Owns the zones' bookkeeping, the staging buffers, the copies under way and what this step's recalls came to.
+    """Owns the zones' bookkeeping, the staging buffers, the copies under way and what this step's recalls came to. What
+    a layer's KV heads miss at once is one entry of the ledger and one job of the link.
 
     `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
     ideal_bytes (NaN: no recall truncated its reuse).
@@ -64,7 +62,7 @@ class Recaller:
         self.buffers = [
             Buffer(torch.zeros(size, dtype=keys.dtype, device=keys.device)) for _ in range(layout.staging_buffers)
         ]
-        self._turn = 0
+        self.stage = Stage(self.buffers, layout.streamed)
         self.zones = [
             [RecallZone(hot.pool(layer).start["recall"], layout.of(layer).recall) for _ in range(shape.kv_heads)]
             for layer in range(shape.layers)
@@ -91,6 +89,7 @@ class Recaller:
         if truncated := selection.equal_reuse or not selection.reuse:
             reusable = {head: self.zones[layer][head].reusable(wishes[head]) for head in heads}
             least = min(reusable.values()) if selection.reuse else 0
+        plans = []
         for head in heads:
             plan = self.zones[layer][head].plan(wishes[head], least)
             assert not (selection.fits and plan.refused), "the method said that its wishes fit"
@@ -98,9 +97,10 @@ class Recaller:
             if truncated:
                 missing = plan.fetched - (reusable[head] - plan.reused)
                 self.counts["ideal_bytes"][layer, head] = missing * self.shape.head_token_bytes
-            self._give_up(layer, head, plan, cause)
-            for fetch in plan.misses:
-                self._fetch(layer, head, fetch, cause, blocking=not later)
+            plans.append((head, plan))
+        self._give_up(layer, plans, cause)
+        if any(plan.misses for _, plan in plans):
+            self._fetch(layer, Fetches.of(plans, self.cold, layer), cause, blocking=not later)
 
     def _wishes(self, selection: Selection, heads: list[int]) -> dict[int, list[Wish]]:
         want = selection.want.tolist()
@@ -118,71 +118,58 @@ class Recaller:
         counts["recalled_tokens"][layer, head] += plan.fetched
         counts["reused_tokens"][layer, head] += plan.reused
 
-    def _give_up(self, layer: int, head: int, plan: Plan, cause: str) -> None:
-        role = self.hot.slots(layer).role[head]
-        for _, slots in plan.given_up:
-            role.index_fill_(0, torch.tensor(slots, device=role.device), FREE)
-        for span in plan.gone:
-            self.is_hot[layer, head, span] = False
-            self.tell(DEPARTURE.get(cause, "release"), layer, head, span, None)
-        for span in plan.refused:
-            self.tell("refused", layer, head, span, float(self.spans.tokens(span)))
+    def _give_up(self, layer: int, plans: Sequence[tuple[int, Plan]], cause: str) -> None:
+        role = self.hot.slots(layer).role
+        free = [(head, slot) for head, plan in plans for _, slots in plan.given_up for slot in slots]
+        if free:
+            heads, slots = torch.tensor(free, device=role.device).T
+            role[heads, slots] = FREE
+        gone = [(head, span) for head, plan in plans for span in plan.gone]
+        if gone:
+            heads, spans = torch.tensor(gone, device=self.is_hot.device).T
+            self.is_hot[layer][heads, spans] = False
+        for head, plan in plans:
+            for span in plan.gone:
+                self.tell(DEPARTURE.get(cause, "release"), layer, head, span, None)
+            for span in plan.refused:
+                self.tell("refused", layer, head, span, float(self.spans.tokens(span)))
 
-    def _fetch(self, layer: int, head: int, fetch: Fetch, cause: str, blocking: bool) -> None:
-        unit = self.cold.get(layer, fetch.span, head)
-        slots = self.hot.slots(layer)
-        index = torch.tensor(fetch.slots, device=slots.role.device)
-        keys, values = slots.keys[head], slots.values[head]
-        whole = fetch.first == 0 and len(fetch.slots) == unit.tokens
-        assert whole or unit.form == "raw", "part of a span can be fetched only where it lies raw"
-        source = unit.payload if whole else unit.part(fetch.first, len(fetch.slots))
-        size = source.numel() * source.element_size()
-        entry = self.ledger.open(layer, head, fetch.span, "h2d", cause, size, blocking)
-        if unit.form == "raw" and not self.layout.streamed:
-            ticket = self.link.submit(
-                entry, [Move(keys, source[0], index, fetch.slots), Move(values, source[1], index, fetch.slots)]
-            )
-        else:
-            ticket = self._through_staging(entry, unit, source, keys, values, index)
-        self._under_way[layer].append(_Arrival(head, fetch, unit, index, ticket))
+    def _fetch(self, layer: int, fetches: Fetches, cause: str, blocking: bool) -> None:
+        whole = self.spans.token_counts(fetches.spans) == fetches.counts
+        assert (whole | ~fetches.packed).all(), "part of a span can be fetched only where it lies raw"
+        sizes = fetches.counts * self.shape.head_token_bytes
+        if fetches.packed.any():
+            held = self.cold.size[self.cold.at(layer), fetches.kv_heads, fetches.spans]
+            sizes = np.where(fetches.packed, held, sizes)
+        entry = self.ledger.open(layer, fetches.kv_heads, fetches.spans, "h2d", cause, sizes, blocking)
+        ticket = self.link.bring(entry, Recalled(layer, fetches, self._between(layer)))
+        self._under_way[layer].append(_Arrival(fetches, ticket))
 
-    def _through_staging(
-        self,
-        entry: Entry,
-        unit: Unit,
-        source: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        index: torch.Tensor,
-    ) -> Ticket:
-        buffer = self.buffers[self._turn % len(self.buffers)]
-        self._turn += 1
-        staged = buffer.tensor[: source.numel()].view(source.shape)
-        codec = self.codec if unit.form != "raw" else RawCodec()
-
-        def spread() -> None:
-            span_keys, span_values = codec.unpack(unit, staged)
-            keys.index_copy_(0, index, span_keys)
-            values.index_copy_(0, index, span_values)
-
-        return self.link.submit(entry, [Move(staged, source)], spread, buffer if self.layout.streamed else None)
+    def _between(self, layer: int) -> Between:
+        """The two sides of a layer's recalls."""
+        slots, lengths = self.hot.slots(layer), self.layout.recall_spans
+        longest = self.layout.of(layer).recall if lengths is None else lengths[1]
+        return Between(self.cold, self.codec, self.spans, self.stage, longest, slots.keys, slots.values)
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
         self._wait(layer)
         slots = self.hot.slots(layer)
         for arrival in self._under_way[layer]:
-            head, fetch = arrival.kv_head, arrival.fetch
-            first = self.spans.rows[fetch.span].tok_start + fetch.first
-            positions = torch.arange(first, first + len(fetch.slots), dtype=torch.int32, device=slots.position.device)
-            slots.position[head].index_copy_(0, arrival.slots, positions)
-            slots.span[head].index_fill_(0, arrival.slots, fetch.span)
-            slots.role[head].index_fill_(
-                0, arrival.slots, ROLE["resident" if arrival.unit.form == "raw" else "reconstructed"]
+            fetches, entry = arrival.fetches, arrival.ticket.entry
+            positions = fetches.each(self.spans.first_positions(fetches.spans)) + fetches.offsets()
+            roles = np.where(fetches.packed, ROLE["reconstructed"], ROLE["resident"])
+            named = np.stack(
+                (fetches.each(fetches.kv_heads), fetches.slots, positions, *map(fetches.each, (fetches.spans, roles)))
             )
-            self.is_hot[layer, head, fetch.span] = True
-            entry = arrival.ticket.entry
-            self.tell(ARRIVAL.get(entry.cause, "recall"), layer, head, fetch.span, float(entry.bytes))
+            heads, at, position, span, role = torch.from_numpy(named).to(slots.role.device)
+            slots.position[heads, at] = position.to(torch.int32)
+            slots.span[heads, at] = span.to(torch.int32)
+            slots.role[heads, at] = role.to(torch.uint8)
+            units = torch.from_numpy(np.stack((fetches.kv_heads, fetches.spans))).to(slots.role.device)
+            self.is_hot[layer][units[0], units[1]] = True
+            for _, kv_head, moved, size in entry.lines():
+                self.tell(ARRIVAL.get(entry.cause, "recall"), layer, kv_head, moved, float(size))
         self._under_way[layer].clear()
 
     def settle(self) -> None:

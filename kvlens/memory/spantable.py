@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from kvlens.rows import SpanRow
@@ -53,6 +54,14 @@ class SpanTable:
     def tokens(self, span: int) -> int:
         """Tokens of a span, read on the host."""
         return self._host_lengths[span]
+
+    def token_counts(self, spans: np.ndarray) -> np.ndarray:
+        """Tokens of spans [n], read on the host."""
+        return np.array([self._host_lengths[span] for span in spans.tolist()], dtype=np.int64)
+
+    def first_positions(self, spans: np.ndarray) -> np.ndarray:
+        """Positions that spans [n] begin with, read on the host."""
+        return np.array([self.rows[span].tok_start for span in spans.tolist()], dtype=np.int64)
 
     def drain_born(self) -> list[SpanRow]:
         """Rows added since the last call."""

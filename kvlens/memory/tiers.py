@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from kvlens.kernels.choice import Backend
@@ -9,14 +10,13 @@ from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
-from kvlens.memory.cold import ColdTier, RawCodec, Unit
+from kvlens.memory.cold import ColdTier, Cut, Stored
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
 from kvlens.memory.keeper import Keeper
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import Ticket, link_for
-from kvlens.memory.move import Move
+from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.link import link_for
 from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
@@ -42,7 +42,8 @@ class Memory:
         self.prompt: PromptStore | None = PromptStore(shape, dtype, device, prompt_tokens)
         self.account.hold("prompt", *self.prompt.tensors())
         self.events: list[EventRow] = []
-        self.span_heads: list[SpanHeadRow] = []
+        self._stored: list[tuple[Entry, Stored]] = []
+        """what went to the cold tier since `drain_span_heads`"""
         self.step = -1
         self._position = -1
         self._window_start = 0
@@ -63,8 +64,7 @@ class Memory:
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self._event)
-        if layout.cold_pages:
-            self.cold.reserve(shape, layout.cold_pages, layout.cold_page_tokens, self.dtype)
+        self.cold.lay_out(shape, layout, self.spans, self.dtype, self.held.positions)
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
@@ -163,36 +163,23 @@ class Memory:
     def _offload(
         self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
     ) -> None:
-        assert placement.codec is not None
-        self.recaller.codec = placement.codec
-        layers = [layer for pool in self.hot.pools if not pool.dense for layer in pool.layers]
+        """All spans that go to the cold tier: one entry of the ledger, one move for each layer and form."""
+        codec, cold, layers = placement.codec, self.cold, self.cold.layers
+        assert codec is not None
+        self.recaller.codec = codec
         if len(layers) < self.shape.layers:
             keys, values = keys[layers], values[layers]
-        tickets = []
-        if cause == "offload" and isinstance(placement.codec, RawCodec):
-            tokens = sum(placement.spans[i].tok_end - placement.spans[i].tok_start for i in placement.offload)
-            self.cold.expect(tokens * len(layers) * self.shape.kv_heads * self.shape.head_token_bytes)
-        for i in placement.offload:
-            row, span = placement.spans[i], ids[i]
-            at = slice(row.tok_start - first, row.tok_end - first)
-            units = placement.codec.pack(keys[:, :, at], values[:, :, at], span)
-            for layer, heads in zip(layers, units, strict=True):
-                tickets += self._to_cold(layer, span, heads, cause)
-            self._event("offload", span=span, value=float(row.tok_end - row.tok_start))
-        self._wait(tickets)
-
-    def _to_cold(self, layer: int, span: int, heads: list[Unit], cause: str) -> list[Ticket]:
-        jobs = []
-        for kv_head, unit in enumerate(heads):
-            entry = self.ledger.open(layer, kv_head, span, "d2h", cause, unit.bytes, blocking=True)
-            source, unit.payload = unit.payload, self.cold.room(layer, span, kv_head, unit.payload)
-            jobs.append((entry, Move(unit.payload, source)))
-            self.cold.put(layer, span, kv_head, unit)
-            row = SpanHeadRow(
-                span, layer, kv_head, unit.form, unit.rank_k, unit.rank_v, unit.bytes, unit.err_k, unit.err_v
-            )
-            self.span_heads.append(row)
-        return self.link.submit_together(jobs)
+        cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
+        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first)
+        spans = np.array([cut.span for cut in cuts])[:, None, None]
+        names = np.broadcast_arrays(np.array(layers)[:, None], np.arange(self.shape.kv_heads), spans)
+        layer, kv_head, span = (x.ravel() for x in names)
+        entry = self.ledger.open(layer, kv_head, span, "d2h", cause, stored.size.ravel(), blocking=True)
+        ticket = self.link.submit(entry, moves)
+        self._stored.append((entry, stored))
+        for cut in cuts:
+            self._event("offload", span=cut.span, value=float(cut.end - cut.start))
+        ticket.wait()
 
     # -------------------------------------------------------------------------------------------------------------
     # decoding
@@ -322,17 +309,12 @@ class Memory:
         return self.keeper.drain_cuts()
 
     def drain_span_heads(self) -> list[SpanHeadRow]:
-        rows, self.span_heads = self.span_heads, []
-        return rows
+        """How what went to the cold tier since the last call lies there."""
+        stored, self._stored = self._stored, []
+        return [row for entry, one in stored for row in one.rows(entry)]
 
     # -------------------------------------------------------------------------------------------------------------
     # internal
-    def _wait(self, tickets: list[Ticket]) -> None:
-        """Stand still until all are done. The link works in order, so the last is waited for first, and carries the
-        waiting time."""
-        for ticket in reversed(tickets):
-            ticket.wait()
-
     def _event(
         self,
         kind: str,

@@ -207,6 +207,8 @@ class Method(ABC):
     """the KV of every token stays on the device: no budget below full KV is feasible, and the default is no limit"""
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
+    static_ready: ClassVar[bool] = False
+    """`select` keeps to fixed shapes, so that kvlens.gpu.static can compile or capture a step of it"""
     selects_between_steps: ClassVar[bool] = False
     """`select` looks at neither query nor layer: what it answers changes in `decode_end` only"""
     observed_queries: ClassVar[int] = 0
@@ -249,9 +251,9 @@ class Method(ABC):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         """What the query heads of `layer` attend: q [Hq, D], post-RoPE. None: everything on the device as it is.
 
-        Tensor operations of fixed shape only: no .item(), no host copies. A number that changes from step to step lies
-        in a tensor that is written in place (in `decode_end`), not in a Python variable: a compiled or captured step
-        would not see it change.
+        Of a method that is `static_ready`, tensor operations of fixed shape only: no .item(), no host copies. A number
+        that changes from step to step lies in a tensor that is written in place (in `decode_end`), not in a Python
+        variable: a compiled or captured step would not see it change.
         """
         return None
 

@@ -37,6 +37,7 @@ class FullKV(Method):
     paper = "reference: the uncompressed cache"
     summary = "keeps every token exactly on the device; nothing is dropped, summarised or moved"
     Parameters = FullParameters
+    static_ready = True
     keeps_all = True
 
     @classmethod

@@ -32,6 +32,7 @@ class StreamingLLM(DecodeEviction):
     paper = "Xiao et al., Efficient Streaming Language Models with Attention Sinks, ICLR 2024"
     summary = "keeps the first tokens (sinks) and a sliding window of the newest; evicts the rest, never to return"
     Parameters = StreamingParameters
+    static_ready = True
     ranks = False
     role = "window"
     params: StreamingParameters

@@ -199,11 +199,10 @@ class Recorder:
         size = (shape.layers, shape.kv_heads)
         moved = {name: np.zeros(size) for name in ("h2d", "d2h", "blocking")}
         for entry in opened:
-            at = (entry.layer,) if entry.kv_head is None else (entry.layer, entry.kv_head)
-            share = entry.bytes if entry.kv_head is not None else entry.bytes // shape.kv_heads
-            moved[entry.direction][at] += share
+            at = (entry.layers, entry.kv_heads)
+            np.add.at(moved[entry.direction], at, entry.sizes)
             if entry.direction == "h2d" and entry.blocking:
-                moved["blocking"][at] += share
+                np.add.at(moved["blocking"], at, entry.sizes)
         self._tally.opened(opened)
         return {
             "h2d_bytes": moved["h2d"],

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from kvlens.models.device import settle
 from kvlens.prompts import PromptText
-from kvlens.runs.preparing import Pairing, plan, prepare
+from kvlens.runs.preparing import Pairing, check, plan, prepare
 from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import store
@@ -23,6 +24,8 @@ def carry_out(
     Raises ValueError (with one sentence) for whatever is wrong with the request, the prompt, the model or the budget;
     nothing is stored then. Raises the store's TraceError when the trace cannot be written.
     """
+    check(request)
+    request = request.model_copy(update={"device": settle(request.device)})
     prepared = prepare(request, source, report)
     pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
     if request.against or request.forced_reference:

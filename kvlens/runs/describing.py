@@ -7,6 +7,7 @@ import time
 
 from kvlens import __version__
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget
@@ -32,7 +33,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         model=request.model,
         model_info=ModelInfo(**loaded.info),
         model_fingerprint=prepared.fingerprint,
-        device=request.device,
+        device=loaded.model.device.type if request.device == AUTO else request.device,
         dtype=request.dtype,
         method=request.method,
         preset=planned.preset,
@@ -56,6 +57,9 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         kernels=planned_on(context.device, shape.head_dim),
         task=source.task,
         answer=source.answer,
+        answer_prefix=source.answer_prefix or None,
+        chat=None if prompt.form is None else prompt.form.meta(),
+        stop_ids=tuple(sorted(loaded.eos)),
         needle=source.needle,
         prompt_text=source.text,
         coverage=request.coverage,

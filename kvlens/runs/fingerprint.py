@@ -6,7 +6,9 @@ import hashlib
 from functools import lru_cache
 from pathlib import Path
 
-from kvlens.engine.models import LoadedModel, UnsupportedModel, resolve
+from kvlens.engine.models import LoadedModel
+from kvlens.models.errors import UnsupportedModel
+from kvlens.models.find import resolve
 
 _NAMES = (
     "config.json",

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
-from kvlens.engine.models import UnsupportedModel, resolve
 from kvlens.memory.budget import Budget
+from kvlens.models.errors import UnsupportedModel
+from kvlens.models.find import ready
+from kvlens.prompts import PromptText
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.shape import KVShape
+from kvlens.tasks.encoding import encoding_in
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
@@ -33,13 +36,15 @@ UNKNOWN = (
 
 
 def estimate(
-    prompt_text: str,
+    prompt: PromptText | str,
     model: str,
     method: str,
     params: dict[str, Any],
     budget: str | None,
     max_new: int,
     preset: str | None = None,
+    chat: str = "auto",
+    system: str | None = None,
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     oracle_every, warnings.
@@ -48,7 +53,7 @@ def estimate(
 
     feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
 
-    Values are None where they are not known before the model is loaded (a hub id that is not on this machine). Raises
+    Values are None where they are not known before the model is loaded (a GGUF file that was never converted). Raises
     ValueError with one sentence for an unknown model folder, method, preset, parameter or budget.
     """
     from kvlens.runs.request import default_budget, default_preset
@@ -58,17 +63,19 @@ def estimate(
     asked = Budget.parse(budget or default_budget(method))
     out: dict[str, Any] = dict.fromkeys(UNKNOWN)
     out["warnings"] = []
-    source = Path(resolve(model))
-    if not (source / "config.json").is_file():
-        out["warnings"].append(f"'{model}' is a hub id: its size is known only when it has been loaded.")
+    source = ready(model)
+    if source is None:
+        out["warnings"].append(f"'{model}' has not been converted yet: its size is known when it has been loaded once.")
         return out
     shape, positions = _shape(str(source))
-    tokens = _count_tokens(str(source), prompt_text)
-    if tokens is None:
+    if not (source / "tokenizer.json").is_file():
         out["warnings"].append(
             "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
         )
         return out
+    asked_for = PromptText(prompt) if isinstance(prompt, str) else prompt
+    counted = encoding_in(source, chat, system)
+    tokens = counted.special + len(counted.encode(asked_for.text)) + len(counted.encode(asked_for.answer_prefix))
     full = shape.full_kv_bytes(tokens + max_new)
     limit = asked.bytes(shape, tokens + max_new)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
@@ -114,18 +121,3 @@ def _shape(source: str) -> tuple[KVShape, int]:
     head_dim = text.get("head_dim") or hidden // q_heads
     shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, 4)
     return shape, int(text.get("max_position_embeddings") or text.get("n_positions") or 1 << 30)
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(source: str) -> Any:
-    path = Path(source) / "tokenizer.json"
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_file(str(path))
-
-
-def _count_tokens(source: str, text: str) -> int | None:
-    tokenizer = _tokenizer(source)
-    return None if tokenizer is None else len(tokenizer.encode(text).ids)

@@ -94,14 +94,14 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     from kvlens.runs.fingerprint import fingerprint
 
     try:
-        loaded = load(request.model, request.device, request.dtype)
+        loaded = load(request.model, request.device, request.dtype, report)
     except Exception as failure:
         short = shortage(failure, "load")
         if short is None:
             raise
         raise short from failure
     steps = len(request.forced) if request.forced is not None else request.max_new
-    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps)
+    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps, request.chat, request.system)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -37,7 +37,7 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "model": prepared.fingerprint,
         "prompt": list(prepared.prompt.ids),
         "dtype": request.dtype,
-        "device": request.device.partition(":")[0],
+        "device": prepared.engine.loaded.model.device.type,
         "torch": torch.__version__,
         "prefill_chunk": request.prefill_chunk,
         "seed": request.seed,

@@ -85,7 +85,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
     return Past(
         uid,
         _request(uid, meta),
-        PromptText(text, meta.answer, meta.needle, meta.task),
+        PromptText(text, meta.answer, meta.needle, meta.task, answer_prefix=meta.answer_prefix or ""),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         tuple(
             SpanRow(
@@ -116,7 +116,8 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
     if "config" not in meta.model_fields_set:
         raise CannotRepeat(f"run {uid} cannot be repeated: its trace does not say how it was made (no config).")
     kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
-    said = {**kept, "overrides": meta.config, "against": False, "forced_reference": False}
+    # a trace from before the chat form was fed its text as it is
+    said = {"chat": "off", **kept, "overrides": meta.config, "against": False, "forced_reference": False}
     try:
         return RunRequest(**said, hold=tuple(Hold(**held.stored()) for held in meta.hold))
     except (TypeError, ValueError) as error:

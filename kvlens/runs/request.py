@@ -8,7 +8,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
+from kvlens.chat import CHOICES
 from kvlens.memory.holds import Hold
+from kvlens.models.find import default_model
 from kvlens.recording import sampling
 
 DEFAULT_SHARE = "0.2"
@@ -24,7 +26,7 @@ class RunRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = "demo"
+    model: str = Field(default_factory=default_model)
     method: str = "sekv"
     preset: str | None = None
     budget: str | None = None
@@ -35,7 +37,11 @@ class RunRequest(BaseModel):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     overrides: dict[str, Any] = {}
-    device: str = "cpu"
+    chat: str = "auto"
+    """whether the prompt is fed in the model's chat form: auto (where it has a template), on or off"""
+    system: str | None = None
+    """the system message; None: the template's own"""
+    device: str = "auto"
     dtype: str = "float32"
     prefill_chunk: int = Field(512, ge=0)
     top_k: int = Field(16, ge=1, le=256)
@@ -57,6 +63,13 @@ class RunRequest(BaseModel):
     @classmethod
     def _known_sampling(cls, text: str) -> str:
         sampling.check(text)
+        return text
+
+    @field_validator("chat")
+    @classmethod
+    def _known_chat(cls, text: str) -> str:
+        if text not in CHOICES:
+            raise ValueError(f"--chat takes {', '.join(CHOICES)}")
         return text
 
     @model_validator(mode="after")

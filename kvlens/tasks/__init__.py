@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from kvlens.tasks.base import Asked, Encode, Task
+from kvlens.prompts import PromptText
+from kvlens.tasks.base import CUE, Asked, Encode, Encoding, Task
 
 BUILT_IN = {
     "needle": "kvlens.tasks.demo:NEEDLE",
@@ -121,11 +123,30 @@ def is_right(task: str | None, answer: str, output: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", line, re.IGNORECASE) is not None
 
 
-def remake(trial: Mapping[str, Any], encode: Encode, special: int = 1) -> Asked:
+def ask(task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0) -> Asked:
+    """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
+
+    Raises ValueError with one sentence."""
+    made = task.make(length, depth, seed, encoding.encode, encoding.special, index)
+    if not encoding.chat:
+        return replace(made, opening="")
+    cue, before = CUE if made.text.endswith(CUE) else "", len(encoding.encode(made.text))
+    more = len(encoding.encode(made.opening)) - (before - len(encoding.encode(made.text.removesuffix(cue))))
+    if length is not None and more != 0:
+        made = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
+    return replace(made, text=made.text.removesuffix(cue))
+
+
+def prompt_of(asked: Asked) -> PromptText:
+    """What is tokenized, and stored with a run."""
+    return PromptText(asked.text, asked.answer, tuple(asked.needle), asked.task, asked.seed, asked.opening)
+
+
+def remake(trial: Mapping[str, Any], encoding: Encoding) -> Asked:
     """The very prompt of a trial, from its keys task, length, depth, seed and index. Raises ValueError with one
     sentence."""
     task = get(str(trial["task"]))
-    return task.make(trial["length"], trial["depth"], int(trial["seed"]), encode, special, int(trial.get("index") or 0))
+    return ask(task, trial["length"], trial["depth"], int(trial["seed"]), encoding, int(trial.get("index") or 0))
 
 
 __all__ = [
@@ -133,11 +154,14 @@ __all__ = [
     "FILES",
     "Asked",
     "Encode",
+    "Encoding",
     "Task",
     "UnknownTask",
+    "ask",
     "catalogue",
     "get",
     "is_right",
+    "prompt_of",
     "registry",
     "remake",
     "score",

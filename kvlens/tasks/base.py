@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+CUE = " Answer:"
+"""ends a question of a text that is simply continued"""
 Encode = Callable[[str], list[int]]
 """text -> token ids without special tokens"""
 
@@ -33,6 +35,8 @@ class Asked:
     """what the metric compares with, where that is more than `answer`"""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """what else the metric needs, such as the classes of a classification"""
+    opening: str = ""
+    """how a model that answers in the chat form is helped to begin (RULER's answer_prefix), in place of CUE"""
 
 
 class Task(ABC):
@@ -66,6 +70,16 @@ class Task(ABC):
     def grade(self, asked: Asked, output: str) -> float:
         """0..1; like `score`, with all that is known of the prompt."""
         return self.score(asked.answer, output)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a model's prompts are counted. special: tokens around a text, the tokenizer's own or the chat form's."""
+
+    encode: Encode
+    special: int = 1
+    chat: bool = False
+    """questions are put in the chat form"""
 
 
 def check_place(name: str, length: int | None, depth: float | None) -> tuple[int, float]:

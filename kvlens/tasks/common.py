@@ -61,7 +61,8 @@ class CommonWords(Generated):
             if made is not None:
                 break
         assert made is not None
-        return Asked(made[0], " " + SEPARATOR.join(common), (), self.name, tokens, None, seed, index, tuple(common))
+        expected, opening = " " + SEPARATOR.join(common), "The 10 most common words of this list are"
+        return Asked(made[0], expected, (), self.name, tokens, None, seed, index, tuple(common), opening=opening)
 
 
 COMMON_WORDS = CommonWords()

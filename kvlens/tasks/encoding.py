@@ -1,26 +1,76 @@
-"""Counting tokens for a task's prompt with the tokenizer of a model, without loading the model."""
+"""Counting tokens for a task's prompt with the tokenizer of a model, without loading the model or transformers."""
 
 from __future__ import annotations
 
-from kvlens.tasks.base import Encode
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kvlens.chat import ChatForm, choose, template_in
+from kvlens.models.find import DEMO, resolve, stay_offline
+from kvlens.tasks.base import Encoding
 
 
-def encoding(model: str) -> tuple[Encode, int]:
-    """(text -> ids without special tokens, special tokens the tokenizer adds). The demo model's needs no transformers.
+def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encoding:
+    """How the prompts of a model are counted, in the chat form where they will be fed in it.
 
-    Raises UnsupportedModel or ValueError with one sentence for a model that is not there."""
-    if model == "demo":
+    Raises UnsupportedModel, BadTemplate or ValueError with one sentence for a model that is not there."""
+    if model == DEMO:
         from kvlens.demo.encode import demo_encode
 
-        return demo_encode(), 1
+        choose(None, chat, system)
+        return Encoding(demo_encode())
+    folder = Path(resolve(model))
+    if (folder / "tokenizer.json").is_file():
+        return encoding_in(folder, chat, system)
+    stay_offline()
     from transformers import AutoTokenizer
 
-    from kvlens.engine.models import resolve
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ValueError(f"the tokenizer of '{model}' could not be loaded: {first}") from error
+    return encoding_of(tokenizer, chat, system)
+
+
+def encoding_of(tokenizer: Any, chat: str = "auto", system: str | None = None) -> Encoding:
+    """The same of a transformers tokenizer at hand."""
+    from kvlens.chat import template_of
+
+    form = choose(template_of(tokenizer), chat, system)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return Encoding(
+        encode, int(tokenizer.num_special_tokens_to_add()) if form is None else _around(form, encode), form is not None
+    )
+
+
+def encoding_in(folder: Path, chat: str = "auto", system: str | None = None) -> Encoding:
+    """The same of a folder with a tokenizer.json."""
+    tokenizer = _tokenizer(str(folder), (folder / "tokenizer.json").stat().st_mtime_ns)
+    form = choose(template_in(folder), chat, system)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    special = int(tokenizer.num_special_tokens_to_add(False)) if form is None else _around(form, encode)
+    return Encoding(encode, special, form is not None)
+
+
+def _around(form: ChatForm, encode: Any) -> int:
+    """Tokens that the chat form puts around a text."""
+    word = "x"
+    return len(encode(form.around(word)[0])) - len(encode(word))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(folder: str, changed: int) -> Any:
+    from tokenizers import Tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve(model), trust_remote_code=False)
-    except OSError as error:
-        raise ValueError(
-            f"the tokenizer of '{model}' could not be loaded: {str(error).strip().splitlines()[0]}"
-        ) from error
-    return lambda text: list(tokenizer.encode(text, add_special_tokens=False)), tokenizer.num_special_tokens_to_add()
+        return Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    except Exception as error:  # the tokenizers library raises Exception itself
+        raise ValueError(f"the tokenizer.json of '{folder}' cannot be read: {str(error)[:120]}") from None

@@ -34,7 +34,10 @@ class Generated(Task):
         content, answers = self.content(rng, place)
         text, needle = self.lay(content, tokens, rng, encode, special)
         at = place if self.placed else None
-        return Asked(text, " " + SEPARATOR.join(answers), needle, self.name, tokens, at, seed, index, tuple(answers))
+        expected = " " + SEPARATOR.join(answers)
+        return Asked(
+            text, expected, needle, self.name, tokens, at, seed, index, tuple(answers), opening=content.opening
+        )
 
     def lay(
         self, content: Content, length: int, rng: random.Random, encode: Encode, special: int

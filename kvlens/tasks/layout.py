@@ -37,6 +37,8 @@ class Content:
     others: Sequence[str] = ()
     head: str = "Read this text{pad}.\n"
     tail: str = ""
+    opening: str = ""
+    """how the answer begins in the chat form"""
 
 
 class Layout:

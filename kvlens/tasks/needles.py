@@ -40,8 +40,9 @@ class Needle(Generated):
         keys = " and of ".join(f"the {name}" for name in names[: self.keys])
         plural = "s" if len(asked) > 1 else ""
         tail = f"\nQuestion: What {'are' if plural else 'is'} the secret number{plural} of {keys}? Answer:"
+        opening = f"The secret number{plural} of {keys} {'are' if plural else 'is'}"
         shares = [depth] + [None] * (len(asked) - 1)
-        return Content(asked, shares, others, tail=tail), numbers[: len(asked)]
+        return Content(asked, shares, others, tail=tail, opening=opening), numbers[: len(asked)]
 
 
 SINGLE = Needle("niah_single", "single needle", "one number hidden in filler, asked for at the end", 1, 1, 0)

@@ -33,7 +33,9 @@ class Tracking(Generated):
         asked, other = (_chain(names[at * (HOPS + 1) : (at + 1) * (HOPS + 1)], values[at]) for at in range(2))
         shares = [depth, *sorted(depth + (1 - depth) * rng.random() for _ in range(HOPS))]
         tail = f"\nQuestion: Which variables hold the value {values[0]}? Name all {HOPS + 1}. Answer:"
-        return Content(asked, shares, other, "Follow the assignments in this text{pad}.\n", tail), names[: HOPS + 1]
+        opening = f"The variables that hold the value {values[0]} are"
+        head = "Follow the assignments in this text{pad}.\n"
+        return Content(asked, shares, other, head, tail, opening), names[: HOPS + 1]
 
 
 def _chain(names: list[str], value: str) -> list[str]:

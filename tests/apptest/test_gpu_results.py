@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
-from kvlens.gpu.bench.floors import Rates
 from kvlens.gpu.bench.result import (
     CeilingRow,
     CheckRow,
@@ -23,6 +22,7 @@ from kvlens.gpu.bench.result import (
     Row,
     StepRow,
 )
+from kvlens.gpu.bench.settings import everything
 
 DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory_bytes": 1}
 
@@ -30,11 +30,9 @@ DEVICE = {"name": "Made Up 9000", "driver": "1.2", "clocks": "SM 1 MHz", "memory
 def step(
     method: str, context: int, median: float | None, reason: str | None = None, source: RateSource = "papers"
 ) -> StepRow:
-    rates = Rates().of(method)
+    rates = dict(everything()[method].rates)
     of = source if rates else "none"
-    return StepRow(
-        method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, None, None, 15, 0, 4, 19, "", reason, rates, of
-    )
+    return StepRow(method, context, 1, True, 200, median, median, 0.005, 1.2, 0.0, 15, 0, 4, 19, "", reason, rates, of)
 
 
 def entry(part: str, *rows: Row, reason: str | None = None) -> Entry:
@@ -45,13 +43,13 @@ def entry(part: str, *rows: Row, reason: str | None = None) -> Entry:
 
 def result(*entries: Entry, dry_run: bool = False) -> dict[str, Any]:
     return {
-        "format": 1,
+        "format": 2,
         "dry_run": dry_run,
         "device": DEVICE,
         "versions": {"torch": "2"},
         "note": "random weights.",
         "updated": "2026-01-02",
-        "missing": ["sweep 1 x 1"],
+        "missing": ["decode sweep 1"],
         "entries": {each.part: asdict(each) for each in entries},
     }
 
@@ -69,9 +67,9 @@ WHOLE = (
         KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
         KernelRow("flex_attention", "8192 tokens", None, 1.0, None, "device copy", None, None, "it failed"),
     ),
-    entry("steps 8192 x 1", step("full", 8192, 0.006), step("chess", 8192, None, "does not fit: needs 9 GB")),
-    entry("steps 32768 x 1", step("freekv", 32768, 0.0055, source="recorded")),
-    entry("sweep 32768 x 8", step("blocking", 32768, 0.009)),
+    entry("decode 8192 x 1", step("full", 8192, 0.006), step("chess", 8192, None, "does not fit: needs 9 GB")),
+    entry("decode 32768 x 1", step("freekv", 32768, 0.0055, source="recorded")),
+    entry("decode sweep 32768", step("blocking", 32768, 0.009)),
     entry("ledger", LedgerRow("copies", 1, 1, 1, "profiler", True)),
     entry(
         "headlines",
@@ -83,17 +81,11 @@ WHOLE = (
 )
 
 
-DECODE = (
-    entry(
-        "decode 8192 x 1",
-        replace(step("full", 8192, 0.007), scope="decode", loop=0.009),
-        replace(step("hf_offloaded", 8192, 0.7), scope="decode"),
-    ),
-    entry(
-        "decode 8192 x 8, recalled",
-        replace(step("freekv", 8192, 0.02), batch=8, scope="decode", note="issued one by one"),
-    ),
-    entry("decode sweep 8192", replace(step("blocking", 8192, 0.011), scope="decode")),
+MORE = (
+    entry("decode 8192 x 1", replace(step("full", 8192, 0.007), loop=0.009), step("hf_offloaded", 8192, 0.7)),
+    entry("decode 8192 x 8, replayed", replace(step("freekv", 8192, 0.02), batch=8, note="issued one by one")),
+    entry("decode sweep 8192", step("blocking", 8192, 0.011)),
+    entry("compiled 8192 full", replace(step("full", 8192, 0.006), scope="compiled")),
     entry(
         "recording",
         RecordingRow("off", True, 32768, 1, 0.006, 0.006, 0.0, "freekv"),
@@ -117,7 +109,7 @@ def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, res
     assert [metric.value for metric in app.metric] == ["3.00 TB/s", "700 TFLOP/s"]
     assert app.error[0].value.replace("\\", "") == "1 of 3 checks failed on this device: k2 MaxQ."
     warned = " ".join(box.value for box in app.warning).replace("\\", "")
-    assert "sweep 1 x 1" in warned
+    assert "decode sweep 1" in warned
     assert "recording: The device ran out of memory: x. Try: less." in warned
     table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert list(table["method"]) == ["FullKV", "CHESS"]
@@ -130,19 +122,19 @@ def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, res
 def test_another_cell_can_be_chosen(visit: Visit, runs: Runs, results: Path) -> None:
     (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE)))
     app = visit(runs.folder, "benchmarks")
-    app.button_group(key="gpu_cell_path").set_value("32K x 1").run()
+    app.button_group(key="gpu_cell_decode").set_value("32K x 1").run()
     assert not app.exception
     table = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert list(table["method"]) == ["FreeKV"]
     assert list(table["replayed rates"]) == ["miss 0.3, correction 0.14 (recorded)"]
 
 
-def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Visit, runs: Runs, results: Path) -> None:
-    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(*WHOLE[:-1], *DECODE)))
+def test_whole_steps_come_first_and_compiled_ones_are_a_click_away(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(WHOLE[0], *MORE)))
     app = visit(runs.folder, "benchmarks")
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
     assert [list(table["method"]) for table in tables] == [
-        ["FullKV", "transformers' offloaded cache"],
+        ["FullKV", "transformers, offloaded cache"],
         ["Blocking recall"],
     ]
     assert tables[0]["in the decode loop, mean (ms)"][0] == 9.0
@@ -153,10 +145,10 @@ def test_whole_steps_come_first_and_the_attention_path_is_a_click_away(visit: Vi
     app.button_group(key="gpu_cell_decode").set_value("8K x 8").run()
     eight = next(frame.value for frame in app.dataframe if "achieved / floor" in frame.value)
     assert eight[["method", "sequences", "notes"]].to_numpy().tolist() == [["FreeKV", 8, "issued one by one"]]
-    app.button_group(key="gpu_scope").set_value("path").run()
+    app.button_group(key="gpu_scope").set_value("compiled").run()
     assert not app.exception
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
-    assert [list(table["method"]) for table in tables] == [["FullKV", "CHESS"], ["Blocking recall"]]
+    assert [list(table["method"]) for table in tables] == [["FullKV"]]
 
 
 def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None:

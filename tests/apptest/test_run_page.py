@@ -50,6 +50,25 @@ def test_the_form_comes_from_the_catalogue(visit: Visit, tmp_path: Path) -> None
     assert any(label.startswith("window") for label in labels)
 
 
+def test_the_real_model_is_what_the_form_opens_with(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KVLENS_MODEL")
+    app = visit(tmp_path, "run")
+    model = app.selectbox(key="form_model")
+    assert (model.value, model.options[-1]) == ("smollm2", "demo (a toy, for tests)")
+    assert any("It will run on: cpu" in caption.value.replace("\\", "") for caption in app.caption)
+    assert app.selectbox(key="form_task_real").value == "niah_multikey"
+    assert any(text.value.startswith("The answer is begun with: The secret number of the") for text in app.text)
+    assert {metric.label: metric.value for metric in app.metric}["Prompt"] == "1,024 tokens"
+    app.selectbox(key="form_chat").set_value("off").run()
+    assert not [text for text in app.text if text.value.startswith("The answer is begun with")]
+    app.text_input(key="form_system").set_value("Be brief.").run()
+    assert "--system needs the chat form" in app.error[0].value.replace("\\", "")
+    prompt, choice = submit.sample_choice()
+    assert (choice.model, prompt.prompt.answer) == ("smollm2", " 48213")
+
+
 def test_an_impossible_length_is_refused_with_its_sentence(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run")
     app.selectbox(key="form_task").set_value("list")

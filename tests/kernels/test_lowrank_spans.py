@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
+from lowrank_unit import compress, pack
 
-from kvlens.kernels.lowrank import compress, pack, truncated_svd
+from kvlens.kernels.lowrank import truncated_svd
 from kvlens.kernels.lowrank_spans import (
     Spans,
     attend,

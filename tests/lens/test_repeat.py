@@ -270,7 +270,8 @@ def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
     meta = {key: value for key, value in said.items() if key not in ("request", "hold", "reference_key")}
     request = _request(folder.uid, RunMeta.model_validate(meta))
     whole = read_run(folder.path, folder.uid).request
-    assert request.model_copy(update={"stop": whole.stop, "top_k": whole.top_k}) == whole
+    assert request.model_copy(update={"stop": whole.stop, "top_k": whole.top_k, "chat": whole.chat}) == whole
+    assert request.chat == "off", "it was fed its text as it is"
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from static_support import CASES, FETCHING, Case, Counting, decoder
 from support import random_llama, random_prompt, task_prompt
 from torch._dynamo.utils import counters
 
-from kvlens.engine.engine import Engine
+from kvlens.engine.engine import Engine, Options
 from kvlens.gpu.static import BatchDecoder, StaticDecoder
 from kvlens.kernels.compat import INTERPRET
 from kvlens.methods import get
@@ -78,6 +78,33 @@ def test_a_batch_of_one_is_the_single_step_bit_for_bit(demo: Any, asked: list[An
     finally:
         batch.close()
         one.close()
+
+
+def test_a_sequence_that_stops_first_is_fed_on_and_tells_no_more(demo: Any, asked: list[Any]) -> None:
+    """One loop for all: each output ends where it ends alone, whatever the others still generate."""
+    case = CHOSEN[1]
+    plain = [decoder(demo, prompt, case, STEPS, read=read) for prompt, read in asked]
+    ids = [one.decode(STEPS) for one in plain]
+    texts = [demo.tokenizer.decode(row) for row in ids]
+    begun = [(row, demo.tokenizer.decode(ids[row][:count])) for count in range(1, STEPS) for row in range(len(ids))]
+    first, stop = next((row, text) for row, text in begun if not all(text in other for other in texts))
+    options = Options(max_new=STEPS, ignore_eos=True, stop=(stop,))
+    alone, batch = (
+        [StaticDecoder(demo, prompt, *case.arguments(), options, read=read) for prompt, read in asked] for _ in range(2)
+    )
+    joined = BatchDecoder(batch)
+    try:
+        found = joined.decode(STEPS)
+        assert found == [one.decode(STEPS) for one in alone]
+        reasons = [generation.result.stopped for generation in joined.generations]
+        assert reasons == [one.generations[0].result.stopped for one in alone]
+        assert reasons[first] == "stop"
+        assert len(found[first]) < STEPS
+        assert "length" in reasons, "somebody has to go on"
+    finally:
+        joined.close()
+        for one in (*plain, *alone):
+            one.close()
 
 
 # other drivers, on a small model

@@ -13,6 +13,7 @@ from test_compiled import on_random
 
 from kvlens.kernels.arrivals import arrivals
 from kvlens.kernels.compat import INTERPRET
+from kvlens.memory.cold import Units
 from kvlens.memory.hot import ROLE
 
 
@@ -36,20 +37,22 @@ def listed(factors: Any) -> torch.Tensor:
 
 
 def test_spans_are_what_the_codec_unpacks(made: Any) -> None:
-    factors, memory = made.session.rows.factors, made.session.memory
+    factors, memory = made.session.recall.factors, made.session.memory
     tiles = listed(factors)
     keys, values = factors._rebuild(1, 1, tiles)
     for number, _, place in tiles[tiles[:, 0] >= 0].tolist():
         head, span = divmod(number, factors.meta.shape[2])
-        unit = memory.cold.get(1, span, head)
-        exact = memory.recaller.codec.unpack(unit, unit.payload)
+        numbers, table = memory.cold.unit(1, span, head), memory.cold.table[1, head, span].clone()
+        table[0], tokens = 0, int(table[1])
+        start = torch.tensor([memory.spans.rows[span].tok_start])
+        exact = memory.recaller.codec.unpack(numbers, Units(table[None], start, 1, tokens, factors.head_dim))
         for found, expected in zip((keys, values), exact, strict=True):
-            torch.testing.assert_close(found[head, place, : unit.tokens], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found[head, place, :tokens], expected[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 def test_the_kernel_makes_the_same_of_them(made: Any) -> None:
-    factors = made.session.rows.factors
+    factors = made.session.recall.factors
     tiles = listed(factors)
     plain = factors._rebuild(1, 1, tiles)
     factors.use("triton")
@@ -67,14 +70,14 @@ def test_only_what_is_fetched_is_renamed_and_counted(made: Any) -> None:
     """Masses, tokens and bytes against the engine: test_static_step.py. Here: a slot that says it was reconstructed
     holds such a span."""
     made.decode(4)
-    rows, memory = made.session.rows, made.session.memory
+    factors, memory = made.session.recall.factors, made.session.memory
     slots = memory.hot.slots(1)
     rebuilt = slots.role == ROLE["reconstructed"]
     assert rebuilt.any()
-    assert (rows.factors.tokens_of(rows.at(1)).gather(1, slots.span.long())[rebuilt] > 0).all()
+    assert (factors.tokens_of(memory.cold.at(1)).gather(1, slots.span.long())[rebuilt] > 0).all()
     assert int(made.moved_bytes().sum()) > 0
 
 
 def test_what_a_factored_step_keeps_is_counted(made: Any) -> None:
-    factors = made.session.rows.factors
+    factors = made.session.recall.factors
     assert made.session.bytes >= made.session.recall.bytes >= factors.bytes >= factors.meta.nbytes

@@ -87,7 +87,7 @@ def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, m
 
     monkeypatch.setattr("kvlens.gpu.static.factors.fill_cells_triton", fill)
     try:
-        factors = made.session.rows.factors
+        factors = made.session.recall.factors
         assert factors is not None
         made.session.recall.plan = zone_plan_triton
         factors.use("triton")
@@ -116,11 +116,11 @@ def test_who_plans(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel on CUDA or where kernels are asked for, torch operations elsewhere."""
     made = decoder(small, random_prompt(160), on_random(CASES[5]), 2)
     try:
-        memory, rows = made.session.memory, made.session.rows
+        memory = made.session.memory
         assert made.session.recall.plan is zone_plan_torch
-        assert StaticRecall(memory, rows, "triton").plan is zone_plan_triton
+        assert StaticRecall(memory, None, "triton").plan is zone_plan_triton
         monkeypatch.setattr("kvlens.gpu.static.recall.backend", lambda tensor: "triton")
-        assert StaticRecall(memory, rows).plan is zone_plan_triton
-        assert StaticRecall(memory, rows, "torch").plan is zone_plan_torch
+        assert StaticRecall(memory).plan is zone_plan_triton
+        assert StaticRecall(memory, None, "torch").plan is zone_plan_torch
     finally:
         made.close()

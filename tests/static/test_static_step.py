@@ -3,6 +3,7 @@ step by step."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from support import ListSink, task_prompt
 
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
+from kvlens.gpu.static import StaticDecoder
+from kvlens.methods import registry
+from kvlens.methods.base import Method
+from kvlens.methods.full import FullKV
 from kvlens.rows import MASS_COLUMNS
 
 STEPS = 48
@@ -89,5 +94,46 @@ def test_forced_tokens_and_no_instruments(demo: Any, asked: Any, engine_runs: An
             logits = static.step(token)
             assert int(logits.argmax()) == int(expected.logits[step].argmax())
             token = forced[step]
+    finally:
+        static.close()
+
+
+def test_every_method_that_says_it_can_run_static_is_tried() -> None:
+    assert {case.method for case in CASES} == {name for name, found in registry().items() if found.static_ready}
+
+
+def test_a_method_that_does_not_say_so_is_refused_in_one_sentence(demo: Any, asked: Any) -> None:
+    class Eager(FullKV):
+        title = "Ragged"
+        static_ready = False
+
+    with pytest.raises(
+        ValueError, match=r"^Ragged cannot run as a static step: its class does not say static_ready\.$"
+    ):
+        StaticDecoder(demo, asked[0], Eager, Eager.Parameters(), read=asked[1])
+    assert not Method.static_ready, "nobody inherits it without saying so"
+
+
+def test_the_engines_loop_chooses_stops_and_counts_for_a_static_step(demo: Any, asked: Any) -> None:
+    """Drawn tokens, a stop text and log-probabilities are the engine's: one loop, whatever makes the step."""
+    method, params, budget = CASES[8].arguments()
+    options = Options(max_new=STEPS, seed=3, temperature=1.5, top_p=0.9, ignore_eos=True)
+    expected = Engine(demo).run(asked[0], method, params, budget, options, read=asked[1])
+    static = StaticDecoder(demo, asked[0], method, params, budget, options, read=asked[1])
+    try:
+        assert static.decode(STEPS) == expected.ids
+        result = static.generations[0].result
+        np.testing.assert_allclose(result.logprobs, expected.logprobs, atol=1e-3)
+        assert (result.stopped, len(result.step_s)) == ("length", STEPS)
+    finally:
+        static.close()
+    text = demo.tokenizer.decode(expected.ids[4:6])
+    options = replace(options, stop=(text,))
+    expected = Engine(demo).run(asked[0], method, params, budget, options, read=asked[1])
+    static = StaticDecoder(demo, asked[0], method, params, budget, options, read=asked[1])
+    try:
+        assert static.decode(STEPS) == expected.ids
+        assert static.generations[0].result.stopped == expected.stopped == "stop"
+        assert static.steps == len(expected.ids) < STEPS
     finally:
         static.close()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvlens import tasks
+from kvlens.tasks import Encoding
 from kvlens.tasks.filetask import cut_middle
 
 
@@ -73,7 +74,9 @@ def test_longbench(tmp_path: Path) -> None:
         "the best answer counts: 'berg' of 3 words"
     )
     assert task.grade(ask(spec, 1), "Oslo") == 1.0
-    assert tasks.remake({"task": spec, "length": None, "depth": None, "seed": 0, "index": 1}, by_word) == ask(spec, 1)
+    assert tasks.remake({"task": spec, "length": None, "depth": None, "seed": 0, "index": 1}, Encoding(by_word)) == ask(
+        spec, 1
+    )
 
 
 def test_longbench_uses_the_official_prompts_where_they_lie_beside(tmp_path: Path) -> None:

@@ -92,9 +92,10 @@ class Trial:
         """Pages brought to the device since the step began, per KV head, in order."""
         pages: list[list[int]] = [[] for _ in range(self.shape.kv_heads)]
         for entry in self.session.memory.ledger.opened:
-            if entry.direction == "h2d" and entry.layer == layer and entry.blocking == blocking:
-                pages[entry.kv_head].append(entry.span - self.first_id)
-                assert entry.bytes == self.params.page * self.shape.head_token_bytes
+            if entry.direction == "h2d" and entry.blocking == blocking:
+                for _, kv_head, span, size in (line for line in entry.lines() if line[0] == layer):
+                    pages[kv_head].append(span - self.first_id)
+                    assert size == self.params.page * self.shape.head_token_bytes
         return pages
 
     @property

@@ -1,5 +1,4 @@
-"""`kvlens bench gpu` without a GPU: floors by hand, a dry run end to end, resuming, failures, the schema of the
-file."""
+"""`kvlens bench gpu` without a GPU: a dry run end to end, resuming, failures, the schema of the file."""
 
 from __future__ import annotations
 
@@ -13,146 +12,25 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import attention_step, ceilings, ledger, run
+from kvlens.gpu.bench import ceilings, ledger, run
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.failures import sentence
-from kvlens.gpu.bench.floors import LLAMA_8B, METHODS, Rates, step_shape, traffic
-from kvlens.gpu.bench.headlines import HEADLINES, Headline, compare
 from kvlens.gpu.bench.part import Bench, Part
-from kvlens.gpu.bench.rates import at_papers
 from kvlens.gpu.bench.rates import read as read_rates
-from kvlens.gpu.bench.replay import corrections, wishes
 from kvlens.gpu.bench.report import MARKS, page, with_tables
-from kvlens.gpu.bench.result import HeadlineRow, StepRow
+from kvlens.gpu.bench.result import StepRow
 from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import measured, read
+from kvlens.gpu.bench.settings import BASELINES, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("ceilings", "ledger", "headlines")
-WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "ledger", "steps", "sweep", "headlines")
+WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "ledger", "headlines")
 """all but what is compiled by torch.compile and swept: tests/unit/test_bench_gpu_decode.py"""
-
-
-def moved(method: str, context: int, batch: int = 1, **rates: float) -> Any:
-    return traffic(step_shape(method, context, Rates(**rates)), LLAMA_8B, batch)
 
 
 def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
     return Request(folder, 10, parts, True, (256,), (1,), **more)
-
-
-# floors, against figures computed by hand
-
-
-def test_weights_of_an_8b_step() -> None:
-    layer = 4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336
-    assert LLAMA_8B.weight_bytes == 2 * (32 * layer + 4096 * 128256) == 15_009_316_864
-
-
-def test_full_kv_at_32k_is_429_gb() -> None:
-    assert moved("full", 32768).kv == 32 * 8 * 32768 * 2 * 128 * 2 == 4_294_967_296
-    assert moved("full", 131072, 8).resident == 137_438_953_472
-    assert moved("full", 32768).host_bytes == 0
-
-
-def test_freekv_moves_its_misses_and_reads_its_budget() -> None:
-    found = moved("freekv", 32768, miss=0.5, correction=0.25)
-    unit = 32 * 2 * 128 * 2
-    assert found.kv == 32 * 8 * 64 * unit == 268_435_456
-    assert found.summaries == 32 * 8 * 1024 * 2 * 128 * 2 == 134_217_728
-    assert found.host_bytes == 32 * 8 * 16 * unit
-    assert found.blocking == found.host_bytes // 4
-    assert moved("blocking", 32768, miss=0.5).blocking == found.host_bytes
-
-
-def test_what_is_waited_for_adds_and_the_rest_hides() -> None:
-    found = moved("freekv", 32768, miss=0.5, correction=0.25)
-    assert found.floor(1e12, 1e12) == pytest.approx((found.device_bytes + found.blocking) / 1e12)
-    assert found.floor(1e12, 1e6) == pytest.approx(found.host_bytes / 1e6)
-
-
-def test_a_full_cache_over_the_bus_is_bound_by_the_bus() -> None:
-    found = moved("full_offload", 32768)
-    assert found.floor(3e12, 52e9) == pytest.approx(4_294_967_296 / 52e9)
-    assert found.resident == 2 * 4_294_967_296 // 32
-
-
-def test_sekv_counts_summaries_and_factors() -> None:
-    found, spans = moved("sekv", 32768), 512
-    assert found.summaries == 32 * 32 * spans * 32 * 2
-    assert found.factors == 32 * 8 * 26 * (2 * 16 * (64 + 128 + 1)) * 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("context", [256, 8192, 131072])
-def test_no_method_attends_or_holds_more_than_there_is(method: str, context: int) -> None:
-    shape = step_shape(method, context, Rates())
-    assert shape.pages * shape.page <= context + 32
-    assert shape.missed <= max(shape.wanted, context // 32)
-
-
-def test_unknown_method_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match="unknown method 'x'; known: full"):
-        step_shape("x", 8192, Rates())
-
-
-# replays
-
-
-def test_every_step_misses_exactly_so_many_and_the_pattern_closes() -> None:
-    table = wishes(heads=3, pages=24, wanted=6, missed=4)
-    assert table.shape == (6, 3, 6)
-    for step in range(len(table)):
-        for head in range(3):
-            now, before = set(table[step, head].tolist()), set(table[step - 1, head].tolist())
-            assert len(now) == 6
-            assert len(now - before) == 4
-
-
-def test_whole_pages_are_wanted_by_all_heads_alike() -> None:
-    table = wishes(4, 16, 4, 1, alike=True)
-    assert bool((table == table[:, :1]).all())
-
-
-def test_corrections_are_drawn_at_their_rate() -> None:
-    assert corrections(200, 4, 8, 0.25).float().mean() == pytest.approx(0.25, abs=0.03)
-    assert corrections(5, 2, 2, 1.0).min() == 1
-
-
-# headlines
-
-
-def step_row(method: str, context: int, batch: int, median: float, peak: int, scope: str = "decode") -> dict[str, Any]:
-    row = {"method": method, "context": context, "batch": batch, "median": median, "peak_bytes": peak, "scope": scope}
-    return row | {"rates": Rates().of(method)}
-
-
-def at_rates(headline: Headline, steps: list[dict[str, Any]]) -> HeadlineRow:
-    return compare(headline, LLAMA_8B, steps, 3e12, 52e9, at_papers, "papers")
-
-
-def test_headlines_say_ours_and_what_bytes_allow() -> None:
-    by_name = {headline.name: headline for headline in HEADLINES}
-    steps = [
-        step_row("full", 32768, 1, 9.0, 1, "path"),
-        step_row("full", 32768, 1, 0.012, 1),
-        step_row("chess", 32768, 1, 0.006, 1),
-    ]
-    found = at_rates(by_name["CHESS against FullKV at 32K"], steps)
-    assert found.ours == pytest.approx(2.0)
-    assert found.floor == pytest.approx(1.28, abs=0.005)
-    assert not found.reachable
-    compiled = at_rates(
-        by_name["CHESS against FullKV at 32K"], [*steps, step_row("chess", 32768, 1, 0.004, 1, "compiled")]
-    )
-    assert compiled.ours == pytest.approx(3.0), "the fastest way to make a whole step"
-    memory = by_name["SeKV memory at 128K"]
-    steps = [step_row("full", 131072, 1, 1.0, 40), step_row("sekv", 131072, 1, 1.0, 30)]
-    assert at_rates(memory, steps).ours == pytest.approx(0.25)
-    assert at_rates(memory, []).ours is None
-
-
-# the whole
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +66,10 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     assert not result.missing
     statuses = {entry.part: entry.status for entry in result.entries.values()}
     assert set(statuses.values()) == {"done"}
-    steps = [row for row in result.entries["steps 256 x 1"].rows if isinstance(row, StepRow)]
-    assert [row.method for row in steps] == list(METHODS)
+    steps = [row for row in result.entries["decode 256 x 1"].rows if isinstance(row, StepRow)]
+    assert [row.method for row in steps] == [*settings(), *BASELINES]
     assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
-    assert all((row.stall is None) == (row.host_bytes == 0) for row in steps)
+    assert all((row.stall is None) == (not settings()[row.method].rates) for row in steps if row.method in settings())
     assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
 
 
@@ -348,21 +226,3 @@ def test_parts_are_named_after_what_can_be_asked_for() -> None:
     assert all(isinstance(part, Part) and part.name.startswith(run.NAMES) for part in parts)
     assert len({part.name for part in parts}) == len(parts)
     assert ledger.PART in parts
-
-
-def test_one_methods_failure_is_its_rows_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*given: Any) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    monkeypatch.setitem(attention_step.PATHS, "chess", fails)
-    monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 4 << 30)
-    bench = Bench(DryDevice(), (256,), (1,), {"entries": {}})
-    rows = {row.method: row for row in attention_step.steps(256, 1).run(bench)}
-    assert rows["chess"].reason == "The device ran out of memory: CUDA out of memory."
-    assert rows["chess"].median is None
-    assert rows["freekv"].median is not None
-    assert rows["freekv"].floor is None, "no ceiling was measured"
-    monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 1 << 30)
-    row = attention_step.cell(bench, "full", 256, 1, Rates())
-    assert row.reason is not None
-    assert row.reason.startswith("does not fit: needs 3.2 GB")

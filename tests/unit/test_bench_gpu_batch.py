@@ -9,17 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import decode, decoding, offloaded
+from kvlens.gpu.bench import decode, decoding, plain
 from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, traffic
-from kvlens.gpu.bench.headlines import HEADLINES, compare
+from kvlens.gpu.bench.floors import LLAMA_8B, Traffic, traffic
+from kvlens.gpu.bench.headlines import at_papers, compare, known
 from kvlens.gpu.bench.part import Bench
-from kvlens.gpu.bench.rates import RateTable, at_papers
+from kvlens.gpu.bench.rates import RateTable
 from kvlens.gpu.bench.report import page
 from kvlens.gpu.bench.result import Entry, Result, StepRow
 from kvlens.gpu.bench.run import BATCHES, CONTEXTS, all_parts
+from kvlens.gpu.bench.settings import BASELINES, OFFLOADED, everything, settings
 from kvlens.memory.prompt import PromptStore
 
+KNOWN = everything()
+RECALLING = tuple(name for name, setting in settings().items() if setting.rates)
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
 
 
@@ -33,28 +36,33 @@ def rows(bench: Bench) -> dict[str, StepRow]:
     return {row.method: row for part in decode.decodes(512, 2) for row in part.run(bench)}  # type: ignore[misc]
 
 
+def moved(name: str, model: Any, context: int, batch: int) -> Traffic:
+    """At the papers' rates."""
+    setting = KNOWN[name]
+    assert setting.shape is not None
+    return traffic(setting.shape(model.kv, context, setting.rates), model, batch)
+
+
 def test_every_method_makes_steps_of_two_sequences(rows: dict[str, StepRow]) -> None:
-    assert sorted(rows) == sorted(DECODE_METHODS)
+    assert sorted(rows) == sorted(KNOWN)
     for row in rows.values():
         assert (row.reason, row.batch, row.scope) == (None, 2, "decode")
         assert row.median is not None
-        assert (row.loop is None) == (row.method == "hf_offloaded")
-        assert (row.stall is not None) == (row.method in decode.RECALLING)
-        assert (decode.ONE_BY_ONE in row.note) == (row.method != "hf_offloaded"), (
-            "which is a batch of transformers' own"
-        )
+        assert (row.loop is None) == (row.method in BASELINES)
+        assert (row.stall is not None) == (row.method in RECALLING)
+        assert (decode.ONE_BY_ONE in row.note) == (row.method not in BASELINES), "which is a batch of transformers' own"
 
 
 def test_both_sequences_bytes_are_counted(bench: Bench, rows: dict[str, StepRow]) -> None:
-    for name in decode.RECALLING:
-        alone = traffic(decode_shape(name, 512, Rates()), bench.model, 1)
+    for name in RECALLING:
+        alone = moved(name, bench.model, 512, 1)
         assert rows[name].counted_bytes == rows[name].host_bytes == 2 * alone.host_bytes > 0, name
-    one = decode.cell(bench, "streaming_llm", 512, Rates())
+    one = decode.cell(bench, KNOWN["streaming_llm"], 512, {})
     assert rows["streaming_llm"].resident_bytes == 2 * one.resident_bytes
 
 
 def test_weights_are_in_a_floor_once() -> None:
-    one, eight = (traffic(decode_shape("full", 8192, Rates()), LLAMA_8B, batch) for batch in (1, 8))
+    one, eight = (moved("full", LLAMA_8B, 8192, batch) for batch in (1, 8))
     assert eight.device_bytes - eight.weights == 8 * (one.device_bytes - one.weights)
     assert eight.weights == one.weights
 
@@ -82,7 +90,7 @@ def test_one_whole_prompt_at_a_time_lies_on_the_device(bench: Bench, monkeypatch
 
     monkeypatch.setattr(PromptStore, "__init__", init)
     with torch.inference_mode():
-        made = decoding.begin(bench, "freekv", 256, Rates(), batch=3)
+        made = decoding.begin(bench, KNOWN["freekv"], 256, KNOWN["freekv"].rates, batch=3)
     assert len(made.sessions) == 3
     assert (most, alive) == (1, set())
     made.close()
@@ -90,9 +98,9 @@ def test_one_whole_prompt_at_a_time_lies_on_the_device(bench: Bench, monkeypatch
 
 def test_sequences_share_host_memory_and_nothing_on_the_device(bench: Bench) -> None:
     with torch.inference_mode():
-        made = decoding.begin(bench, "freekv", 256, Rates(), batch=2)
+        made = decoding.begin(bench, KNOWN["freekv"], 256, KNOWN["freekv"].rates, batch=2)
     first, second = made.sessions
-    assert [x.data_ptr() for x in first.rows.pools] == [x.data_ptr() for x in second.rows.pools]
+    assert [x.data_ptr() for x in first.memory.cold.pools] == [x.data_ptr() for x in second.memory.cold.pools]
     assert not {x.data_ptr() for x in (p.keys for p in first.memory.hot.pools)} & {
         x.data_ptr() for x in (p.keys for p in second.memory.hot.pools)
     }
@@ -102,7 +110,7 @@ def test_sequences_share_host_memory_and_nothing_on_the_device(bench: Bench) -> 
 
 def test_timed_launches_leave_all_sequences_where_they_were(bench: Bench) -> None:
     with torch.inference_mode():
-        made = decoding.begin(bench, "blocking", 256, Rates(), batch=2)
+        made = decoding.begin(bench, KNOWN["blocking"], 256, KNOWN["blocking"].rates, batch=2)
         before = [int(session.position) for session in made.sessions]
         assert len(made.times(False, 4)) == 4
         assert [int(session.position) for session in made.sessions] == before
@@ -115,7 +123,7 @@ def test_timed_launches_leave_all_sequences_where_they_were(bench: Bench) -> Non
 
 def test_what_does_not_fit_is_counted_for_all_sequences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def needed(batch: int) -> float:
-        reason = decode.cell(bench, "full", 256, Rates(), batch=batch).reason
+        reason = decode.cell(bench, KNOWN["full"], 256, {}, batch=batch).reason
         assert reason is not None
         found = re.fullmatch(r"does not fit: needs ([\d.]+) GB beside the weights, 0.0 GB free; (.*)", reason)
         assert found is not None
@@ -127,7 +135,7 @@ def test_what_does_not_fit_is_counted_for_all_sequences(bench: Bench, monkeypatc
     assert eight - one == pytest.approx(7 * decode.SPARE_EACH / 1e9, abs=0.1)
     monkeypatch.setattr(Bench, "model", LLAMA_8B)
     monkeypatch.setattr(Bench, "keep_alone", lambda *given: None)
-    reason = decode.cell(bench, "full", 131072, Rates(), batch=8).reason
+    reason = decode.cell(bench, KNOWN["full"], 131072, {}, batch=8).reason
     assert reason is not None
     assert reason.startswith("does not fit: needs 162.7 GB beside the weights"), "one prompt and eight caches"
 
@@ -144,15 +152,16 @@ def test_what_does_not_fit_is_counted_for_all_sequences(bench: Bench, monkeypatc
 def test_the_offloaded_cache_is_refused_before_the_host_dies(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, free: float | None, link: float | None, said: str | None
 ) -> None:
-    monkeypatch.setattr(offloaded, "host_bytes", lambda: free)
+    monkeypatch.setattr(plain, "host_bytes", lambda: free)
     monkeypatch.setattr(Bench, "model", LLAMA_8B)
     monkeypatch.setattr(DryDevice, "dry", False)
-    found = offloaded.refused(bench, 32768, 8, link)
+    found = plain.refused(bench, OFFLOADED, 32768, 8, link)
     assert (found is None) if said is None else (found is not None and found.startswith(said))
+    assert plain.refused(bench, "hf_eager", 32768, 8, link) is None
 
 
 def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path) -> None:
-    assert offloaded.host_bytes(tmp_path) is None
+    assert plain.host_bytes(tmp_path) is None
     for name, text in {
         "proc/meminfo": "MemTotal: 99 kB\nMemAvailable:       50 kB\n",
         "sys/fs/cgroup/memory.max": "max\n",
@@ -161,9 +170,9 @@ def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path)
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert offloaded.host_bytes(tmp_path) == 51200
+    assert plain.host_bytes(tmp_path) == 51200
     (tmp_path / "sys/fs/cgroup/memory.max").write_text("31000\n")
-    assert offloaded.host_bytes(tmp_path) == 30400
+    assert plain.host_bytes(tmp_path) == 30400
 
 
 # order, headlines, tables
@@ -173,32 +182,20 @@ def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() 
     names = [part.name for part in all_parts(CONTEXTS, BATCHES)]
     at = names.index
     assert all(at(f"decode {context} x 1") < at("recording") < at("decode 32768 x 8") for context in CONTEXTS)
-    assert (
-        at("ledger")
-        < at("decode 32768 x 8")
-        < at("decode 32768 x 8, recalled")
-        < at("steps 32768 x 8")
-        < at("steps 32768 x 1")
-    )
-    assert (
-        at("steps 32768 x 1")
-        < at("decode 8192 x 8")
-        < at("decode 131072 x 8")
-        < at("steps 8192 x 8")
-        < at("sweep 32768 x 8")
-    )
+    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, replayed") < at("decode 8192 x 8")
+    assert at("decode 8192 x 8") < at("decode 131072 x 8") < at("decode sweep 32768") < at("compiled 32768 full")
     assert names[-1] == "headlines"
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4",
-        "decode 256 x 4, recalled",
+        "decode 256 x 4, replayed",
     ]
 
 
-@pytest.mark.parametrize("name", [h.name for h in HEADLINES if h.scope == "decode" and h.over[2] == 8])
-def test_headlines_of_eight_sequences_take_whole_steps(name: str) -> None:
-    headline = next(h for h in HEADLINES if h.name == name)
+@pytest.mark.parametrize("name", [h.name for h in known() if h.over[2] == 8])
+def test_headlines_of_eight_sequences_take_whole_steps_of_eight(name: str) -> None:
+    headline = next(h for h in known() if h.name == name)
     over, under = (
-        {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "scope": "decode", "rates": Rates().of(m)}
+        {"method": m, "context": c, "batch": b, "median": t, "peak_bytes": 1, "rates": KNOWN[m].rates}
         for (m, c, b), t in ((headline.over, 0.04), (headline.under, 0.01))
     )
 
@@ -206,7 +203,6 @@ def test_headlines_of_eight_sequences_take_whole_steps(name: str) -> None:
         return compare(headline, LLAMA_8B, steps, 3e12, 52e9, at_papers, "papers").ours
 
     assert ours(over, under) == pytest.approx(4.0)
-    assert ours({**over, "scope": "path"}, under) is None
     assert ours({**over, "batch": 1}, under) is None
 
 

@@ -1,5 +1,5 @@
-"""Part 4's whole decode steps, on the CPU with tiny shapes: the same decoder, method code, recall and replay as on a
-GPU, no graph."""
+"""Whole decode steps of `kvlens bench gpu`, on the CPU with tiny shapes: the same decoder, method code, recall and
+replay as on a GPU, no graph."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import decode, decoding, offloaded, recording
+from kvlens import methods
+from kvlens.gpu.bench import decode, decoding, plain, recording
 from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.floors import DECODE_METHODS, LLAMA_8B, Rates, decode_shape, step_shape, traffic
 from kvlens.gpu.bench.model import random_model, random_prompt
 from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.rates import RateTable
+from kvlens.gpu.bench.report import page
 from kvlens.gpu.bench.result import StepRow
+from kvlens.gpu.bench.settings import BASELINES, Setting, everything, settings
+from kvlens.gpu.bench.settings import plain as plain_setting
 
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
-RECALLING = ("sekv", "freekv", "sentkv", "blocking")
+KNOWN = everything()
+RECALLING = tuple(name for name, setting in settings().items() if setting.rates)
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +35,16 @@ def rows(bench: Bench) -> dict[str, StepRow]:
 
 
 def test_every_method_makes_whole_steps(rows: dict[str, StepRow]) -> None:
-    assert list(rows) == list(DECODE_METHODS)
+    assert list(rows) == list(KNOWN)
+    assert {setting.method for setting in settings().values()} == {
+        name for name, method in methods.registry().items() if method.static_ready
+    }
     for row in rows.values():
         assert row.reason is None
         assert row.scope == "decode"
         assert row.median is not None
         assert row.over_floor == pytest.approx(row.median / row.floor)  # type: ignore[operator]
-        assert (row.loop is None) == (row.method == "hf_offloaded")
+        assert (row.loop is None) == (row.method in BASELINES)
         assert (row.stall is not None) == (row.method in RECALLING)
 
 
@@ -44,7 +52,7 @@ def test_the_runs_own_counter_says_what_the_rates_ask_for(rows: dict[str, StepRo
     """Bytes that the step's plan has moved against bytes by arithmetic: equal, step for step."""
     for name in RECALLING:
         assert rows[name].counted_bytes == rows[name].host_bytes > 0, name
-    assert all(rows[name].counted_bytes == 0 for name in rows if name not in (*RECALLING, "hf_offloaded"))
+    assert all(rows[name].counted_bytes == 0 for name in rows if name not in (*RECALLING, *BASELINES))
 
 
 def test_budgets_are_kept_to(rows: dict[str, StepRow]) -> None:
@@ -56,34 +64,74 @@ def test_budgets_are_kept_to(rows: dict[str, StepRow]) -> None:
 
 @pytest.mark.parametrize("miss", [0.25, 1.0])
 def test_swept_misses_are_moved(bench: Bench, miss: float) -> None:
-    row = decode.cell(bench, "freekv", 512, Rates(miss=miss, correction=0.5))
-    assert row.counted_bytes == traffic(decode_shape("freekv", 512, Rates(miss=miss)), bench.model, 1).host_bytes
+    row = decode.cell(bench, KNOWN["freekv"], 512, {"miss": miss, "correction": 0.5})
+    assert row.counted_bytes == row.host_bytes
+    assert row.host_bytes == bench.model.kv.layers * bench.model.kv.kv_heads * round(miss * 4) * 32 * 512
 
 
 def test_corrected_heads_are_waited_for_and_the_others_are_not(bench: Bench) -> None:
     with torch.inference_mode():
         waited = {}
-        for name, rate in (("freekv", 0.0), ("freekv", 1.0), ("blocking", 0.0)):
-            made = decode.begin(bench, name, 512, Rates(correction=rate))
+        for name, rates in (("freekv", {"correction": 0.0}), ("freekv", {"correction": 1.0}), ("blocking", {})):
+            made = decoding.begin(bench, KNOWN[name], 512, {**KNOWN[name].rates, **rates})
             made.steps(1)
             before = made.decoder.moved_bytes()
             made.steps(4)
-            waited[name, rate] = (made.decoder.moved_bytes() - before).sum((1, 2)).tolist()
+            waited[name, rates.get("correction")] = (made.decoder.moved_bytes() - before).sum((1, 2)).tolist()
             made.close()
-    assert waited["freekv", 0.0][0] == waited["freekv", 1.0][1] == waited["blocking", 0.0][1] == 0
-    assert waited["freekv", 0.0][1] == waited["freekv", 1.0][0] == waited["blocking", 0.0][0] > 0
+    assert waited["freekv", 0.0][0] == waited["freekv", 1.0][1] == waited["blocking", None][1] == 0
+    assert waited["freekv", 0.0][1] == waited["freekv", 1.0][0] == waited["blocking", None][0] > 0
 
 
-def test_compiled_steps_move_the_same(bench: Bench) -> None:
-    for row in decode.compiled(256).run(bench):
-        assert isinstance(row, StepRow)
-        assert (row.reason, row.scope) == (None, "compiled")
-        assert row.counted_bytes == row.host_bytes
+@torch.inference_mode()
+def test_every_step_misses_exactly_so_many_and_the_pattern_closes(bench: Bench) -> None:
+    for name in ("freekv", "blocking"):
+        made = decoding.begin(bench, KNOWN[name], 1024, {**KNOWN[name].rates, "miss": 0.5})
+        replay, kept = made.replays[0], []
+        for _ in range(replay.order.shape[1]):
+            replay.next()
+            kept.append(replay.want.clone())
+            for head, now in enumerate(replay.want.tolist()):
+                assert len(set(now)) == replay.wanted
+                assert len(set(now) - set(replay.before[head].tolist())) == replay.missed == replay.wanted // 2
+        replay.next()
+        assert torch.equal(replay.want, kept[0]), "after as many steps as there are spans it comes again"
+        assert bool((replay.want == replay.want[:1]).all()) == (name == "blocking")
+        made.close()
+
+
+@pytest.mark.parametrize("name", ["full", RECALLING[-1]])
+def test_compiled_steps_move_the_same(bench: Bench, name: str) -> None:
+    """Every method has a part; that each compiles whole is tests/static/test_compiled.py's to show."""
+    parts = {part.name: part for part in decode.compiled(512)}
+    assert list(parts) == [f"compiled 512 {each}" for each in settings()]
+    part = parts[f"compiled 512 {name}"]
+    (row,) = part.run(bench)
+    assert isinstance(row, StepRow)
+    assert (row.method, row.reason, row.scope) == (name, None, "compiled")
+    assert row.counted_bytes == row.host_bytes
+
+
+def test_a_method_that_says_nothing_runs_by_its_own_decisions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows have what it moved by its own count, and no floor where it does not say what a step moves."""
+    quiet = {name: plain_setting(name, methods.get(name)) for name in ("streaming_llm", "sentkv")}
+    found = {name: decode.cell(bench, setting, 512, {}) for name, setting in quiet.items()}
+    assert {name: row.reason for name, row in found.items()} == {"streaming_llm": None, "sentkv": None}
+    assert found["streaming_llm"].floor is not None
+    row = found["sentkv"]
+    assert (row.floor, row.over_floor, row.host_bytes, row.device_bytes, row.rates_from) == (None,) * 4 + ("none",)
+    assert decode.UNKNOWN in row.note
+    assert row.counted_bytes is not None
+    assert row.counted_bytes > 0
+    monkeypatch.setattr("kvlens.gpu.bench.settings.settings", lambda: quiet)
+    shown = page([], RateTable())
+    assert "| SentKVCompress | `sentkv` | 10% of full KV, or the least it can do with |" in shown
+    assert "FreeKV against" not in shown, "nothing is claimed of bytes that nobody knows"
 
 
 def test_timed_launches_leave_the_decode_where_it_was(bench: Bench) -> None:
     with torch.inference_mode():
-        made = decode.begin(bench, "freekv", 256, Rates())
+        made = decoding.begin(bench, KNOWN["freekv"], 256, KNOWN["freekv"].rates)
         position = made.decoder.session.position.clone()
         assert len(made.times(False, 5)) == 5
         assert torch.equal(made.decoder.session.position, position)
@@ -94,7 +142,7 @@ def test_timed_launches_leave_the_decode_where_it_was(bench: Bench) -> None:
 
 def test_recording_goes_through_the_rings(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = decode.begin
+    real = decoding.begin
 
     def begin(*given: Any) -> Any:
         made = real(*given)
@@ -102,25 +150,26 @@ def test_recording_goes_through_the_rings(bench: Bench, monkeypatch: pytest.Monk
         seen.append(None if ring is None else ring.spans > 0)
         return made
 
-    monkeypatch.setattr(decode, "begin", begin)
+    monkeypatch.setattr(recording, "begin", begin)
     found = recording.measure(bench)
     assert seen == [None, False, True]
     assert [(row.recording, row.graph) for row in found] == [
         (kind, graph) for kind in recording.KINDS for graph in (False, True)
     ]
     assert all(row.added == 0 for row in found if row.recording == "off")
+    assert {row.method for row in found} == {"freekv"}, "which recalls before its attention and after it"
 
 
 def test_one_methods_failure_is_its_rows_reason(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(offloaded, "timed", fails)
-    row = decode.cell(bench, "hf_offloaded", 256, Rates())
+    monkeypatch.setattr(plain, "timed", fails)
+    row = decode.cell(bench, KNOWN["hf_offloaded"], 256, {})
     assert row.median is None
     assert row.reason == f"The device ran out of memory: CUDA out of memory.; {decode.SMALLER}"
     monkeypatch.setattr(DryDevice, "free_bytes", lambda self: 1 << 30)
-    reason = decode.cell(bench, "full", 256, Rates()).reason
+    reason = decode.cell(bench, KNOWN["full"], 256, {}).reason
     assert reason is not None
     assert reason.startswith(
         "does not fit: needs 4.3 GB beside the weights, 1.1 GB free; leave the longest context out"
@@ -147,14 +196,14 @@ def test_the_model_has_the_benchmarks_shape(bench: Bench) -> None:
     assert read.keys.shape == (bench.model.kv.layers, bench.model.kv.kv_heads, 255, bench.model.kv.head_dim)
 
 
-def test_floors_of_whole_steps_differ_where_the_step_does() -> None:
-    for method in ("full", "streaming_llm", "chess", "freekv", "compresskv", "blocking"):
-        assert decode_shape(method, 32768, Rates()) == step_shape(method, 32768, Rates())
-    assert decode_shape("full_sdpa", 32768, Rates()) == step_shape("full", 32768, Rates())
-    assert (step_shape("sentkv", 32768, Rates()).wanted, decode_shape("sentkv", 32768, Rates()).wanted) == (205, 204), (
-        "10 % with sinks"
-    )
-    found = traffic(decode_shape("sekv", 32768, Rates()), LLAMA_8B, 1)
-    assert found.host_bytes == 32 * 8 * 8 * (2 * 16 * (64 + 128 + 1)) * 2, "8 of 26 spans as factors of rank 16"
-    assert found.arrivals == 32 * 8 * 8 * 64 * 512, "and as tokens when they have come"
-    assert found.factors == 0
+def test_two_settings_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said:
+        SETTINGS: tuple[Setting, ...] = (KNOWN["full"], KNOWN["full"])
+
+    monkeypatch.setattr("kvlens.gpu.bench.settings.beside", lambda method: Said)
+    settings.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="two settings of the GPU bench are called 'full'; rename one"):
+            settings()
+    finally:
+        settings.cache_clear()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -18,12 +18,25 @@ from hypothesis import strategies as st
 
 from kvlens.memory.cudalink import CudaLink
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import Buffer, HostLink, Link
+from kvlens.memory.link import Buffer, HostLink, Link, Part
 from kvlens.memory.move import Move
 from kvlens.memory.pinned import PinnedSlabs
 from kvlens.memory.streams import Streams
 
 SLOTS, DIM, LONGEST = 24, 4, 6
+
+
+class Staged:
+    """A batch of one unit through a staging buffer, or through one that waits for nobody."""
+
+    def __init__(self, move: Move, spread: Callable[[], object], buffer: Buffer | None = None) -> None:
+        self._part = Part(move, spread, buffer)  # type: ignore[arg-type]
+
+    def whole(self) -> tuple[list[Move], Callable[[], None] | None]:
+        return [self._part.move], self._part.spread  # type: ignore[list-item]
+
+    def parts(self) -> Iterator[Part]:
+        yield self._part
 
 
 class Pool:
@@ -83,13 +96,9 @@ class Pool:
         unit = self.link.host.take((len(slots), DIM), leaving.dtype)
         self.cold.append((unit, self.expected[slots].clone()))
         rows = unit.unflatten(1, (heads, -1))
-        entries = [
-            self.ledger.open(0, head, 1, "d2h", "leave", leaving[head].nbytes, blocking=True) for head in range(heads)
-        ]
-        (ticket,) = self.link.submit_together(
-            [(entry, Move(rows[:, i], leaving[i])) for i, entry in enumerate(entries)]
-        )
-        ticket.wait()
+        sizes = [leaving[head].nbytes for head in range(heads)]
+        entry = self.ledger.open(0, list(range(heads)), 1, "d2h", "leave", sizes, blocking=True)
+        self.link.submit(entry, [Move(rows[:, head], leaving[head]) for head in range(heads)]).wait()
         self.number += 1
         self.compute(lambda value=float(self.number): leaving.fill_(-value))  # its memory is another's now
 
@@ -103,16 +112,16 @@ class Pool:
         count = len(slots)
         if not count:
             return
-        index, source = torch.tensor(slots), unit[:count]
+        index, rows, source = torch.tensor(slots), np.array(slots), unit[:count]
         entry = self.ledger.open(0, 0, 1, "h2d", "recall", source.nbytes, blocking=False)
         if self.random.random() < 0.5:
-            ticket = self.link.submit(entry, [Move(self.slots, source, index, slots)])
+            ticket = self.link.submit(entry, [Move(self.slots, source, rows)])
         else:
             buffer = self.buffers[self.turn % 2]
             self.turn += 1
             staged = buffer.tensor[: source.numel()].view(source.shape)
-            ticket = self.link.submit(
-                entry, [Move(staged, source)], lambda: self.slots.index_copy_(0, index, staged), buffer
+            ticket = self.link.bring(
+                entry, Staged(Move(staged, source), lambda: self.slots.index_copy_(0, index, staged), buffer)
             )
         self.under_way.append((slots, ticket))
         self.expected[slots] = holds[:count]
@@ -186,7 +195,7 @@ def test_two_buffers_overlap_and_one_does_not() -> None:
                 def spread(buffer: Buffer = buffer, value: float = float(i)) -> None:
                     assert (buffer.tensor == value).all()
 
-                tickets.append(link.submit(entry(ledger, source), [Move(buffer.tensor, source)], spread, buffer))
+                tickets.append(link.bring(entry(ledger, source), Staged(Move(buffer.tensor, source), spread, buffer)))
             for ticket in tickets:
                 ticket.wait()
             device.finish()
@@ -204,9 +213,9 @@ def test_the_host_never_waits_in_a_step_and_times_come_from_the_marks() -> None:
     link = device.link(ledger := Ledger())
     source, target = torch.ones(3, 4), torch.zeros(8, 4)
     device.now = 5_000
-    ticket = link.submit(entry(ledger, source, step=3), [Move(target, source, torch.tensor([1, 2, 5]), [1, 2, 5])])
+    ticket = link.submit(entry(ledger, source, step=3), [Move(target, source, np.array([1, 2, 5]))])
     ticket.wait()
-    later = link.submit(entry(ledger, source, step=4), [Move(target, source, torch.tensor([6, 7, 0]), [6, 7, 0])])
+    later = link.submit(entry(ledger, source, step=4), [Move(target, source, np.array([6, 7, 0]))])
     assert not device.done
     assert link.host_wait_ns == 0
     assert ledger.drain() == [], "a copy that is not known to be done has no times yet"
@@ -226,7 +235,7 @@ def test_who_waits_for_the_last_copy_has_waited_for_those_before() -> None:
     device = FakeDevice(lazy=True, eager=True)
     link = device.link(ledger := Ledger())
     source, target = torch.ones(1, 4), torch.zeros(8, 4)
-    tickets = [link.submit(entry(ledger, source), [Move(target, source, torch.tensor([i]), [i])]) for i in range(5)]
+    tickets = [link.submit(entry(ledger, source), [Move(target, source, np.array([i]))]) for i in range(5)]
     for ticket in reversed(tickets):
         ticket.wait()
     link.resolve()
@@ -285,10 +294,11 @@ def test_what_cannot_be_unpacked_is_raised_to_who_waits(make: Callable[[Ledger],
     def fails() -> None:
         raise ValueError("cannot be unpacked")
 
-    ticket = link.submit(entry(ledger, source), [Move(buffer.tensor, source)], fails, buffer if staged else None)
+    batch = Staged(Move(buffer.tensor, source), fails, buffer if staged else None)
+    ticket = link.bring(entry(ledger, source), batch)
     with pytest.raises(ValueError, match="cannot be unpacked"):
         ticket.wait()
-    link.submit(entry(ledger, source), [Move(buffer.tensor, source)], None, buffer if staged else None).wait()
+    link.submit(entry(ledger, source), [Move(buffer.tensor, source)]).wait()
     link.close()
 
 
@@ -301,9 +311,9 @@ def test_what_a_copy_reads_is_held_until_the_copy_has_ended(heads: int) -> None:
     source, held = torch.from_numpy(memory), weakref.ref(memory)
     if heads:
         target = torch.zeros(2, heads)
-        jobs = [(entry(ledger, part, "d2h"), Move(target[:, i], part)) for i, part in enumerate(source.view(heads, -1))]
-        (ticket,) = link.submit_together(jobs)
-        del jobs
+        moves = [Move(target[:, i], part) for i, part in enumerate(source.view(heads, -1))]
+        ticket = link.submit(entry(ledger, source, "d2h"), moves)
+        del moves
     else:
         ticket = link.submit(entry(ledger, source, "d2h"), [Move(torch.zeros(4), source)])
     del source, memory
@@ -325,14 +335,11 @@ def test_links_refuse_raise_and_close_alike(make: Callable[[Ledger], Link]) -> N
     with pytest.raises(AssertionError, match="48 bytes moved, 47 in the ledger"):
         link.submit(ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True), [Move(target[0], source)])
     index = [6, 0, 1]
-    moves = [Move(target[i], source, torch.tensor(index), index) for i in (0, 1)]
+    moves = [Move(target[i], source, np.array(index)) for i in (0, 1)]
     link.submit(ledger.open(0, 0, 1, "h2d", "zoom", 96, blocking=True), moves).wait()
     link.quiet()
     assert torch.equal(target[:, index], source.expand(2, 3, 4))
-    for wrong in (
-        Move(torch.zeros(3), torch.zeros(4)),
-        Move(target[0], torch.zeros(4, 1), torch.tensor([0, 1, 2, 3]), [0, 1, 2, 3]),
-    ):
+    for wrong in (Move(torch.zeros(3), torch.zeros(4)), Move(target[0], torch.zeros(4, 1), np.array([0, 1, 2, 4]))):
         ticket = link.submit(ledger.open(0, 0, 1, "d2h", "offload", 16, blocking=True), [wrong])
         with pytest.raises(RuntimeError):
             ticket.wait()
@@ -347,8 +354,8 @@ def test_pieces_are_the_same_copy(slots: list[int], token_major: bool) -> None:
     target = torch.zeros(31, 2, 3).transpose(0, 1) if token_major else torch.zeros(2, 31, 3)
     source = torch.arange(len(slots) * 3.0).view(-1, 3) + 1
     whole, by_piece = target[1].clone(), target[1]
-    Move(whole, source, torch.tensor(slots)).run()
-    for to, piece in Move(by_piece, source, torch.tensor(slots), slots).pieces():
+    Move(whole, source, np.array(slots)).run()
+    for to, piece in Move(by_piece, source, np.array(slots)).pieces():
         assert to.is_contiguous()
         assert piece.is_contiguous()
         to.copy_(piece)

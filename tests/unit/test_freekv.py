@@ -181,7 +181,7 @@ def test_bytes_at_every_step_are_misses_times_the_unit() -> None:
             moved = np.zeros((SHAPE.layers, SHAPE.kv_heads))
             for entry in trial.session.memory.ledger.opened:
                 if entry.direction == "h2d":
-                    moved[entry.layer, entry.kv_head] += entry.bytes
+                    np.add.at(moved, (entry.layers, entry.kv_heads), entry.sizes)
             np.testing.assert_array_equal(moved, counts["n_recalled"] * unit)
             np.testing.assert_array_equal((counts["n_recalled"] + counts["n_reused"])[1:], 3)
             if recall == "all":
@@ -214,10 +214,9 @@ def test_tiers_are_laid_out_as_in_section_4() -> None:
     slots = memory.hot.slots(1)
     assert slots.keys.stride()[0] == SHAPE.head_dim, "on the device KV heads of a token lie side by side: NHD"
     assert slots.keys.stride()[1] == SHAPE.head_dim * SHAPE.kv_heads
-    pool = memory.cold._pool
-    assert pool is not None
-    assert pool.shape[2:] == (SHAPE.kv_heads, 2, PARAMS.page, SHAPE.head_dim)
-    unit = memory.cold.get(1, trial.first_id, 0).payload
+    pool = memory.cold.layer(1)
+    assert pool.shape[1:] == (SHAPE.kv_heads, 2, PARAMS.page, SHAPE.head_dim)
+    unit = memory.cold.unit(1, trial.first_id, 0)
     assert unit.is_contiguous()
     np.testing.assert_allclose(unit[0].numpy(), trial.keys[1, 0, 3:9], rtol=1e-6)
     assert unit.untyped_storage().data_ptr() == pool.untyped_storage().data_ptr()

@@ -4,9 +4,12 @@ process."""
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from kvlens.methods import BUILT_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "umap")
@@ -108,18 +111,40 @@ def test_the_interface_imports_no_engine() -> None:
 
 def test_the_engine_knows_no_database_and_no_interface() -> None:
     files = sources(
-        "kvlens/engine/engine.py",
-        "kvlens/engine/loop.py",
-        "kvlens/engine/session.py",
+        "kvlens/engine/*.py",
         "kvlens/recording/recorder.py",
-        "kvlens/engine/hf_attention.py",
         "kvlens/memory/*.py",
         "kvlens/memory/holds.py",
-        "kvlens/engine/comparison.py",
         "kvlens/lens/trials.py",
         "kvlens/lens/search.py",
     )
     assert offences(files, ("duckdb", "pyarrow", "pandas", "streamlit", "kvlens.store", "kvlens.ui")) == []
+
+
+def test_the_core_knows_nothing_of_what_only_a_gpu_runs() -> None:
+    """The bench of GPUs, its figures and its page know it, and what a method says to that bench (`gpu.py`)."""
+    files = sources(
+        "kvlens/engine/*.py",
+        "kvlens/memory/*.py",
+        "kvlens/recording/*.py",
+        "kvlens/runs/*.py",
+        "kvlens/lens/*.py",
+        "kvlens/spans/*.py",
+        "kernels/*.py",
+        "store/*.py",
+        "kvlens/methods/**/*.py",
+    )
+    assert offences([path for path in files if path.name != "gpu.py"], ("kvlens.gpu",)) == []
+
+
+def test_neither_kernels_nor_what_a_gpu_runs_name_a_method() -> None:
+    names = "|".join(name.partition("_")[0] for name in BUILT_IN if name != "full")
+    found = [
+        f"{path.relative_to(ROOT)} names {name}"
+        for path in sources("kvlens/gpu/**/*.py", "kernels/*.py")
+        for name in re.findall(f"(?<![a-z])(?:{names})(?![a-z])", path.read_text(encoding="utf-8").lower())
+    ]
+    assert found == []
 
 
 def test_methods_touch_no_files() -> None:

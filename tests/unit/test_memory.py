@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.ledger import Ledger
-from kvlens.memory.link import Buffer, HostLink
+from kvlens.memory.link import HostLink
 from kvlens.memory.move import Move
 from kvlens.memory.recall import RecallZone
 
@@ -97,13 +98,13 @@ def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:
 def test_the_ledger_cannot_lie() -> None:
     link = HostLink(ledger := Ledger())
     source, target = torch.arange(12.0).view(3, 4), torch.zeros(8, 4)
-    index = torch.tensor([6, 0, 3])
+    rows = np.array([6, 0, 3])
     wrong = ledger.open(0, 0, 1, "h2d", "zoom", 47, blocking=True)
     with pytest.raises(AssertionError, match="48 bytes moved, 47 in the ledger"):
-        link.submit(wrong, [Move(target, source, index)])
+        link.submit(wrong, [Move(target, source, rows)])
     right = ledger.open(0, 0, 1, "h2d", "zoom", 48, blocking=True)
-    link.submit(right, [Move(target, source, index)]).wait()
-    assert torch.equal(target[index], source)
+    link.submit(right, [Move(target, source, rows)]).wait()
+    assert torch.equal(target[rows], source)
     with pytest.raises(ValueError, match="unknown transfer"):
         ledger.open(0, 0, 1, "h2d", "magic", 1, blocking=True)
     assert [row.bytes for row in ledger.drain()] == [48], "an entry whose copy never ran is not handed out"
@@ -119,22 +120,20 @@ def test_what_fails_on_the_link_is_raised_to_who_waits() -> None:
     link.close()
 
 
-def test_two_staging_buffers_are_filled_in_turn_and_never_before_they_are_spread() -> None:
+def test_lines_of_one_copy_are_rows_with_its_times_and_one_wait() -> None:
     link = HostLink(ledger := Ledger())
-    buffers = [Buffer(torch.zeros(64)), Buffer(torch.zeros(64))]
-    sources = [torch.full((64,), float(i)) for i in range(20)]
-    arrived: list[float] = []
-    tickets = []
-    for i, source in enumerate(sources):
-        buffer = buffers[i % 2]
-
-        def spread(buffer: Buffer = buffer) -> None:
-            assert buffer.tensor.unique().numel() == 1
-            arrived.append(float(buffer.tensor[0]))
-
-        entry = ledger.open(0, 0, i, "h2d", "prefetch", 256, blocking=False)
-        tickets.append(link.submit(entry, [Move(buffer.tensor, source)], spread, buffer))
-    for ticket in tickets:
-        ticket.wait()
+    source, target = torch.arange(12.0).view(3, 4), torch.zeros(3, 4)
+    entry = ledger.open([0, 0, 4], [0, 1, 1], [7, 7, 9], "h2d", "recall", [16, 8, 24], blocking=True)
+    link.submit(entry, [Move(target, source)])
+    link.quiet()
+    ledger.stood_still(entry, -1, 5000)
+    rows = ledger.drain()
+    assert [(row.layer, row.kv_head, row.span, row.bytes) for row in rows] == [
+        (0, 0, 7, 16),
+        (0, 1, 7, 8),
+        (4, 1, 9, 24),
+    ]
+    assert [row.wait_us for row in rows] == [0, 0, 5]
+    assert len({(row.start_us, row.end_us) for row in rows}) == 1
+    assert ledger.total["h2d"] == 48
     link.close()
-    assert arrived == [float(i) for i in range(20)]

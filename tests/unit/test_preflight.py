@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from ggufs import stock, write
 from support import task_prompt
 
 from kvlens import methods
@@ -32,10 +34,12 @@ def test_floor_is_what_the_run_asks_for(demo: Any, name: str) -> None:
         assert 0.4 < refused.value.smallest / found["min_budget_bytes"] < 2.5
 
 
-def test_what_is_not_known_is_none_and_said() -> None:
-    found = estimate("x", "some/hub-model", "full", {}, None, 8)
+def test_what_is_not_known_is_none_and_said(tmp_path: Path) -> None:
+    found = estimate("x", str(write(tmp_path / "m.gguf", stock("llama"), "llama")), "full", {}, None, 8)
     assert found["prompt_tokens"] is None
-    assert "hub id" in found["warnings"][0]
+    assert "has not been converted yet" in found["warnings"][0]
+    with pytest.raises(ValueError, match="fetch it from the hub by"):
+        estimate("x", "some/hub-model", "full", {}, None, 8)
     with pytest.raises(ValueError, match="is not understood"):
         estimate("x", "demo", "full", {}, "much", 8)
 
@@ -44,3 +48,12 @@ def test_too_long_is_said() -> None:
     found = estimate("word " * 9000, "demo", "streaming_llm", {}, "0.5", 8)
     assert found["feasible"] is False
     assert any("shorten the prompt" in sentence for sentence in found["warnings"])
+
+
+def test_the_chat_form_and_the_answers_beginning_count(smollm2_folder: Path) -> None:
+    from kvlens.tasks.sample import sample_prompt
+
+    source = sample_prompt()
+    in_form = estimate(source, "smollm2", "full", {}, None, 8)["prompt_tokens"]
+    assert in_form == 1234, "as a run of it says"
+    assert in_form - estimate(source, "smollm2", "full", {}, None, 8, chat="off")["prompt_tokens"] > 20

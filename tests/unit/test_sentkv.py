@@ -149,7 +149,8 @@ def test_small_case_worked_out_by_hand() -> None:
     assert selection.want[0, :2].tolist() == [4, 3]
     assert trial.read(0) == [[{4, 6, 7, 8, 9, 10}]]
     assert counts.counts["recalled_tokens"].item() == 6
-    assert [row.bytes for row in trial.session.memory.ledger.opened] == [5 * 16, 16]
+    (entry,) = trial.session.memory.ledger.opened
+    assert entry.sizes.tolist() == [5 * 16, 16]
     budget = next(note.values for note in method.drain_journal() if note.name == "token_budget")
     assert budget.tolist() == [9, 1, 2, 6]
     trial.step(1, q=np.array([[[2.0, -1.0]]]))

@@ -17,6 +17,7 @@ from kvlens.bench.sweep.run import sweep
 from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
+from kvlens.tasks import Encoding
 
 SMALL: dict[str, Any] = {
     "methods": ("full", "streaming_llm"),
@@ -153,7 +154,9 @@ def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
     first = read_rows[0]
     assert (first["method"], first["exact"], first["uid"], first["answer"]) == ("full", 1.0, None, rows[0]["answer"])
     assert first["coverage"] == pytest.approx(1.0, abs=1e-4)
-    assert tasks.remake(first, demo_encode()).answer == first["answer"], "a trial's prompt comes back from its row"
+    assert tasks.remake(first, Encoding(demo_encode())).answer == first["answer"], (
+        "a trial's prompt comes back from its row"
+    )
 
 
 def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:

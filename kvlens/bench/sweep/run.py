@@ -36,7 +36,9 @@ def sweep(
     trials, and when a worker died (after the others have ended).
     """
     from kvlens.bench.provenance import about, made_otherwise, origin
+    from kvlens.models.device import settle
 
+    request = request.model_copy(update={"device": settle(request.device)})
     origins = {name: origin(request.model, name, request.device, request.dtype) for name in request.methods}
     rows = {row["key"]: row for row in lines_kept.read(kept, ("key", "method", "origin"), lambda row: True)}
     place = Place(request.model, request.device, request.dtype, origins, str(runs_dir) if request.traces else None)

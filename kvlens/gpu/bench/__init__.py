@@ -1,2 +1,2 @@
-"""What a GPU does: ceilings, kernels, one decode step's attention path. Needs torch (and Triton on CUDA), nothing of
-pages or stores."""
+"""What a GPU does: ceilings, kernels, whole decode steps. Needs torch (and Triton on CUDA), nothing of pages or
+stores."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from kvlens.gpu.bench.device import Step
 from kvlens.gpu.bench.floors import PAGE
+from kvlens.gpu.bench.part import Bench
 from kvlens.kernels.page_attend import Pages, page_attention, page_attention_triton
+
+Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def full_pages(batch: int, kv_heads: int, tokens: int, device: torch.device) -> Pages:
@@ -61,3 +66,21 @@ def _compiled_flex() -> Any:
 def flex(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """As `sdpa`, through compiled flex_attention; each shape is compiled once."""
     return _compiled_flex()(q[:, :, None], keys, values, enable_gqa=True)[:, :, 0]
+
+
+def context(bench: Bench, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A query [1, Hq, D], and keys and values [1, H_kv, N, D]."""
+    kv, normal = bench.model.kv, bench.device.normal
+    keys, values = (normal(1, kv.kv_heads, tokens, kv.head_dim) for _ in range(2))
+    return normal(1, kv.q_heads, kv.head_dim), keys, values
+
+
+def k1_step(bench: Bench, tokens: int, mass: bool, splits: int | None) -> Step:
+    q, keys, values = context(bench, tokens)
+    pages = full_pages(1, bench.model.kv.kv_heads, tokens, bench.device.at)
+    return lambda: k1(q, paged(keys), paged(values), pages, mass, splits)
+
+
+def library_step(bench: Bench, tokens: int, call: Library) -> Step:
+    given = context(bench, tokens)
+    return lambda: call(*given)

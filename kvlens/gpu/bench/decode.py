@@ -1,5 +1,6 @@
-"""Whole decode steps. The Hugging Face modules with random weights through kvlens/static: the same step, method code
-and recall as in a run, captured in a CUDA graph. Decisions that depend on meaning are replayed (replayed.py).
+"""Whole decode steps. The Hugging Face modules with random weights through kvlens/gpu/static: the same step, method
+code and recall as in a run, captured in a CUDA graph. Where a method says at which rates it decides by meaning, those
+decisions are replayed (replayed.py); every other method decides by itself. Beside them transformers alone (plain.py).
 
 One sequence, or several in one step: then the matrices are read once, and attention paths are issued sequence by
 sequence. Two times are taken: the graph launched again and again, and the decode loop as it is, with what the host does
@@ -9,26 +10,27 @@ between two steps.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from kvlens.gpu.bench import plain
 from kvlens.gpu.bench.ceilings import COPY, TO_DEVICE
 from kvlens.gpu.bench.decoding import LOOP, WARM, begin
 from kvlens.gpu.bench.device import p95
 from kvlens.gpu.bench.failures import sentence
-from kvlens.gpu.bench.floors import DECODE_METHODS, Rates, decode_shape, traffic
+from kvlens.gpu.bench.floors import traffic
 from kvlens.gpu.bench.model import random_model
 from kvlens.gpu.bench.part import HERE, Bench, Part
 from kvlens.gpu.bench.rates import swept
 from kvlens.gpu.bench.result import Scope, StepRow, ceiling
+from kvlens.gpu.bench.settings import BASELINES, Rates, Setting, everything, settings
 
 LABEL = (
-    "whole decode steps of the Hugging Face modules, random weights, random keys and values, replayed "
-    "decisions; where a step has several "
-    "sequences, their attention paths are issued one by one"
+    "whole decode steps of the Hugging Face modules, random weights, random keys and values; where a row names rates, "
+    "decisions are replayed; where a step has several sequences, their attention paths are issued one by one"
 )
 SMALLER = "leave the longest context out: --contexts 8192,32768"
 FEWER = f"{SMALLER}, or --batches 1"
@@ -37,44 +39,44 @@ SETTLE = 2
 SPARE, SPARE_EACH = 4 << 30, 1 << 29
 """bytes left for what a step computes; and for the tables of every further sequence"""
 FILES = (
-    "calls.py",
     "ceilings.py",
     "decode.py",
     "decoding.py",
     "failures.py",
     "model.py",
-    "offloaded.py",
+    "plain.py",
     "rates.py",
-    "replay.py",
     "replayed.py",
     "settings.py",
-    *(f"../../static/{path.name}" for path in sorted((HERE.parents[1] / "static").glob("*.py"))),
+    *(f"../static/{path.name}" for path in sorted((HERE.parent / "static").glob("*.py"))),
 )
-RECALLING = ("sekv", "freekv", "sentkv", "blocking")
 ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
+UNKNOWN = "no floor: the method does not say what its step moves"
 
 
 @torch.inference_mode()
-def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1) -> StepRow:
-    """One method at one context and batch. Memory that cannot suffice is said before it is asked for."""
-    bytes_moved = traffic(decode_shape(method, context, rates), bench.model, batch)
+def cell(
+    bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope = "decode", batch: int = 1
+) -> StepRow:
+    """One setting at one context and batch. Memory that cannot suffice is said before it is asked for."""
+    kv = bench.model.kv
+    moved = None if setting.shape is None else traffic(setting.shape(kv, context, rates), bench.model, batch)
     copy, link = ceiling(bench.result, COPY), ceiling(bench.result, TO_DEVICE)
-    floor = bytes_moved.floor(copy, link) if copy and link else None
+    floor = moved.floor(copy, link) if moved and copy and link else None
+    resident = moved.resident if moved else batch * kv.full_kv_bytes(context)
     row = partial(
         StepRow,
-        method,
+        setting.name,
         context,
         batch,
         floor=floor,
-        device_bytes=bytes_moved.device_bytes,
-        host_bytes=bytes_moved.host_bytes,
-        rates=rates.of(method),
-        rates_from=bench.rates.source(method, rates),
+        device_bytes=moved.device_bytes if moved else None,
+        host_bytes=moved.host_bytes if moved else None,
+        rates=dict(rates),
+        rates_from=bench.rates.source(setting, rates),
         scope=scope,
-        transfer=None,
-        selection=None,
     )
     unmeasured = partial(
         row,
@@ -86,28 +88,19 @@ def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "
         stall=None,
         peak_bytes=None,
         note="",
-        resident_bytes=bytes_moved.resident,
+        resident_bytes=resident,
     )
     smaller = FEWER if batch > 1 else SMALLER
     try:
         bench.keep_alone("model", lambda: random_model(bench))
-        # one prompt at a time is whole on the device until the method has placed it, whatever is kept then
-        needed = bench.model.kv.full_kv_bytes(context) + bytes_moved.resident + SPARE + (batch - 1) * SPARE_EACH
-        free = bench.device.free_bytes()
-        if needed > free:
-            return unmeasured(
-                reason=(
-                    f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {free / 1e9:.1f} GB free; {smaller}"
-                )
-            )
-        if method == "hf_offloaded":
-            from kvlens.gpu.bench import offloaded
-
-            if (reason := offloaded.refused(bench, context, batch, link)) is not None:
-                return unmeasured(reason=reason)
-            found = offloaded.timed(bench, context, batch)
+        if (reason := _too_large(bench, setting, context, batch, resident, link)) is not None:
+            return unmeasured(reason=reason)
+        if setting.name in BASELINES:
+            found = plain.timed(bench, setting.name, context, batch)
         else:
-            found = _timed(bench, method, context, rates, scope, batch)
+            found = _timed(bench, setting, context, rates, scope, batch)
+        if moved is None:
+            found["note"] = "; ".join(part for part in (found["note"], UNKNOWN) if part)
         return row(**found, over_floor=found["median"] / floor if floor else None)
     except Exception as problem:
         if not bench.device.alive():
@@ -118,9 +111,21 @@ def cell(bench: Bench, method: str, context: int, rates: Rates, scope: Scope = "
         bench.device.release()
 
 
-def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
+def _too_large(
+    bench: Bench, setting: Setting, context: int, batch: int, resident: int, link: float | None
+) -> str | None:
+    """Why it is not tried. One prompt at a time is whole on the device until the method has placed it, whatever is kept
+    then."""
+    needed = bench.model.kv.full_kv_bytes(context) + resident + SPARE + (batch - 1) * SPARE_EACH
+    free, smaller = bench.device.free_bytes(), FEWER if batch > 1 else SMALLER
+    if needed > free:
+        return f"does not fit: needs {needed / 1e9:.1f} GB beside the weights, {free / 1e9:.1f} GB free; {smaller}"
+    return plain.refused(bench, setting.name, context, batch, link)
+
+
+def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Scope, batch: int) -> dict[str, Any]:
     device, graph = bench.device, not bench.dry
-    made = begin(bench, method, context, rates, batch=batch)
+    made = begin(bench, setting, context, rates, batch=batch)
     try:
         device.release()
         device.reset_peak()
@@ -156,42 +161,42 @@ def _timed(bench: Bench, method: str, context: int, rates: Rates, scope: Scope, 
 
 
 def decodes(context: int, batch: int) -> list[Part]:
-    """All methods at one context and batch. Several sequences take long, and are two parts: what recalls is the
+    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
     second."""
-    name = f"decode {context} x {batch}"
+    name, known = f"decode {context} x {batch}", everything()
     if batch == 1:
-        return [_methods(name, context, batch, tuple(DECODE_METHODS), SMALLER)]
-    others = tuple(method for method in DECODE_METHODS if method not in RECALLING)
-    return [
-        _methods(name, context, batch, others, FEWER),
-        _methods(f"{name}, recalled", context, batch, RECALLING, FEWER),
-    ]
+        return [_cells(name, context, batch, list(known.values()), SMALLER)]
+    ways = [[setting for setting in known.values() if bool(setting.rates) == replayed] for replayed in (False, True)]
+    parts = ((name, ways[0]), (f"{name}, replayed", ways[1]))
+    return [_cells(part, context, batch, those, FEWER) for part, those in parts if those]
 
 
-def _methods(name: str, context: int, batch: int, methods: tuple[str, ...], smaller: str) -> Part:
+def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:
     def measure(bench: Bench) -> Iterator[StepRow]:
-        for method in methods:
-            yield cell(bench, method, context, bench.rates.of(method), batch=batch)
+        for setting in those:
+            yield cell(bench, setting, context, bench.rates.of(setting), batch=batch)
 
-    return Part(name, measure, FILES, smaller, replays=True)
+    return Part(name, measure, FILES, smaller, runs_methods=True)
 
 
 def sweep(context: int) -> Part:
-    """Other rates than the default cells': FreeKV and blocking recall over a grid, and the methods that recall at the
-    papers'."""
+    """Other rates than the default cells'."""
 
     def measure(bench: Bench) -> Iterator[StepRow]:
-        for method, rates in swept(bench.rates, tuple(DECODE_METHODS)):
-            yield cell(bench, method, context, rates)
+        for setting, rates in swept(bench.rates, tuple(settings())):
+            yield cell(bench, setting, context, rates)
 
-    return Part(f"decode sweep {context}", measure, FILES, SMALLER, replays=True)
+    return Part(f"decode sweep {context}", measure, FILES, SMALLER, runs_methods=True)
 
 
-def compiled(context: int) -> Part:
-    """FullKV and FreeKV with the step compiled whole before it is captured. Compiling takes minutes, so it comes
-    last."""
+def compiled(context: int) -> list[Part]:
+    """The step compiled whole before it is captured. Compiling takes minutes, so each method is a part of its own, and
+    they come last."""
 
-    def measure(bench: Bench) -> list[StepRow]:
-        return [cell(bench, method, context, bench.rates.of(method), "compiled") for method in ("full", "freekv")]
+    def part(setting: Setting) -> Part:
+        def measure(bench: Bench) -> Iterator[StepRow]:
+            yield cell(bench, setting, context, bench.rates.of(setting), "compiled")
 
-    return Part(f"compiled {context}", measure, FILES, SMALLER, replays=True)
+        return Part(f"compiled {context} {setting.name}", measure, FILES, SMALLER, runs_methods=True)
+
+    return [part(setting) for setting in settings().values()]

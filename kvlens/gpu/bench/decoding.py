@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from kvlens.gpu.bench.floors import Rates, decode_shape
 from kvlens.gpu.bench.model import random_model, random_prompt
 from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.settings import Rates, Setting
 
 WARM, LOOP = 6, 32
 """steps before anything is timed; steps of the loop that is timed"""
@@ -20,7 +20,8 @@ WARM, LOOP = 6, 32
 
 @dataclass
 class Decoding:
-    """A decoder in the midst of its generations, and the replays that answer for its methods: one for each sequence."""
+    """A decoder in the midst of its generations, and the replays that answer for its methods: one for each sequence,
+    none where the method decides itself."""
 
     decoder: Any
     """StaticDecoder, or BatchDecoder for several sequences"""
@@ -66,6 +67,7 @@ class Decoding:
 
     @property
     def recalls(self) -> bool:
+        """Wishes are replayed, so that the step can be timed without them."""
         return any(replay.cold for replay in self.replays)
 
     @property
@@ -83,7 +85,7 @@ def _return(positions: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def begin(
-    bench: Bench, method: str, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1
+    bench: Bench, setting: Setting, context: int, rates: Rates, ring: int = 0, record: Any = "heads", batch: int = 1
 ) -> Decoding:
     """A decoder of `batch` sequences whose memory holds `context` random tokens each, with step 0 made. Called in
     inference mode.
@@ -93,23 +95,19 @@ def begin(
     """
     from kvlens.gpu.static import BatchDecoder
 
-    decoders, replays = [], []
+    decoders: list[Any] = []
+    replays: list[Any] = []
     try:
         for _ in range(batch):
-            decoder, replay = _place(bench, method, context, rates, ring, record)
+            decoder, replay = _place(bench, setting, context, rates, ring, record)
             decoders.append(decoder)
-            replays.append(replay)
+            replays += [] if replay is None else [replay]
             if batch > 1:
                 bench.device.release()
         last = [decoder.prompt.ids[-1] for decoder in decoders]
         sessions = [decoder.session for decoder in decoders]
-        made = Decoding(
-            BatchDecoder(decoders) if batch > 1 else decoders[0],
-            sessions,
-            replays,
-            bench,
-            last if batch > 1 else last[0],
-        )
+        joined = BatchDecoder(decoders) if batch > 1 else decoders[0]
+        made = Decoding(joined, sessions, replays, bench, last if batch > 1 else last[0])
         made.steps(1)
     except BaseException:
         for decoder in decoders:
@@ -118,35 +116,28 @@ def begin(
     return made
 
 
-def _place(bench: Bench, method: str, context: int, rates: Rates, ring: int, record: Any) -> tuple[Any, Any]:
-    """A decoder of one sequence that has made no step, and its replay."""
-    from kvlens.engine.engine import Options
+def _place(bench: Bench, setting: Setting, context: int, rates: Rates, ring: int, record: Any) -> tuple[Any, Any]:
+    """A decoder of one sequence that has made no step, and its replay where the setting has rates."""
+    from kvlens import methods
+    from kvlens.engine.options import Options
     from kvlens.gpu.bench.replayed import Replay, replayed
-    from kvlens.gpu.bench.settings import setting
     from kvlens.gpu.static import StaticDecoder
 
-    loaded = bench.keep_alone("model", lambda: random_model(bench))
-    shape = decode_shape(method, context, rates)
+    loaded, kv = bench.keep_alone("model", lambda: random_model(bench)), bench.model.kv
     # a launch that is timed reuses positions, so the slots of one round are enough
     max_new = WARM + LOOP + bench.repeats + WARM + 2
-    chosen = setting(method, shape, bench.model.kv, context, max_new)
-    replay = Replay(shape, rates, chosen.alike, chosen.blocking)
+    method, params, replay = methods.get(setting.method), setting.parameters(context), None
+    if setting.rates:
+        assert setting.shape is not None, "rates are replayed by what a step wants and misses"
+        replay = Replay(setting.shape(kv, context, rates), setting.alike)
+        method = replayed(method, replay)
     prompt, read = random_prompt(bench, context)
-    decoder = StaticDecoder(
-        loaded,
-        prompt,
-        replayed(chosen.method, replay),
-        chosen.params,
-        chosen.budget,
-        Options(max_new=max_new, ignore_eos=True),
-        ring,
-        read=read,
-        record=record,
-        host=partial(host_memory, bench),
-        kernels=chosen.kernels,
-    )
-    decoder.session.memory.is_hot[:, :, replay.cold] = False
-    _fill_factors(decoder)
+    budget = setting.size(params, kv, context, max_new, rates)
+    options, host = Options(max_new=max_new, ignore_eos=True), partial(host_memory, bench)
+    decoder = StaticDecoder(loaded, prompt, method, params, budget, options, ring, read=read, record=record, host=host)
+    if replay is not None:
+        decoder.session.memory.is_hot[:, :, replay.cold] = False
+        _fill_factors(decoder)
     return decoder, replay
 
 
@@ -165,7 +156,7 @@ def host_memory(bench: Bench, layers: int, size: tuple[int, ...], dtype: torch.d
 
 def _fill_factors(decoder: Any) -> None:
     """Name random factors of full rank for every span that would have been packed."""
-    factors, memory = decoder.session.rows.factors, decoder.session.memory
+    factors, memory = decoder.session.recall.factors, decoder.session.memory
     if factors is None:
         return
     named = torch.zeros_like(factors.meta[0], device="cpu")
@@ -178,8 +169,6 @@ def _fill_factors(decoder: Any) -> None:
             rank = min(factors.rank, tokens)
             named[head, row.span] = torch.tensor((end, tokens, rank, rank))
             end += 2 * rank * (tokens + memory.shape.head_dim + 1)
-    if end > min(len(pool) for pool in factors.flat):
+    if end > min(len(pool) for pool in memory.cold.flat):
         raise MemoryError
-    for at in range(len(factors.flat)):
-        factors.fill(at, named)
-    factors.publish()
+    factors.meta.copy_(named)

@@ -58,13 +58,6 @@ class DryDevice:
         step()
         return step
 
-    def aside(self, step: Step) -> None:
-        """Do `step` beside the main line, after what the main line has done so far."""
-        step()
-
-    def join(self) -> None:
-        """The main line waits for all that was put aside."""
-
     def pinned(self, *shape: int) -> torch.Tensor:
         """bf16 host memory that the device can read in place."""
         return torch.empty(shape, dtype=torch.bfloat16)
@@ -115,8 +108,6 @@ class CudaDevice(DryDevice):
 
     def __init__(self) -> None:
         torch.cuda.set_device(self.at)
-        self._side = torch.cuda.Stream()
-        self._forked = False
 
     def facts(self) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(self.at)
@@ -167,18 +158,6 @@ class CudaDevice(DryDevice):
             graph.replay()
 
         return replay
-
-    def aside(self, step: Step) -> None:
-        self._side.wait_stream(torch.cuda.current_stream())
-        self._forked = True
-        with torch.cuda.stream(self._side):
-            step()
-
-    def join(self) -> None:
-        # a capture may wait only for a stream that it has forked itself
-        if self._forked:
-            torch.cuda.current_stream().wait_stream(self._side)
-        self._forked = False
 
     def pinned(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)

@@ -1,5 +1,5 @@
 """What the papers put in their abstracts, ratio by ratio, beside ours and beside what the bytes allow at the same
-shape.
+shape. Which there are, the methods say (settings.py).
 
 The floor's ratio is the ratio of two floors at rates measured on this device (assumed ones where there are none). Where
 it is below the paper's, bytes alone cannot give the paper's ratio at this shape: what is above comes from how far the
@@ -10,123 +10,32 @@ rates, its headline stands there at the papers' and at recorded ones, ours and t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kvlens.gpu.bench.ceilings import COPY, TO_DEVICE
-from kvlens.gpu.bench.floors import TITLES, Model, Rates, decode_shape, step_shape, traffic
+from kvlens.gpu.bench.floors import Model, traffic
 from kvlens.gpu.bench.part import Bench, Part
-from kvlens.gpu.bench.rates import PAPERS, RateTable, at_papers
-from kvlens.gpu.bench.result import HeadlineRow, RateSource, Scope, ceiling, rows
+from kvlens.gpu.bench.rates import RateTable
+from kvlens.gpu.bench.result import HeadlineRow, RateSource, ceiling, rows
+from kvlens.gpu.bench.settings import Headline, Rates, Setting, everything, headlines
 
 DEVICE_RATE, LINK_RATE = 3.0e12, 52e9
 """bytes per second where nothing was measured: what H100s showed for device copies, and what a Gen5 x16 bus is expected
 to give"""
 
-RatesOf = Callable[[str], Rates]
-"""the rates of a method"""
-
-WHOLE: tuple[Scope, ...] = ("decode", "compiled")
-"""ways to make a whole step; the fastest that was measured stands for its method"""
+RatesOf = Callable[[Setting], Rates]
+"""the rates of a setting"""
 
 
-@dataclass(frozen=True)
-class Headline:
-    """`over` / `under` of a quantity at two (context, batch). 'memory saved' is 1 - under / over. scope: of whole
-    decode steps, or of attention path and matmuls, where the recall led by the host is."""
-
-    name: str
-    paper: float
-    quantity: Literal["step time", "memory saved"]
-    over: tuple[str, int, int]
-    under: tuple[str, int, int]
-    scope: Scope = "path"
+def at_papers(setting: Setting) -> Rates:
+    """The papers' rates."""
+    return setting.rates
 
 
-HEADLINES = (
-    Headline("FreeKV against ArkVale (up to)", 13.7, "step time", ("blocking_host", 32768, 8), ("freekv", 32768, 8)),
-    Headline(
-        "FreeKV against ArkVale (up to), one sequence",
-        13.7,
-        "step time",
-        ("blocking_host", 32768, 1),
-        ("freekv", 32768, 1),
-    ),
-    Headline(
-        "FreeKV against blocking recall, whole steps",
-        13.7,
-        "step time",
-        ("blocking", 32768, 1),
-        ("freekv", 32768, 1),
-        "decode",
-    ),
-    Headline(
-        "FreeKV against blocking recall, whole steps of 8",
-        13.7,
-        "step time",
-        ("blocking", 32768, 8),
-        ("freekv", 32768, 8),
-        "decode",
-    ),
-    Headline("CHESS against FullKV at 32K", 4.56, "step time", ("full", 32768, 1), ("chess", 32768, 1), "decode"),
-    Headline("CHESS against FullKV at 32K, large batch", 4.56, "step time", ("full", 32768, 8), ("chess", 32768, 8)),
-    Headline(
-        "CHESS against FullKV at 32K, large batch, whole steps",
-        4.56,
-        "step time",
-        ("full", 32768, 8),
-        ("chess", 32768, 8),
-        "decode",
-    ),
-    Headline(
-        "SentKVCompress CPU-GPU against full attention (up to)",
-        5.9,
-        "step time",
-        ("full_offload", 32768, 1),
-        ("sentkv", 32768, 1),
-    ),
-    Headline(
-        "SentKVCompress against transformers' offloaded cache, whole steps",
-        5.9,
-        "step time",
-        ("hf_offloaded", 32768, 1),
-        ("sentkv", 32768, 1),
-        "decode",
-    ),
-    Headline(
-        "SentKVCompress against transformers' offloaded cache, whole steps of 8",
-        5.9,
-        "step time",
-        ("hf_offloaded", 32768, 8),
-        ("sentkv", 32768, 8),
-        "decode",
-    ),
-    Headline("SeKV memory at 128K", 0.533, "memory saved", ("full", 131072, 1), ("sekv", 131072, 1), "decode"),
-    Headline(
-        "Latency flat in context: FreeKV, 128K against 8K",
-        1.0,
-        "step time",
-        ("freekv", 131072, 1),
-        ("freekv", 8192, 1),
-        "decode",
-    ),
-    Headline(
-        "Latency flat in context: CompressKV, 128K against 8K",
-        1.0,
-        "step time",
-        ("compresskv", 131072, 1),
-        ("compresskv", 8192, 1),
-        "decode",
-    ),
-    Headline(
-        "Latency flat in context: CHESS, 32K against 8K",
-        1.0,
-        "step time",
-        ("chess", 32768, 1),
-        ("chess", 8192, 1),
-        "decode",
-    ),
-)
+def known() -> list[Headline]:
+    """Headlines both of whose sides are there to be measured, and say what their step moves."""
+    named = {name for name, setting in everything().items() if setting.shape is not None}
+    return [headline for headline in headlines() if {headline.over[0], headline.under[0]} <= named]
 
 
 def compare(
@@ -138,30 +47,30 @@ def compare(
     rates_of: RatesOf,
     rates_from: RateSource,
 ) -> HeadlineRow:
-    """At the rates that `rates_of` gives for a method. steps: step rows of all scopes and rates. A flat latency is
-    reachable when the floor grows by less than a tenth."""
-    floors, ours = [], []
-    for method, context, batch in (headline.over, headline.under):
-        rates = rates_of(method)
-        shape = (decode_shape if headline.scope == "decode" else step_shape)(method, context, rates)
-        moved = traffic(shape, model, batch)
-        saved = headline.quantity == "memory saved"
+    """At the rates that `rates_of` gives for a setting. steps: step rows of all scopes and rates; the fastest way to
+    make a whole step stands for its method. A flat latency is reachable when the floor grows by less than a tenth."""
+    saved = headline.quantity == "memory saved"
+    column = "peak_bytes" if saved else "median"
+    floors, ours, sides = [], [], []
+    for name, context, batch in (headline.over, headline.under):
+        setting = everything()[name]
+        assert setting.shape is not None
+        rates = rates_of(setting)
+        moved = traffic(setting.shape(model.kv, context, rates), model, batch)
         floors.append(float(moved.weights + moved.resident) if saved else moved.floor(device_rate, link_rate))
-        column = "peak_bytes" if saved else "median"
-        scopes = WHOLE if headline.scope == "decode" else ("path",)
         here = [
             row[column]
             for row in steps
-            if (row["method"], row["context"], row["batch"]) == (method, context, batch)
-            and row["scope"] in scopes
-            and row["rates"] == rates.of(method)
+            if (row["method"], row["context"], row["batch"]) == (name, context, batch)
+            and row["rates"] == rates
             and row[column] is not None
         ]
         ours.append(min(here, default=None))
+        sides.append(f"{setting.title} {context // 1024}K x {batch}")
     floor = _ratio(headline, floors[0], floors[1])
     measured = None if ours[0] is None or ours[1] is None else _ratio(headline, ours[0], ours[1])
-    where = " / ".join(f"{TITLES[m]} {c // 1024}K x {b}" for m, c, b in (headline.over, headline.under))
     reachable = floor < 1.1 if headline.paper == 1.0 else floor >= headline.paper
+    where = " / ".join(sides)
     return HeadlineRow(headline.name, headline.quantity, headline.paper, measured, floor, where, reachable, rates_from)
 
 
@@ -171,11 +80,12 @@ def compared(
     """Every headline: once where nothing in it depends on rates, else at the papers' and, where there are any, at
     recorded ones."""
     found = []
-    for headline in HEADLINES:
+    for headline in known():
+        sides = [everything()[name] for name, _, _ in (headline.over, headline.under)]
         ways: list[tuple[RateSource, RatesOf]] = [("papers", at_papers), ("recorded", table.of)]
-        if not any(PAPERS.of(method) for method, _, _ in (headline.over, headline.under)):
+        if not any(side.rates for side in sides):
             ways = [("none", at_papers)]
-        elif not table.recorded:
+        elif not any(side.name in table.lines for side in sides):
             ways = ways[:1]
         found += [
             compare(headline, model, steps, device_rate, link_rate, rates_of, source) for source, rates_of in ways
@@ -192,4 +102,4 @@ def measure(bench: Bench) -> list[HeadlineRow]:
     return compared(bench.model, rows(bench.result, "step"), device, link, bench.rates)
 
 
-PART = Part("headlines", measure, ("headlines.py",), "nothing: this part is arithmetic")
+PART = Part("headlines", measure, ("headlines.py", "settings.py"), "nothing: this part is arithmetic")

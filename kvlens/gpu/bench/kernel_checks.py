@@ -1,4 +1,4 @@
-"""Every kernel on the device against its float64 reference on random bf16 data, and the engine against the stock model.
+"""Every kernel on the device against its float64 reference on random bf16 data.
 
 What Triton's interpreter cannot show is shown here: bf16 and tf32 arithmetic, races, reads out of bounds in what a run
 does.
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
-from kvlens.gpu.bench import arrived, slots, zones
+from kvlens.gpu.bench import drawn
 from kvlens.gpu.bench.failures import sentence
+from kvlens.gpu.bench.floors import PAGE
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CheckRow
 from kvlens.kernels import (
@@ -21,7 +22,6 @@ from kvlens.kernels import (
     page_attend,
     page_moves,
     page_scores,
-    recall_plan,
     slot_tables,
     zone_plan,
     zone_torch,
@@ -29,18 +29,17 @@ from kvlens.kernels import (
 from kvlens.kernels.arrivals import Arrivals, arrivals, fill_cells
 from kvlens.kernels.lowrank_spans import Spans
 from kvlens.kernels.page_attend import Pages
-from kvlens.kernels.recall_plan import HotPages
 
 TOLERANCE = 1e-2
 MASS = 1e-3
 """a masses' sum may differ from 1 by this"""
-HEADS, GROUP, DIM, PAGE = 8, 4, 128, 32
+HEADS, GROUP, DIM = 8, 4, 128
 
 
 def measure(bench: Bench) -> Iterator[CheckRow]:
     """A kernel that cannot be run is a failed check, and the others go on."""
     torch.manual_seed(0)
-    for check in (_attend, _merge, _scores, _spans, _moves, _plan, _zones, _arrived, _tables):
+    for check in (_attend, _merge, _scores, _spans, _moves, _zones, _arrived, _tables):
         try:
             yield from check(bench)
         except Exception as problem:
@@ -66,35 +65,11 @@ def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
     return [tensor.double().cpu() for tensor in tensors]
 
 
-def _random_pages(
-    bench: Bench, batch: int, places: int, biased: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pages]:
-    """q, keys, values, pages: ragged, some entries hidden from some query heads, one table shorter than the others."""
-    at = bench.device.at
-    slots = batch * places
-    keys, values = (bench.device.normal(slots, PAGE, HEADS, DIM).transpose(1, 2) for _ in range(2))
-    table = torch.stack([torch.randperm(slots)[:places] for _ in range(batch * HEADS)]).view(batch, HEADS, places).int()
-    lengths = torch.randint(1, PAGE + 1, (batch, HEADS, places), dtype=torch.int32)
-    count = torch.full((batch, HEADS), places, dtype=torch.int32)
-    count[0, 0] = max(1, places // 2)
-    bias = row = None
-    if biased:
-        bias = torch.randn(slots, GROUP, PAGE)
-        bias[:, 1, ::5] = -torch.inf
-        bias, row = bias.to(at), torch.where(torch.rand(table.shape) < 0.5, table, -1).int().to(at)
-    return (
-        bench.device.normal(batch, HEADS * GROUP, DIM),
-        keys,
-        values,
-        Pages(table.to(at), lengths.to(at), count.to(at), bias, row),
-    )
-
-
 def _attend(bench: Bench) -> Iterator[CheckRow]:
     for batch, places, biased in (
         ((1, 7, True), (2, 33, True), (1, 33, False)) if bench.dry else ((1, 7, True), (2, 102, True), (1, 1024, False))
     ):
-        q, keys, values, pages = _random_pages(bench, batch, places, biased)
+        q, keys, values, pages = drawn.ragged_pages(bench, (HEADS, GROUP, DIM), batch, places, biased)
         found = page_attend.page_attention(q, keys, values, pages, DIM**-0.5)
         tables = [
             x.cpu() if x is not None else None
@@ -193,38 +168,14 @@ def _moves(bench: Bench) -> Iterator[CheckRow]:
     yield _same("k4 offload", back, expected)
 
 
-def _plan(bench: Bench) -> Iterator[CheckRow]:
-    for wishes, held in ((32, 32), (20, 64), (128, 128)):
-        slot = torch.arange(held, dtype=torch.int32).expand(2, HEADS, held).contiguous()
-        ours, reference = HotPages.empty(slot.to(bench.device.at)), HotPages.empty(slot.clone())
-        equal = True
-        for _ in range(6):
-            want = torch.stack([torch.randperm(256)[:wishes] for _ in range(2 * HEADS)]).view(2, HEADS, wishes).int()
-            want[0, 0, wishes // 2 :] = -1
-            fire = (torch.rand(2, HEADS) < 0.7).int()
-            found = recall_plan.recall_plan(want.to(bench.device.at), fire.to(bench.device.at), ours)
-            exact = recall_plan.recall_plan_torch(want, fire, reference)
-            pairs = [
-                (getattr(found, name), getattr(exact, name)) for name in ("slot", "unit", "victim", "hits", "misses")
-            ]
-            pairs += [(ours.page, reference.page), (ours.used, reference.used)]
-            equal = equal and all(torch.equal(one.cpu(), two) for one, two in pairs)
-        yield CheckRow(
-            f"k5, {wishes} wishes, {held} slots, 6 steps: plan and held pages, bit for bit",
-            float(not equal),
-            0.0,
-            equal,
-        )
-
-
 def _zones(bench: Bench) -> Iterator[CheckRow]:
-    for shape in zones.SMALL if bench.dry else zones.SHAPES:
-        reference = zones.drawn(shape, HEADS)
-        ours = [zones.there(value, bench.device.at) for value in reference]
+    for zone in drawn.SMALL_ZONES if bench.dry else drawn.ZONES:
+        reference = drawn.zone_tables(zone, HEADS)
+        ours = [drawn.there(value, bench.device.at) for value in reference]
         equal = True
         for step in range(1, 9):
-            wishes = zones.wishes(shape, HEADS, GROUP, step, 0.8)
-            found = zone_plan.zone_plan(ours[0], ours[1], zones.there(wishes, bench.device.at), ours[2])
+            wishes = drawn.zone_wishes(zone, HEADS, GROUP, step, 0.8)
+            found = zone_plan.zone_plan(ours[0], ours[1], drawn.there(wishes, bench.device.at), ours[2])
             exact = zone_torch.zone_plan_torch(*reference[:2], wishes, reference[2])
             for tables in (ours[0], reference[0]):
                 tables.stamp[:, 0] = (
@@ -240,7 +191,7 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
                 torch.equal(one.cpu(), two) if isinstance(two, torch.Tensor) else one == two for one, two in pairs
             )
         name = (
-            f"zone plan, {shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, 8 "
+            f"zone plan, {zone.name}: {zone.wishes} wishes, {zone.cells} cells, {zone.spans} spans, 8 "
             f"steps, bit for bit"
         )
         yield CheckRow(name, float(not equal), 0.0, equal)
@@ -248,10 +199,10 @@ def _zones(bench: Bench) -> Iterator[CheckRow]:
 
 def _arrived(bench: Bench) -> Iterator[CheckRow]:
     for spans, places, longest in ((40, 6, 16),) if bench.dry else ((513, 51, 64), (2048, 204, 64)):
-        exact = arrived.drawn(HEADS, spans, places, longest, DIM)
-        ours, listed = zones.there(exact, bench.device.at), []
+        exact = drawn.arrived(HEADS, spans, places, longest, DIM)
+        ours, listed = drawn.there(exact, bench.device.at), []
         for given in (ours, exact):
-            found = arrivals(given.came, given.meta, places, DIM, arrived.ITEM)
+            found = arrivals(given.came, given.meta, places, DIM, drawn.ITEM)
             fill_cells((given.new[0], given.new[1]), found.turn, given.span, given.offset, given.fill, *given.cells)
             listed.append(found)
         name = f"arrivals, {places} of {spans} spans"
@@ -265,9 +216,9 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
     for count, page, parts in (
         ((300, 32, True), (300, 1, True)) if bench.dry else ((3277, 32, True), (3277, 1, True), (140_000, 32, False))
     ):
-        reads = slots.drawn(HEADS, GROUP, count, count // 16, parts)
+        reads = drawn.slots_read(HEADS, GROUP, count, count // 16, parts)
         exact = slot_tables.slot_tables(reads, page)
-        found = slot_tables.slot_tables(slots.there(reads, bench.device.at), page)
+        found = slot_tables.slot_tables(drawn.there(reads, bench.device.at), page)
         name = f"slot tables, {count} slots, pages of {page}{', spans read in part' if parts else ''}"
         for what, one, two in zip(
             ("table", "lengths", "counts", "bias", "rows"), found.tensors(), exact.tensors(), strict=True
@@ -277,26 +228,4 @@ def _tables(bench: Bench) -> Iterator[CheckRow]:
             yield _same(f"{name}: {what}", one, two)
 
 
-def measure_engine(bench: Bench) -> list[CheckRow]:
-    """FullKV in kvlens against the stock model, on the device; every method on the device against itself on the CPU."""
-    from kvlens.cli.doctor import stock_gap
-    from kvlens.gpu.bench import tier
-
-    gap, tokens = stock_gap(str(bench.device.at.type))
-    name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
-    return [CheckRow(name, gap, 0.0, gap == 0), *tier.rows(bench.device.at, 3 if bench.dry else tier.NEW)]
-
-
-TIER = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
-PART = Part(
-    "checks",
-    measure,
-    ("kernel_checks.py", "arrived.py", "slots.py", "zones.py"),
-    "free the device's memory; this part takes about 1 GB",
-)
-ENGINE = Part(
-    "engine",
-    measure_engine,
-    ("kernel_checks.py", "tier.py", *TIER),
-    "free the device's memory; this part takes a few MB",
-)
+PART = Part("checks", measure, ("kernel_checks.py", "drawn.py"), "free the device's memory; this part takes about 1 GB")

@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
-from kvlens.gpu.bench import arrived, calls, slots, zones
+from kvlens.gpu.bench import calls, drawn
 from kvlens.gpu.bench.ceilings import COPY, TO_DEVICE, TO_HOST
 from kvlens.gpu.bench.device import Step
 from kvlens.gpu.bench.failures import sentence
-from kvlens.gpu.bench.floors import PAGE, RANK, SPAN
+from kvlens.gpu.bench.floors import PAGE
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import KernelRow, ceiling
 from kvlens.kernels.arrivals import Arrivals, arrivals, arrivals_torch, fill_cells, fill_cells_torch
@@ -22,22 +22,22 @@ from kvlens.kernels.lowrank_spans import Spans, attend
 from kvlens.kernels.page_moves import gather, move_triton, offload
 from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
-from kvlens.kernels.recall_plan import HotPages, recall_plan
 from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
 from kvlens.kernels.zone_plan import zone_plan
 from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
 
 AIM = 0.8
+SPAN, RANK = 64, 16
+"""tokens and rank of a span's factors"""
 SPREAD = 512 << 20
 """bytes that the copies of a kernel's input come to, far above an H100's 50 MB of L2"""
 SMALLER = "measure fewer contexts: --contexts 8192,32768"
 
 Planner = Callable[[ZoneTables, Names, Wishes, Source], Moves]
-Library = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def measure(bench: Bench) -> Iterator[KernelRow]:
-    for kernel in (_attend, _scores, _spans, _moves, _plan, _zones, _arrived, _tables):
+    for kernel in (_attend, _scores, _spans, _moves, _zones, _arrived, _tables):
         yield from kernel(bench)
 
 
@@ -60,24 +60,6 @@ def _row(
     )
 
 
-def _context(bench: Bench, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A query, and keys and values [1, H_kv, N, D]."""
-    kv, normal = bench.model.kv, bench.device.normal
-    keys, values = (normal(1, kv.kv_heads, tokens, kv.head_dim) for _ in range(2))
-    return normal(1, kv.q_heads, kv.head_dim), keys, values
-
-
-def _k1_step(bench: Bench, tokens: int, mass: bool, splits: int | None) -> Step:
-    q, keys, values = _context(bench, tokens)
-    pages = calls.full_pages(1, bench.model.kv.kv_heads, tokens, bench.device.at)
-    return lambda: calls.k1(q, calls.paged(keys), calls.paged(values), pages, mass, splits)
-
-
-def _library_step(bench: Bench, tokens: int, call: Library) -> Step:
-    given = _context(bench, tokens)
-    return lambda: call(*given)
-
-
 def _attend(bench: Bench) -> Iterator[KernelRow]:
     kv = bench.model.kv
     for context in bench.contexts:
@@ -85,23 +67,35 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
             tokens = max(2, round(share * context / PAGE)) * PAGE
             size = kv.kv_heads * tokens // PAGE * (PAGE * kv.head_token_bytes + 8)
             name, aim = f"{tokens} tokens ({share:.0%} of {context})", AIM if share == 1 else None
-            yield _row(bench, "k1", name, partial(_k1_step, bench, tokens, False, None), size, COPY, aim)
-            yield _row(bench, "k1", f"{name}, masses", partial(_k1_step, bench, tokens, True, None), size, COPY, aim)
+            yield _row(bench, "k1", name, partial(calls.k1_step, bench, tokens, False, None), size, COPY, aim)
+            yield _row(
+                bench, "k1", f"{name}, masses", partial(calls.k1_step, bench, tokens, True, None), size, COPY, aim
+            )
             for splits in () if bench.dry else (8, 16, 32, 64):
                 yield _row(
-                    bench, "k1", f"{name}, {splits} splits", partial(_k1_step, bench, tokens, False, splits), size, COPY
+                    bench,
+                    "k1",
+                    f"{name}, {splits} splits",
+                    partial(calls.k1_step, bench, tokens, False, splits),
+                    size,
+                    COPY,
                 )
             if share == 1:
-                yield _row(bench, "SDPA", name, partial(_library_step, bench, tokens, calls.sdpa), size, COPY)
+                yield _row(bench, "SDPA", name, partial(calls.library_step, bench, tokens, calls.sdpa), size, COPY)
                 if not bench.dry:
                     yield _row(
-                        bench, "flex_attention", name, partial(_library_step, bench, tokens, calls.flex), size, COPY
+                        bench,
+                        "flex_attention",
+                        name,
+                        partial(calls.library_step, bench, tokens, calls.flex),
+                        size,
+                        COPY,
                     )
 
 
 def _score_step(bench: Bench, places: int, top: bool) -> Step:
     kv = bench.model.kv
-    q, lo, hi = _context(bench, places)
+    q, lo, hi = calls.context(bench, places)
     count = torch.full((1, kv.kv_heads), places, dtype=torch.int32, device=bench.device.at)
 
     def step() -> None:
@@ -172,46 +166,32 @@ def _moves(bench: Bench) -> Iterator[KernelRow]:
         yield _row(bench, "k4 offload", f"{count} units", partial(_move_step, bench, count, True, None), size, TO_HOST)
 
 
-def _plan_step(bench: Bench, count: int) -> Step:
-    heads, at = bench.model.kv.kv_heads, bench.device.at
-    want = torch.stack([torch.randperm(1024)[:count] for _ in range(heads)])[None].int().to(at)
-    hot = HotPages.empty(torch.arange(count, dtype=torch.int32, device=at).expand(1, heads, count).contiguous())
-    fire = torch.ones(1, heads, dtype=torch.int32, device=at)
-    return lambda: recall_plan(want, fire, hot)
-
-
-def _plan(bench: Bench) -> Iterator[KernelRow]:
-    for count in (32, 64, 128):
-        size = bench.model.kv.kv_heads * 4 * 9 * count
-        yield _row(bench, "k5", f"{count} wishes and slots", partial(_plan_step, bench, count), size, COPY)
-
-
-def _zone_step(bench: Bench, shape: zones.Shape, plan: Planner) -> Step:
+def _zone_step(bench: Bench, zone: drawn.Zone, plan: Planner) -> Step:
     """Two plans, with other wishes each, so that something is missing every time."""
     kv, at = bench.model.kv, bench.device.at
-    tables, names, source = (zones.there(value, at) for value in zones.drawn(shape, kv.kv_heads))
-    turns = [zones.there(zones.wishes(shape, kv.kv_heads, kv.group, step), at) for step in (1, 2)]
+    tables, names, source = (drawn.there(value, at) for value in drawn.zone_tables(zone, kv.kv_heads))
+    turns = [drawn.there(drawn.zone_wishes(zone, kv.kv_heads, kv.group, step), at) for step in (1, 2)]
     return lambda: [plan(tables, names, wishes, source) for wishes in turns]
 
 
 def _zones(bench: Bench) -> Iterator[KernelRow]:
     """Bytes of the tables that a plan goes through at least once."""
-    for shape in zones.SMALL if bench.dry else zones.SHAPES:
-        size = 2 * bench.model.kv.kv_heads * (18 * shape.spans + 21 * shape.cells + shape.page * shape.cells)
-        setting = f"{shape.name}: {shape.wishes} wishes, {shape.cells} cells, {shape.spans} spans, two plans"
+    for zone in drawn.SMALL_ZONES if bench.dry else drawn.ZONES:
+        size = 2 * bench.model.kv.kv_heads * (18 * zone.spans + 21 * zone.cells + zone.page * zone.cells)
+        setting = f"{zone.name}: {zone.wishes} wishes, {zone.cells} cells, {zone.spans} spans, two plans"
         for name, plan in (("zone plan", zone_plan), ("zone plan by PyTorch", zone_plan_torch)):
-            yield _row(bench, name, setting, partial(_zone_step, bench, shape, plan), size, COPY)
+            yield _row(bench, name, setting, partial(_zone_step, bench, zone, plan), size, COPY)
 
 
 def _arrived_step(
     bench: Bench, spans: int, places: int, list_: Callable[..., Arrivals], fill: Callable[..., None]
 ) -> Step:
-    given = zones.there(
-        arrived.drawn(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at
+    given = drawn.there(
+        drawn.arrived(bench.model.kv.kv_heads, spans, places, SPAN, bench.model.kv.head_dim), bench.device.at
     )
 
     def step() -> None:
-        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, arrived.ITEM)
+        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, drawn.ITEM)
         fill(
             (given.new[0], given.new[1]),
             listed.turn,
@@ -245,7 +225,9 @@ def _arrived(bench: Bench) -> Iterator[KernelRow]:
 
 def _table_step(bench: Bench, count: int, page: int, make: Callable[[SlotReads, int], Live]) -> Step:
     kv = bench.model.kv
-    reads = slots.there(slots.drawn(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at)
+    reads = drawn.there(
+        drawn.slots_read(kv.kv_heads, kv.group, count, max(1, count // PAGE), parts=False), bench.device.at
+    )
     return lambda: make(reads, page)
 
 
@@ -257,20 +239,8 @@ def _tables(bench: Bench) -> Iterator[KernelRow]:
         for page in (PAGE, 1):
             name = f"{count} slots, pages of {page}"
             yield _row(bench, "slot tables", name, partial(_table_step, bench, count, page, slot_tables), size, COPY)
-        name = f"{count} slots, pages of {PAGE}"
-        yield _row(
-            bench,
-            "slot tables by PyTorch",
-            name,
-            partial(_table_step, bench, count, PAGE, slot_tables_torch),
-            size,
-            COPY,
-        )
+        by_torch = partial(_table_step, bench, count, PAGE, slot_tables_torch)
+        yield _row(bench, "slot tables by PyTorch", f"{count} slots, pages of {PAGE}", by_torch, size, COPY)
 
 
-PART = Part(
-    "kernels",
-    measure,
-    ("kernel_times.py", "arrived.py", "slots.py", "zones.py", "calls.py", "ceilings.py", "failures.py"),
-    SMALLER,
-)
+PART = Part("kernels", measure, ("kernel_times.py", "drawn.py", "calls.py", "ceilings.py", "failures.py"), SMALLER)

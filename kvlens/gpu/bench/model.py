@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvlens.engine.models import LoadedModel
-from kvlens.gpu.bench.floors import CHUNK, SINKS
 from kvlens.gpu.bench.part import Bench
 from kvlens.methods.base import Peeked
 from kvlens.prompts import Prompt, PromptText
@@ -18,6 +17,8 @@ if TYPE_CHECKING:  # it loads transformers
 
 OBSERVED = 128
 """last prompt queries that a method may ask for"""
+SINKS, MARK = 4, 16
+"""first tokens of the random text, and tokens from mark to mark after them"""
 
 
 class Letters:
@@ -62,12 +63,12 @@ def random_model(bench: Bench) -> LoadedModel:
 
 def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a
-    method places them, so that a long prompt takes no more than a layer; a mark ends every chunk of 16 tokens."""
+    method places them, so that a long prompt takes no more than a layer; every MARK tokens there is a mark."""
     from kvlens.engine.prefill import ReadPrompt
 
     kv, normal, n = bench.model.kv, bench.device.normal, context - 1
     ids = torch.randint(3, bench.model.vocabulary, (context,)).tolist()
-    pieces = tuple("." if (i - SINKS + 1) % CHUNK == 0 else "a" for i in range(context))
+    pieces = tuple("." if (i - SINKS + 1) % MARK == 0 else "a" for i in range(context))
 
     def of_layers(heads: int, tokens: int) -> torch.Tensor:
         return normal(1, heads, tokens, kv.head_dim).expand(kv.layers, -1, -1, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,11 +12,12 @@ from typing import Any
 
 import torch
 
-from kvlens import REPOSITORY
+from kvlens import REPOSITORY, methods
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.floors import LLAMA_8B, TINY, Model
 from kvlens.gpu.bench.rates import RateTable, read
 from kvlens.gpu.bench.result import Row
+from kvlens.gpu.bench.settings import beside
 
 HERE = Path(__file__).resolve().parent
 KERNELS = REPOSITORY / "kernels"
@@ -83,16 +85,27 @@ class Part:
     files: tuple[str, ...]
     smaller: str
     """what to try when memory runs out"""
-    replays: bool = False
-    """it replays recorded rates, so that others make an old entry stale as well"""
+    runs_methods: bool = False
+    """it makes steps of methods at recorded rates, so that other code or other rates make an old entry stale as well"""
 
     @property
     def sources(self) -> str:
-        """Digest of the code that measures, and of the rates it replays."""
+        """Digest of the code that measures, and of what it runs."""
         digest = hashlib.sha256()
         shared = [HERE / name for name in ("device.py", "part.py", "floors.py", *self.files)]
         for path in (*sorted(KERNELS.glob("*.py")), *shared):
             digest.update(path.read_bytes())
-        if self.replays:
-            digest.update(repr({method: line.rates for method, line in read().lines.items()}).encode())
+        if self.runs_methods:
+            for path in _of_methods():
+                digest.update(path.read_bytes())
+            digest.update(repr({name: line.rates for name, line in read().lines.items()}).encode())
         return digest.hexdigest()[:16]
+
+
+def _of_methods() -> list[Path]:
+    """The files of all methods' classes, and of what they say to the bench."""
+    found = []
+    for method in methods.registry().values():
+        said = beside(method)
+        found += [inspect.getfile(method), *([] if said is None else [inspect.getfile(said)])]
+    return [Path(path) for path in found]

@@ -13,40 +13,49 @@ from typing import Literal
 import torch
 
 from kvlens.gpu.bench import decode
+from kvlens.gpu.bench.decoding import WARM, begin
 from kvlens.gpu.bench.device import p95
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import RecordingRow
+from kvlens.gpu.bench.settings import Setting, settings
 
 Recording = Literal["off", "heads", "spans"]
 KINDS: tuple[Recording, ...] = ("off", "heads", "spans")
 RING = 16
-METHOD = "freekv"
+
+
+def busiest(bench: Bench) -> Setting:
+    """The setting whose step has most in it: a recall that is waited for and one that is not; else the first that
+    recalls, else the first."""
+    known, kv = list(settings().values()), bench.model.kv
+    replayed = [setting for setting in known if setting.rates and setting.shape is not None]
+    both = [
+        setting
+        for setting in replayed
+        if setting.shape and 0 < setting.shape(kv, bench.contexts[0], setting.rates).waited < 1
+    ]
+    return (both or replayed or known)[0]
 
 
 @torch.inference_mode()
 def measure(bench: Bench) -> list[RecordingRow]:
-    context = bench.contexts[min(1, len(bench.contexts) - 1)]
+    context, setting = bench.contexts[min(1, len(bench.contexts) - 1)], busiest(bench)
     found: list[RecordingRow] = []
     for recording in KINDS:
-        made = decode.begin(
-            bench,
-            METHOD,
-            context,
-            bench.rates.of(METHOD),
-            0 if recording == "off" else RING,
-            "heads" if recording == "off" else recording,
-        )
+        ring, record = (0, "heads") if recording == "off" else (RING, recording)
+        made = begin(bench, setting, context, bench.rates.of(setting), ring, record)
         try:
-            made.steps(1 if bench.dry else decode.WARM)
+            made.steps(1 if bench.dry else WARM)
             for graph in (False, True):
                 times = made.times(graph and not bench.dry, bench.repeats)
                 median = statistics.median(times)
                 off = next((row.median for row in found if row.graph == graph and row.recording == "off"), median)
-                found.append(RecordingRow(recording, graph, context, 1, median, p95(times), median / off - 1, METHOD))
+                added = median / off - 1
+                found.append(RecordingRow(recording, graph, context, 1, median, p95(times), added, setting.name))
         finally:
             made.close()
             bench.device.release()
     return found
 
 
-PART = Part("recording", measure, (*decode.FILES, "recording.py"), decode.SMALLER, replays=True)
+PART = Part("recording", measure, (*decode.FILES, "recording.py"), decode.SMALLER, runs_methods=True)

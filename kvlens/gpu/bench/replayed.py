@@ -8,12 +8,10 @@ exactly. What lies in host memory is random as well: prefill's offload, one copy
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from kvlens.gpu.bench.floors import Rates, StepShape
-from kvlens.gpu.bench.replay import corrections
+from kvlens.gpu.bench.floors import StepShape
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
 from kvlens.methods.base import Method, Prefilled, RunContext
@@ -23,11 +21,11 @@ TURNS = 256
 
 
 class Replay:
-    """Wishes and corrections of all layers, on the device. `moves` off: nobody wishes, so that two timings give what
-    recall costs."""
+    """Wishes of all layers, and which KV heads wait for theirs, on the device. `moves` off: nobody wishes, so that two
+    timings give what recall costs."""
 
-    def __init__(self, shape: StepShape, rates: Rates, alike: bool, blocking: bool) -> None:
-        self.shape, self.rates, self.alike, self.blocking = shape, rates, alike, blocking
+    def __init__(self, shape: StepShape, alike: bool) -> None:
+        self.shape, self.alike = shape, alike
         self.moves = True
         self.cold: list[int] = []
 
@@ -44,16 +42,12 @@ class Replay:
         while wanted + self.missed > len(full) and wanted > 1:
             wanted, self.missed = wanted - 1, min(self.missed, wanted - 1)
         self.wanted, self.tokens = wanted, longest
-        orders = (
-            [torch.randperm(len(full))] * kv.kv_heads
-            if self.alike
-            else [torch.randperm(len(full)) for _ in range(kv.kv_heads)]
-        )
-        self.order = torch.tensor(full)[torch.stack(orders)].to(device)
+        orders = [torch.randperm(len(full)) for _ in range(1 if self.alike else kv.kv_heads)]
+        self.order = torch.tensor(full)[torch.stack(orders).expand(kv.kv_heads, -1)].to(device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
         self.want = self._window(wanted)
         self.before = self.want.clone()
-        self.fires = corrections(TURNS, kv.layers, kv.kv_heads, self.rates.correction).bool().to(device)
+        self.waits = (torch.rand(TURNS, kv.layers, kv.kv_heads) < self.shape.waited).to(device)
 
     def _window(self, wanted: int) -> torch.Tensor:
         place = (self.step * self.missed + torch.arange(wanted, device=self.step.device)) % self.order.shape[1]
@@ -66,10 +60,11 @@ class Replay:
         self.want.copy_(self._window(self.wanted))
 
     def answer(self, layer: int, found: Selection) -> Selection:
-        """`found` with the replayed wishes in the place of its own."""
+        """`found` with the replayed wishes in the place of its own. Where all KV heads wait there is one plan, not one
+        before the attention and an empty one after it."""
         now, read = None, self.want
-        if found.now is not None and not self.blocking:
-            now = self.fires.index_select(0, self.step % TURNS)[0, layer]
+        if found.now is not None and self.shape.waited < 1:
+            now = self.waits.index_select(0, self.step % TURNS)[0, layer]
             read = torch.where(now[:, None], self.want, self.before)
         fine = torch.zeros_like(found.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(found.fine)
         tokens = None if found.tokens is None else torch.where(fine, self.tokens, 0)
@@ -89,8 +84,8 @@ def replayed(method: type[Method], replay: Replay) -> type[Method]:
                 replay.begin(self.context, layout, placement)
             return layout, replace(placement, offload=[], selectable=[*placement.selectable, *placement.offload])
 
-        def select(self, layer: int, q: torch.Tensor) -> Any:
-            found = super().select(layer, q)
+        def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+            found: Selection | None = super().select(layer, q)
             if found is None or not replay.cold:
                 return found
             if self._first in (-1, layer):

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ class KernelRow:
     kind: Literal["kernel"] = "kernel"
 
 
-Scope = Literal["path", "decode", "compiled"]
-"""path: attention path and matmuls; decode: a whole step, the Hugging Face modules through kvlens/static; compiled: the
-same, compiled whole"""
+Scope = Literal["decode", "compiled"]
+"""a whole step, the Hugging Face modules through kvlens/gpu/static; the same, compiled whole"""
 
 
 RateSource = Literal["recorded", "papers", "set", "none"]
@@ -82,21 +81,18 @@ class StepRow:
     over_floor: float | None
     """achieved / floor"""
     stall: float | None
-    """median with the recall minus median without"""
-    transfer: float | None
-    """the recall alone"""
-    selection: float | None
-    """CHESS: one selection, made every 320 steps and not in the median"""
-    device_bytes: int
-    host_bytes: int
+    """median with the recall minus median without, where wishes are replayed"""
+    device_bytes: int | None
+    """by arithmetic, as host_bytes; None where a method does not say what its step moves, so that it has no floor"""
+    host_bytes: int | None
     resident_bytes: int
     peak_bytes: int | None
     note: str
     reason: str | None = None
     rates: dict[str, float] = field(default_factory=dict)
-    """those that the method's step depends on"""
+    """those that are replayed"""
     rates_from: RateSource = "none"
-    scope: Scope = "path"
+    scope: Scope = "decode"
     loop: float | None = None
     """mean of whole decode steps with the host's part between them: decisions, sampling, tokens that leave the window
     every few steps"""
@@ -136,7 +132,7 @@ class RecordingRow:
     p95: float
     added: float | None
     """share of the step without recording, same launch"""
-    method: str = "streaming_llm"
+    method: str
     kind: Literal["recording"] = "recording"
 
 

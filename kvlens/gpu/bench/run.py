@@ -10,29 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.gpu.bench import attention_step, ceilings, decode, headlines, kernel_checks, kernel_times, ledger, recording
+from kvlens.gpu.bench import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, recording, tier
 from kvlens.gpu.bench.device import DryDevice, pick, slug
 from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.part import HERE, Bench, Part
 from kvlens.gpu.bench.rates import MISSING, read
 from kvlens.gpu.bench.result import CheckRow, Entry, KernelRow, LedgerRow, Row, StepRow, begin, put, save, today
 
-NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}. Steps: {attention_step.LABEL}."
+NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = (
-    "ceilings",
-    "checks",
-    "engine",
-    "kernels",
-    "decode",
-    "steps",
-    "recording",
-    "sweep",
-    "ledger",
-    "compiled",
-    "headlines",
-)
+NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "recording", "ledger", "compiled", "headlines")
 
 Say = Callable[[str], None]
 
@@ -73,32 +61,24 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     Whole steps of several sequences take long, so they come after those of one, recording and ledger; first at the
     context of the headlines."""
     one, *more = sorted(set(batches))
-    middle, large = contexts[min(1, len(contexts) - 1)], max(batches)
+    middle = contexts[min(1, len(contexts) - 1)]
     others = [context for context in contexts if context != middle]
 
     def whole(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         return [part for context in contexts for batch in batches for part in decode.decodes(context, batch)]
 
-    def paths(contexts: Sequence[int]) -> list[Part]:
-        return [
-            attention_step.steps(context, batch) for context in contexts for batch in sorted(set(batches), reverse=True)
-        ]
-
     return [
         ceilings.PART,
         kernel_checks.PART,
-        kernel_checks.ENGINE,
+        tier.PART,
         kernel_times.PART,
         *whole(contexts, [one]),
         recording.PART,
         ledger.PART,
         *whole([middle], more),
-        *paths([middle]),
         *whole(others, more),
-        *paths(others),
-        attention_step.sweep(middle, large),
         decode.sweep(middle),
-        decode.compiled(middle),
+        *decode.compiled(middle),
         headlines.PART,
     ]
 

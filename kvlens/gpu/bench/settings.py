@@ -1,70 +1,184 @@
-"""Each method as whole steps run it: parameters and budget that make the shape of kvlens/gpu/bench/floors.py."""
+"""How methods are put to the bench: every registered one that is `static_ready`, found by what stands beside it.
+
+A method needs nothing more than the flag: it runs at its preset 'paper' with what it says for models that nothing was
+calibrated for, on a tenth of full KV or the least it can do with. What it attends is known without running it only
+where it attends all that it keeps; elsewhere its floor is unknown, and its rows say so.
+
+A module `gpu` in the method's own folder says more: SETTINGS, one or several `Setting`s (the paper's sizes, what a step
+moves at given rates); HEADLINES, what the paper claims; ON_DEVICE, parameters at which the engine is tried on the
+device. None of it imports torch.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
 
 from kvlens import methods
-from kvlens.gpu.bench.floors import CHESS_EVERY, CHUNK, PAGE, RANK, ROUTE, SINKS, SPAN, StepShape
-from kvlens.kernels.choice import Backend
+from kvlens.gpu.bench.floors import StepShape
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
 from kvlens.shape import KVShape
 
+SHARE = 0.1
+"""of full KV, for methods that do not say their sizes"""
+
+Rates = Mapping[str, float]
+"""decisions that depend on meaning, as shares by name; random weights cannot make them, so they are replayed"""
+Shape = Callable[[KVShape, int, Rates], StepShape]
+"""(model, tokens of context, rates) -> what a step does"""
+Size = Callable[[Any, KVShape, int, int, Rates], Budget | None]
+"""(parameters, model, tokens of context, decode steps, rates) -> what the device may hold; None: no limit"""
+
 
 @dataclass(frozen=True)
 class Setting:
-    """What StaticDecoder is given. kernels: None: what it would choose; blocking: every KV head's wishes are waited
-    for; alike: all KV heads want the same."""
+    """One method at one setting. `name` is that of its rows, and of its rates in rates.json."""
 
-    method: type[Method]
-    params: Any
-    budget: Budget | None = None
-    kernels: Backend | None = None
-    blocking: bool = False
+    name: str
+    title: str
+    method: str
+    shape: Shape | None
+    """None: not known before it has run"""
+    overrides: Callable[[int], dict[str, Any]]
+    """tokens of context -> parameters that differ from the defaults"""
+    size: Size
+    rates: Rates = field(default_factory=dict)
+    """the paper's, and ours where it gives none; what runs have recorded is read in rates.py. Empty: nothing is
+    replayed, the method decides"""
+    ours: tuple[str, ...] = ()
+    """of the rates, those that no paper gives"""
+    sweep: tuple[Rates, ...] = ()
+    """other rates worth measuring"""
     alike: bool = False
+    """replayed wishes are the same for all KV heads"""
+    recorded_with: Mapping[str, Any] = field(default_factory=dict)
+    """what differs from the preset when rates are recorded"""
+    about: str = ""
+    """one line of the docs: sizes, and what was chosen where the paper is silent"""
+
+    def parameters(self, context: int) -> Any:
+        found = methods.get(self.method)
+        return methods.make_parameters(found, None, self.overrides(context))
 
 
-def setting(name: str, shape: StepShape, kv: KVShape, context: int, max_new: int) -> Setting:
-    """Raises ValueError for a method that the part does not know."""
-    found = methods.get({"full_sdpa": "full", "blocking": "freekv"}.get(name, name))
-    make = found.Parameters
-    if name in ("full", "full_sdpa"):
-        return Setting(found, make(page=1024), kernels="torch" if name == "full_sdpa" else None)
-    if name == "streaming_llm":
-        return Setting(found, make(page=1024), Budget.parse("10%"))
-    if name == "compresskv":
-        return Setting(found, make(tokens=shape.pages * PAGE, floor=32, heads="all", layers="equal", page=1024))
-    if name == "chess":
-        return Setting(found, make(trigger="fixed", interval=CHESS_EVERY // PAGE))
-    if name in ("freekv", "blocking"):
-        fixed = (shape.pages - shape.wanted) // 2 * PAGE
-        params = make(tokens=2 * fixed + shape.wanted * PAGE, sinks=fixed, window=fixed, dense_layers=0)
-        return Setting(found, params, blocking=name == "blocking", alike=name == "blocking")
-    if name == "sentkv":
-        return Setting(found, make(usage=0.1, length=CHUNK, deviation=1, marks="one", sinks=SINKS))
-    if name == "sekv":
-        params = make(
-            segmentation="chunks",
-            l_max=SPAN,
-            l_min=16,
-            max_rank=RANK,
-            form="factors",
-            dim=ROUTE,
-            window=min(512, context // 2),
-            sinks=SINKS,
-        )
-        return Setting(found, params, _zoom_budget(params, shape, kv, context, max_new))
-    raise ValueError(f"no setting for '{name}' in whole steps.")
+@dataclass(frozen=True)
+class Headline:
+    """What a paper puts in its abstract: `over` / `under` of a quantity, each (name of rows, context, batch). 'memory
+    saved' is 1 - under / over."""
+
+    name: str
+    paper: float
+    quantity: Literal["step time", "memory saved"]
+    over: tuple[str, int, int]
+    under: tuple[str, int, int]
 
 
-def _zoom_budget(params: Any, shape: StepShape, kv: KVShape, context: int, max_new: int) -> Budget:
-    """Bytes with room for the spans that are expanded at a time, and those that a step replaces."""
-    from kvlens.methods.sekv import layout as sekv_layout
-    from kvlens.methods.sekv.spans import segment
-    from kvlens.spans import Surprisal
+def beside(method: type[Method]) -> ModuleType | None:
+    """The module `gpu` in the method's own folder, which is named as the method is; None: it has none."""
+    folder = method.__module__.rpartition(".")[0]
+    if folder.rpartition(".")[2] != method.name or importlib.util.find_spec(f"{folder}.gpu") is None:
+        return None
+    return importlib.import_module(f"{folder}.gpu")
 
-    spans = segment(params, [1.0] * (context - 1 - params.window), 0, Surprisal(1.0, 1.0), 0)
-    plan = sekv_layout.plan(params, spans, context - 1, max_new)
-    return Budget(float(plan.bytes(params, kv, max(plan.longest, shape.wanted * SPAN))), "bytes", "the zoomed spans'")
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Name of rows -> setting, in the registry's order. Raises ValueError where two have one name."""
+    found: dict[str, Setting] = {}
+    for name, method in methods.registry().items():
+        if not method.static_ready:
+            continue
+        said = beside(method)
+        for setting in said.SETTINGS if said is not None else (plain(name, method),):
+            if setting.name in found:
+                raise ValueError(f"two settings of the GPU bench are called '{setting.name}'; rename one.")
+            found[setting.name] = setting
+    return found
+
+
+def headlines() -> list[Headline]:
+    said = [beside(method) for method in methods.registry().values()]
+    return [headline for module in said for headline in getattr(module, "HEADLINES", ())]
+
+
+def on_device(method: type[Method]) -> tuple[tuple[dict[str, Any], float], ...]:
+    """(parameters, share by which bytes may differ) at which the engine on the device is held against the engine on the
+    CPU."""
+    found: tuple[tuple[dict[str, Any], float], ...] = getattr(beside(method), "ON_DEVICE", (({}, 0.0),))
+    return found
+
+
+def plain(name: str, method: type[Method]) -> Setting:
+    """Of a method that says nothing."""
+
+    def shape(kv: KVShape, context: int, rates: Rates) -> StepShape:
+        tokens = context if method.keeps_all else math.ceil(SHARE * context)
+        return StepShape(tokens, tokens)
+
+    def overrides(context: int) -> dict[str, Any]:
+        return {**method.presets.get("paper", {}), **method.untrained}
+
+    def size(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates) -> Budget | None:
+        if method.keeps_all:
+            return None
+        share, floor = SHARE * kv.full_kv_bytes(context), method.floor_bytes(params, kv, context - 1, max_new)
+        return Budget(float(max(share, floor)), "bytes", f"{SHARE:.0%} of full KV")
+
+    attends_all = method.select is Method.select
+    about = "all tokens" if method.keeps_all else f"{SHARE:.0%} of full KV, or the least it can do with"
+    return Setting(name, method.title, name, shape if attends_all else None, overrides, size, about=about)
+
+
+def unlimited(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates) -> None:
+    """No limit: the parameters themselves say how much is kept."""
+
+
+# ---------------------------------------------------------------------------------------------- transformers alone
+def _kept(kv: KVShape, context: int, rates: Rates) -> StepShape:
+    return StepShape(context, context)
+
+
+def _offloaded(kv: KVShape, context: int, rates: Rates) -> StepShape:
+    """Fetched layer by layer ahead of its use, into two layers' room: nothing but the bus decides."""
+    return StepShape(context, 2 * context // kv.layers, wanted=1, missed=1, unit_tokens=context, waited=0.0)
+
+
+def _baseline(name: str, title: str, shape: Shape, about: str) -> Setting:
+    return Setting(name, title, "", shape, lambda context: {}, unlimited, about=about)
+
+
+EAGER, STATIC, OFFLOADED = "hf_eager", "hf_static", "hf_offloaded"
+BASELINES = {
+    setting.name: setting
+    for setting in (
+        _baseline(EAGER, "transformers, eager", _kept, "`DynamicCache`, SDPA, no graph"),
+        _baseline(STATIC, "transformers, compiled", _kept, "`StaticCache`, SDPA, `torch.compile` (reduce-overhead)"),
+        _baseline(
+            OFFLOADED,
+            "transformers, offloaded cache",
+            _offloaded,
+            "`DynamicCache(offloading=True)`, SDPA, no graph: pageable memory, every layer both ways at every step; "
+            "fewer than 200 steps where these would take more than 20 s; left out where five would hold the bus for "
+            "20 s, or host memory does not hold the cache",
+        ),
+    )
+}
+"""what whole steps are held against: no method of ours (plain.py runs them)"""
+
+
+def everything() -> dict[str, Setting]:
+    """Name of rows -> setting: all methods that can run static, then transformers alone."""
+    return {**settings(), **BASELINES}
+
+
+def title(name: str) -> str:
+    """Of rows of that name; the name where nobody here has it."""
+    known = everything()
+    return known[name].title if name in known else name

@@ -1,5 +1,5 @@
-"""The engine on the device against the engine on the CPU: every method on the demo model, in fp32. What runs first on a
-machine with a GPU: pinned memory, streams, events and the kernels as sessions use them.
+"""The engine on the device: FullKV against the stock model, every method against itself on the CPU, on the demo model
+in fp32. What runs first on a machine with a GPU: pinned memory, streams, events and the kernels as sessions use them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from kvlens.gpu.bench.failures import sentence
+from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CheckRow
+from kvlens.gpu.bench.settings import on_device
 from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH, NEW, SHARE = 512, 16, "0.3"
-RANKS = 0.02
-"""by this share the bytes of spans stored as factors may differ: their ranks come from a decomposition on the device"""
 
 
 @dataclass
@@ -38,6 +38,14 @@ class _Sink:
             self.backwards += row.end_us < row.start_us
 
 
+def measure(bench: Bench) -> list[CheckRow]:
+    from kvlens.cli.doctor import stock_gap
+
+    gap, tokens = stock_gap(str(bench.device.at.type))
+    name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
+    return [CheckRow(name, gap, 0.0, gap == 0), *rows(bench.device.at, 3 if bench.dry else NEW)]
+
+
 def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
     """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
     go on."""
@@ -46,8 +54,8 @@ def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
 
     found = []
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
-    settings = [(name, {"form": "raw"} if name == "sekv" else {}, 0.0) for name in methods.registry()]
-    for name, overrides, tolerance in (*settings, ("sekv", {"form": "factors"}, RANKS)):
+    ways = [(name, *way) for name, method in methods.registry().items() for way in on_device(method)]
+    for name, overrides, tolerance in ways:
         label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
         try:
             found += _compare(label, name, overrides, device, tolerance, steps)
@@ -101,3 +109,13 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     return Engine(loaded).run(
         prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink
     ), sink
+
+
+MEMORY = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
+PART = Part(
+    "engine",
+    measure,
+    ("tier.py", "settings.py", *MEMORY),
+    "free the device's memory; this part takes a few MB",
+    runs_methods=True,
+)

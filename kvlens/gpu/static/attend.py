@@ -16,7 +16,7 @@ from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, attend_slots, live_pages, live_prefix, page_of
 from kvlens.kernels.slot_tables import SlotReads, slot_bias, slot_tables_triton
 from kvlens.memory.bias import slot_reads
-from kvlens.memory.hot import Pool, Slots
+from kvlens.memory.hot import Slots
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 
@@ -32,6 +32,8 @@ class SlotAttention:
         self._prefix = [
             not set_between_steps and pool.live_prefix(memory.window_start) is not None for pool in memory.hot.pools
         ]
+        self._in_bag = [torch.zeros((), dtype=torch.long, device=memory.device) for _ in memory.hot.pools]
+        """tokens in each pool's bag, the step's own included"""
         self._shared: dict[int, Live] = {}
         heads, group = memory.shape.kv_heads, memory.shape.group
         for at, pool in enumerate(memory.hot.pools if kernels == "triton" else ()):
@@ -64,6 +66,11 @@ class SlotAttention:
                         "a selection made between steps is read by layers that hold different tokens"
                     )
 
+    def fed(self) -> None:
+        """Between steps: the step's token has its place in every bag."""
+        for pool, count in zip(self.memory.hot.pools, self._in_bag, strict=True):
+            count.fill_(pool.used["window"])
+
     # --------------------------------------------------------------------------------------------------------------- in
     # the step
     def begin(self, position: torch.Tensor, selection: Selection | None) -> None:
@@ -73,13 +80,17 @@ class SlotAttention:
         for at, live in self._shared.items():
             pool = memory.hot.pools[at]
             if self._prefix[at]:
-                live.become(self._first(pool, position[0]))
+                live.become(self._first(at, position[0]))
             else:
                 live.become(slot_tables_triton(self._reads(pool.layers.start, selection), self.page))
 
-    def _first(self, pool: Pool, position: torch.Tensor) -> Live:
+    def _first(self, at: int, position: torch.Tensor) -> Live:
+        pool = self.memory.hot.pools[at]
         zones = pool.zones
-        count = zones.kept + (position - pool.window_origin + 1).clamp(max=zones.window)
+        if pool.bag is None:
+            count = zones.kept + (position - pool.window_origin + 1).clamp(max=zones.window)
+        else:
+            count = zones.kept + self._in_bag[at]
         return live_prefix(count, self.memory.shape.kv_heads, zones.slots, self.page)
 
     def _reads(self, layer: int, selection: Selection | None) -> SlotReads:

@@ -7,16 +7,16 @@ one another on streams of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from transformers.cache_utils import Cache
 
 from kvlens.engine.hf_attention import SessionLayer
-from kvlens.gpu.static import cuda
 from kvlens.gpu.static.decoder import StaticDecoder
+from kvlens.gpu.static.driver import Driver
 from kvlens.gpu.static.session import StaticSession
 
 
@@ -105,7 +105,7 @@ class BatchLayer(SessionLayer):
         return key_states, value_states
 
 
-class BatchDecoder:
+class BatchDecoder(Driver):
     """Generations of as many prompts as there are decoders, one token each per step. The decoders have prefilled and
     made no step; from now on they step here alone. Prompts may differ in length; what the host does between steps it
     does for one after the other."""
@@ -113,20 +113,13 @@ class BatchDecoder:
     def __init__(self, decoders: Sequence[StaticDecoder]) -> None:
         assert decoders, "a batch has one sequence at least"
         first = decoders[0]
-        assert all(decoder.loaded.model is first.loaded.model for decoder in decoders), "a batch is of one model"
+        assert all(decoder.model is first.model for decoder in decoders), "a batch is of one model"
         assert not any(decoder.steps for decoder in decoders), "the sequences of a batch begin together"
         self.decoders = list(decoders)
-        self.sessions = [decoder.session for decoder in decoders]
-        self.model, self.steps = first.loaded.model, 0
-        device = self.model.device
-        self.seam = BatchSessions(self.sessions, lanes(device, len(decoders)))
+        generations = [generation for decoder in decoders for generation in decoder.generations]
+        super().__init__(first.model, generations, [decoder.session for decoder in decoders])
+        self.seam = BatchSessions(self.sessions, lanes(self.model.device, len(decoders)))
         self.cache = Cache(layers=[BatchLayer(self.seam, layer) for layer in range(first.loaded.shape.layers)])
-        self._tokens = torch.zeros(len(decoders), 1, dtype=torch.long, device=device)
-        self._plain: Callable[[], torch.Tensor] = self._step
-        self._run = self._plain
-        self._captured = False
-        self._warm = False
-        """as StaticDecoder's"""
 
     def _step(self) -> torch.Tensor:
         for row, session in enumerate(self.sessions):
@@ -142,70 +135,25 @@ class BatchDecoder:
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # decoding
-    @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> torch.Tensor:
         """Feed a token to each sequence -> logits [B, V]. At step 0 they are the prompts' last tokens."""
-        for decoder, token in zip(self.decoders, tokens, strict=True):
-            decoder.before(token)
-        self._tokens.copy_(torch.tensor(tokens)[:, None])
-        logits = self._run() if self.steps else self._step()
-        for row, decoder in enumerate(self.decoders):
-            decoder.after(logits[row])
-        self._warm = self.steps > 0
-        self.steps += 1
-        return logits
-
-    def decode(self, steps: int) -> list[list[int]]:
-        """`steps` steps from the start, each sequence fed its likeliest token -> the tokens chosen, a list for each
-        sequence."""
-        tokens, ids = [decoder.prompt.ids[-1] for decoder in self.decoders], []
-        for _ in range(steps):
-            tokens = self.step(tokens).argmax(-1).tolist()
-            ids.append(tokens)
-        return [list(row) for row in zip(*ids, strict=True)]
-
-    # --------------------------------------------------------------------------------------------------------------
-    # other drivers
-    def compiled(self, backend: Any = "inductor") -> BatchDecoder:
-        """As StaticDecoder.compiled, all sequences in one graph. Sequences run one after the other there: what runs
-        beside what is not the compiler's to see."""
-        self.seam.lanes = OneLane()
-        for session in self.sessions:
-            session.aside = cuda.InOrder()
-        self._plain = self._run = torch.compile(self._step, fullgraph=True, dynamic=False, backend=backend)
-        self._warm = False
-        return self
-
-    @torch.inference_mode()
-    def capture(self) -> None:
-        """As StaticDecoder.capture: one CUDA graph for all sequences. Raises RuntimeError on a CPU."""
-        device = self.model.device
-        assert device.type != "cuda" or self._warm, (
-            "make a step like those to come before capturing; step 0 is another program"
-        )
-        run = cuda.capture(self._plain, device)
-        self._run, self._captured = run, True
+        return self.feed(tokens)
 
     def replay(self, tokens: Sequence[int]) -> torch.Tensor:
         """`step` through the captured graph. Raises RuntimeError without a capture."""
-        if not self._captured:
-            raise RuntimeError("nothing has been captured: call capture() first, on a CUDA device.")
-        return self.step(tokens)
+        return self.replayed(tokens)
 
-    @torch.inference_mode()
-    def launch(self) -> torch.Tensor:
-        """As StaticDecoder.launch, for all sequences."""
-        return self._run()
+    def decode(self, steps: int) -> list[list[int]]:
+        """`steps` steps from the start -> the tokens chosen, a list for each sequence."""
+        return self.run(steps)
+
+    def compiled(self, backend: Any = "inductor") -> Self:
+        """As Driver.compiled, all sequences in one graph. Sequences run one after the other there: what runs beside
+        what is not the compiler's to see."""
+        self.seam.lanes = OneLane()
+        return super().compiled(backend)
 
     def moved_bytes(self) -> torch.Tensor:
         """Payload brought to the device so far, int64 [B, 2, L, H_kv]: before attentions that waited, and after
         them."""
-        return torch.stack([decoder.moved_bytes() for decoder in self.decoders])
-
-    def close(self) -> None:
-        """Give back the host memory. A captured step reads it, so there is none to be replayed any more."""
-        self._run, self._captured = self._plain, False
-        for decoder in self.decoders:
-            decoder.close()
+        return self.moved()

@@ -1,4 +1,4 @@
-"""Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (SeKV sec. 3.2, eq. 8).
+"""Spans that lie in host memory as gated low-rank factors, reconstructed inside a static step (eq. 8: docs/kernels.md).
 
 Units keep the form that kernels/lowrank.py gives them, ranks and all; a table on the device says where each begins.
 What a step misses is found in that table, so shapes depend on the longest span and the largest rank only. On CUDA three
@@ -9,42 +9,31 @@ A spans that can arrive at once, T tokens of the longest span, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 
 from kvlens.gpu.static import cuda
 from kvlens.kernels.arrivals import arrivals_torch, arrivals_triton, fill_cells_torch, fill_cells_triton
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.compat import MIN_DOT, next_power_of_two
-from kvlens.kernels.lowrank import reconstruct
-from kvlens.memory.cold import Unit
+from kvlens.kernels.lowrank import dense_units
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import FactorForm
 
-Host = Callable[[int, tuple[int, ...], torch.dtype], Sequence[torch.Tensor]]
-"""(layers, size of one layer's pool, dtype) -> a pool in host memory for each layer"""
-
 
 class FactorRows:
-    """The factors of l layers. meta int64 [l, H, S, 4] on the device: where a unit begins in its layer's flat pool,
-    tokens, ranks of keys and values; 0 tokens: the span lies elsewhere. `publish` brings what was named since to the
-    device.
+    """The factors of l layers, as the cold tier holds them. meta int64 [l, H, S, 4] on the device: the tier's table,
+    where a unit begins in its layer's flat pool, tokens, ranks of keys and values; 0 tokens: the span lies elsewhere.
+    `publish` brings what went to the tier since to the device.
     """
 
-    def __init__(self, memory: Memory, form: FactorForm, layers: int, units: int, host: Host) -> None:
-        """units: numbers in the units of one layer that lie in the cold tier now."""
-        shape, layout, spans = memory.shape, memory.layout, memory.spans
+    def __init__(self, memory: Memory, form: FactorForm) -> None:
+        shape, layout = memory.shape, memory.layout
         shortest, longest = layout.recall_spans or (1, layout.of(0).recall)
-        self.form, self.head_dim, self.tokens = form, shape.head_dim, longest
+        self.cold, self.form, self.head_dim, self.tokens = memory.cold, form, shape.head_dim, longest
         self.rank = min(form.max_rank, longest, shape.head_dim)
         self._shortest = max(1, shortest)
-        later = (spans.capacity - len(spans)) * shape.kv_heads * (layout.staging_bytes // shape.itemsize)
-        self.flat = host(layers, (max(1, units + later),), memory.dtype)
-        self._named = torch.zeros(layers, shape.kv_heads, spans.capacity, 4, dtype=torch.long)
-        self.meta = self._named.to(memory.device)
-        self._end = [0] * layers
-        self._stale = False
+        self.meta = self.cold.table.to(memory.device, copy=True)
+        self._published = self.cold.version
         self._starts = memory.spans.starts
         self._most = max(layout.of(layer).recall for layer in range(shape.layers)) // self._shortest
         self.kernels: Backend = "torch"
@@ -57,7 +46,7 @@ class FactorRows:
         if kernels == "torch" and not self.meta.is_cuda:
             return
         size = (self._most, self.meta.shape[1], max(MIN_DOT, next_power_of_two(self.tokens)), self.head_dim)
-        wide = self.flat[0].dtype if self.form.turn is None else torch.float32
+        wide = self.cold.flat[0].dtype if self.form.turn is None else torch.float32
         self._scratch = tuple(torch.zeros(size, dtype=wide, device=self.meta.device) for _ in range(2))
 
     @property
@@ -65,31 +54,10 @@ class FactorRows:
         """Device bytes: the table, and room for what arrives in one layer."""
         return sum(x.numel() * x.element_size() for x in (self.meta, *self._scratch))
 
-    def room(self, at: int, size: int) -> torch.Tensor:
-        """The next `size` numbers of a layer's pool."""
-        start = self._end[at]
-        assert start + size <= len(self.flat[at]), "a unit is larger than the layout's staging buffer"
-        self._end[at] += size
-        return self.flat[at][start : start + size]
-
-    def name(self, at: int, span: int, kv_head: int, unit: Unit) -> None:
-        """A unit whose payload `room` gave."""
-        assert unit.rank_k is not None
-        assert unit.rank_v is not None
-        assert max(unit.rank_k, unit.rank_v) <= self.rank
-        start = unit.payload.storage_offset() - self.flat[at].storage_offset()
-        self._named[at, kv_head, span] = torch.tensor((start, unit.tokens, unit.rank_k, unit.rank_v))
-        self._stale = True
-
-    def fill(self, at: int, named: torch.Tensor) -> None:
-        """Name units that lie in a layer's pool already: named [H, S, 4] as `meta`."""
-        self._named[at] = named
-        self._stale = True
-
     def publish(self) -> None:
-        if self._stale:
-            self.meta.copy_(self._named)
-            self._stale = False
+        if self._published != self.cold.version:
+            self.meta.copy_(self.cold.table)
+            self._published = self.cold.version
 
     # --------------------------------------------------------------------------------------------------------------- in
     # the step
@@ -114,7 +82,7 @@ class FactorRows:
         triton = self.kernels == "triton"
         places = span.shape[1] // self._shortest
         listed = (arrivals_triton if triton else arrivals_torch)(
-            came, self.meta[at], places, self.head_dim, self.flat[at].itemsize
+            came, self.meta[at], places, self.head_dim, self.cold.flat[at].itemsize
         )
         rebuilt = self._rebuild(at, layer, listed.tiles)
         (fill_cells_triton if triton else fill_cells_torch)(rebuilt, listed.turn, span, offset, fill, keys, values)
@@ -137,31 +105,13 @@ class FactorRows:
         """place int64 [H, A]: of each unit in meta[at].view(-1, 4), -1: none."""
         found = self.meta[at].flatten(0, 1)[place.clamp(min=0)].masked_fill(place[..., None] < 0, 0)
         start, n, rank_k, rank_v = found.unbind(-1)
-        keys = self._dense(at, start, n, rank_k, wide=self.form.turn is not None)
-        return keys, self._dense(at, start + rank_k * (n + self.head_dim + 1), n, rank_v)
-
-    def _dense(
-        self, at: int, start: torch.Tensor, n: torch.Tensor, rank: torch.Tensor, wide: bool = False
-    ) -> torch.Tensor:
-        """[U (n, r) | g (r) | V (r, D)] at `start` [H, A] of a layer's pool -> [H, A, T, D]; ranks padded with zeros to
-        the largest."""
-        flat, device = self.flat[at], start.device
-        start, n, rank = (x[..., None, None] for x in (start, n, rank))
-        t, r, d = (torch.arange(size, device=device) for size in (self.tokens, self.rank, self.head_dim))
-        there = r < rank
-
-        def read(address: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            found = torch.where(mask, flat[torch.where(mask, address, 0)], 0)
-            return found.float() if wide else found
-
-        u = read(start + t[:, None] * rank + r, there & (t[:, None] < n))
-        g = read(start + n * rank + r, there)[..., 0, :]
-        v = read(start + (n + 1) * rank + r[:, None] * self.head_dim + d, there.transpose(-1, -2))
-        return reconstruct(u, g, v)
+        flat, sizes, wide = self.cold.flat[at], (self.tokens, self.rank, self.head_dim), self.form.turn is not None
+        keys = dense_units(flat, start, n, rank_k, sizes, wide)
+        return keys, dense_units(flat, start + rank_k * (n + self.head_dim + 1), n, rank_v, sizes)
 
     def _by_kernel(self, at: int, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same by k3: one tile per span, so that its factors cross the bus once."""
         most = len(tiles) // self.meta.shape[1]
-        cuda.reconstruct(self.flat[at], self.meta[at], self.rank, tiles, *self._scratch)
+        cuda.reconstruct(self.cold.flat[at], self.meta[at], self.rank, tiles, *self._scratch)
         keys, values = (x.transpose(0, 1)[:, :most, : self.tokens] for x in self._scratch)
-        return keys, values.to(self.flat[at].dtype)
+        return keys, values.to(self.cold.flat[at].dtype)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import torch
 
 from kvlens.gpu.static import cuda
-from kvlens.gpu.static.rows import HostRows
+from kvlens.gpu.static.factors import FactorRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.zone_plan import zone_plan_triton
 from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
+from kvlens.memory.cold import Pools
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
+from kvlens.methods.base import FactorForm
 from kvlens.rows import SpanRow
 
+COLD = ("cold", "coarse")
+"""states in which spans that go to host memory are born"""
 ROLES = (ROLE["resident"], ROLE["reconstructed"], FREE)
 
 
@@ -23,14 +27,20 @@ class StaticRecall:
     and puts factors' tokens into cells.
     """
 
-    def __init__(self, memory: Memory, rows: HostRows, kernels: Backend | None = None) -> None:
-        """kernels: None: the kernel on CUDA, torch operations elsewhere."""
-        self.memory, self.rows = memory, rows
+    def __init__(
+        self, memory: Memory, form: FactorForm | None = None, kernels: Backend | None = None, host: Pools | None = None
+    ) -> None:
+        """form: of units that are not raw; kernels: None: the kernel on CUDA, torch operations elsewhere; host: gives
+        host memory for a cold tier in which nothing lies yet.
+
+        Raises Shortage where there is not enough to pin.
+        """
+        self.memory, self.cold = memory, memory.cold
         self.kernels: Backend = kernels or backend(memory.is_hot)
         shape, device, spans = memory.shape, memory.device, memory.spans.capacity
         self.tables: dict[int, ZoneTables] = {}
         for layer in range(shape.layers):
-            cells = memory.layout.of(layer).recall // rows.page
+            cells = memory.layout.of(layer).recall // self.cold.page
             if cells:
                 # storages of their own: a compiled function may not write to inputs that lie in one
                 sizes = (spans, spans, cells, cells)
@@ -39,14 +49,28 @@ class StaticRecall:
                 )
                 self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
-        if rows.factors is not None:
-            rows.factors.use(self.kernels)
+        self.factors = self._reserve(form, host)
+        if self.factors is not None:
+            self.factors.use(self.kernels)
         self.plan = zone_plan_triton if self.kernels == "triton" else zone_plan_torch
+
+    def _reserve(self, form: FactorForm | None, host: Pools | None) -> FactorRows | None:
+        """A captured step cannot follow the cold tier to other memory, so all that the run may put there is taken
+        now."""
+        memory, cold = self.memory, self.cold
+        if not self.tables and not cold.bytes:
+            return None
+        raw = [row.tok_start for row in memory.spans.rows if form is None and row.state in COLD]
+        cold.reserve(min(raw, default=memory.window_start), host)
+        if form is None or not self.tables:
+            return None
+        cold.reserve_packed(0, memory.window_start, host)
+        return FactorRows(memory, form)
 
     def _rounds(self, cells: int) -> int:
         """Rounds that fitting wishes into `cells` takes at most. Known before the first step: a captured step cannot
         take one more."""
-        page = self.rows.page
+        page = self.cold.page
         if page > 1:
             return rounds_for(1, 1)
         shortest, longest = self.memory.layout.recall_spans or (1, cells)
@@ -59,13 +83,18 @@ class StaticRecall:
             return
         for row in spans:
             tokens = row.tok_end - row.tok_start
-            if row.state in ("cold", "coarse"):
+            if row.state in COLD:
                 assert limits[0] <= tokens <= limits[1], f"a span of {tokens} tokens, where the layout says {limits}"
+
+    def publish(self) -> None:
+        """What went to the cold tier since the last call can be recalled by the next step."""
+        if self.factors is not None:
+            self.factors.publish()
 
     @property
     def bytes(self) -> int:
         tables = [x for t in self.tables.values() for x in (t.held, t.stamp, t.span, t.offset, t.live)]
-        factors = self.rows.factors.bytes if self.rows.factors is not None else 0
+        factors = self.factors.bytes if self.factors is not None else 0
         return factors + sum(x.numel() * x.element_size() for x in (*tables, self.moved))
 
     def bring(
@@ -76,12 +105,12 @@ class StaticRecall:
         tables, want = self.tables.get(layer), selection.want
         if tables is None or want.shape[1] == 0:
             return None
-        memory, rows, factors = self.memory, self.rows, self.rows.factors
+        memory, cold, factors = self.memory, self.cold, self.factors
         rounds = 1 if selection.fits else self._rounds(tables.live.shape[1])
         wishes = Wishes(want, selection.tokens, fire, clock, rounds, selection.reuse, selection.equal_reuse)
-        packed = None if factors is None else factors.tokens_of(rows.at(layer))
-        spans, unit_bytes = memory.spans, rows.page * memory.shape.head_token_bytes
-        source = Source(spans.lengths, spans.starts, packed, rows.page, rows.origin, unit_bytes)
+        packed = None if factors is None else factors.tokens_of(cold.at(layer))
+        spans, unit_bytes = memory.spans, cold.page * memory.shape.head_token_bytes
+        source = Source(spans.lengths, spans.starts, packed, cold.page, cold.origin, unit_bytes)
         moves = self.plan(tables, self._names(layer), wishes, source)
         self._move(layer, moves.unit)
         moved = moves.bytes
@@ -91,7 +120,7 @@ class StaticRecall:
             assert not selection.equal_reuse
             assert moves.came is not None
             assert moves.rebuilt is not None
-            at = rows.at(layer)
+            at = cold.at(layer)
             moved = moved + factors.bring(
                 at, layer, moves.came, tables.span, tables.offset, moves.rebuilt, *self._cells(layer)
             )
@@ -108,10 +137,10 @@ class StaticRecall:
         return slots.keys[:, zone], slots.values[:, zone]
 
     def _move(self, layer: int, unit: torch.Tensor) -> None:
-        page = self.rows.page
+        page = self.cold.page
         keys, values = (x.unflatten(1, (-1, page)) for x in self._cells(layer))
         move = cuda.fetch if keys.is_cuda else fetch
-        move(self.rows.layer(layer), unit, keys, values)
+        move(self.cold.layer(layer), unit, keys, values)
 
     def _names(self, layer: int) -> Names:
         slots, zone = self.memory.hot.slots(layer), self._zone(layer)

@@ -16,12 +16,11 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.session import Session
 from kvlens.gpu.static import cuda
 from kvlens.gpu.static.attend import SlotAttention
-from kvlens.gpu.static.factors import Host
 from kvlens.gpu.static.recall import StaticRecall
 from kvlens.gpu.static.ring import Record, Ring
-from kvlens.gpu.static.rows import HostRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.pool_attend import fits
+from kvlens.memory.cold import Pools
 from kvlens.memory.hot import ROLE, Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.spantable import WINDOW
@@ -53,16 +52,14 @@ class StaticSession:
         self,
         session: Session,
         model: Any,
-        last: int,
         ring: int = 0,
         record: Record = "heads",
-        host: Host | None = None,
+        host: Pools | None = None,
         kernels: Backend | None = None,
     ) -> None:
-        """last: no token will lie at this position or after it; ring: steps that a ring of instruments holds, 0: no
-        instruments; record: what it holds; host: gives host memory for the cold tier, None: memory of its own; kernels:
-        what attends and plans recalls, None: the kernels on CUDA (k1 where heads are as wide as a power of two),
-        PyTorch elsewhere."""
+        """ring: steps that a ring of instruments holds, 0: no instruments; record: what it holds; host: gives host
+        memory for a cold tier in which nothing lies yet, None: the link's; kernels: what attends and plans recalls,
+        None: the kernels on CUDA (k1 where heads are as wide as a power of two), PyTorch elsewhere."""
         assert session.decoding, "prefill has not finished"
         assert session.observer is None, "a recorder follows the ordinary session only"
         assert not any(pool.zones.held for pool in session.memory.hot.pools), "holds are the ordinary session's"
@@ -70,9 +67,7 @@ class StaticSession:
         memory = self.memory = session.memory
         self.method, self.group = session.method, memory.shape.group
         self.method.keeps_journal = False
-        self.rows = rows = HostRows(memory, last, self.method.factor_form(), host)
-        memory.cold = memory.recaller.cold = rows
-        self.recall = StaticRecall(memory, rows, kernels)
+        self.recall = StaticRecall(memory, self.method.factor_form(), kernels, host)
         self.ring = (
             Ring(ring, memory.shape, memory.device, memory.spans.capacity if record == "spans" else 0) if ring else None
         )
@@ -81,10 +76,8 @@ class StaticSession:
         self.aside = cuda.aside(memory.device)
         self.cache = SessionCache(self, memory.shape.layers)
         self.position = torch.full((1,), session.context.prompt_tokens, dtype=torch.long, device=memory.device)
-        self._windows = [Window(pool, torch.zeros_like(self.position)) for pool in memory.hot.pools]
-        self._window_of = [
-            (window, layer - window.pool.layers.start) for window in self._windows for layer in window.pool.layers
-        ]
+        self._windows = [Window(pool, torch.zeros_like(self.position)) for pool in memory.hot.pools if pool.bag is None]
+        self._window_of = {layer: window for window in self._windows for layer in window.pool.layers}
         self._all = torch.ones(memory.shape.kv_heads, dtype=torch.bool, device=memory.device)
         self._set: Selection | None = None
         self._shown: object = self
@@ -112,8 +105,12 @@ class StaticSession:
         anew."""
         memory, spans = self.memory, len(self.memory.spans)
         self.session.between_steps(step, previous)
-        memory.advance(self.session.context.prompt_tokens + step)
-        self.rows.publish()
+        position = self.session.context.prompt_tokens + step
+        memory.advance(position)
+        if memory.layout.bag:
+            memory.keeper.take(position)
+            self.slots.fed()
+        self.recall.publish()
         self.recall.check(memory.spans.rows[spans:])
         if len(memory.spans) > spans:
             self.slots.check()
@@ -165,9 +162,16 @@ class StaticSession:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The step's token: keys, values [H_kv, 1, D]."""
-        window, at = self._window_of[layer]
-        window.pool.keys[at].index_copy_(1, window.slot, keys)
-        window.pool.values[at].index_copy_(1, window.slot, values)
+        pool = self.memory.hot.pool(layer)
+        at = layer - pool.layers.start
+        if pool.bag is None:
+            slot = self._window_of[layer].slot
+            pool.keys[at].index_copy_(1, slot, keys)
+            pool.values[at].index_copy_(1, slot, values)
+        else:
+            newest = pool.bag[at, :, None, None].expand_as(keys)
+            pool.keys[at].scatter_(1, newest, keys)
+            pool.values[at].scatter_(1, newest, values)
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now

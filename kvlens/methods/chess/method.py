@@ -40,6 +40,7 @@ class Chess(Method):
     )
     Parameters = ChessParameters
     presets = PRESETS
+    static_ready = True
     exact_without_budget = False
     keeps_all = True
     selects_between_steps = True

@@ -35,6 +35,7 @@ class CompressKV(PromptEviction):
     )
     Parameters = CompressKVParameters
     presets = PRESETS
+    static_ready = True
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
     observed_queries = OBSERVED
     journal_names = {  # noqa: RUF012

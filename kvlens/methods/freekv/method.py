@@ -39,6 +39,7 @@ class FreeKV(Method):
     )
     Parameters = FreeKVParameters
     presets = PRESETS
+    static_ready = True
     params: FreeKVParameters
 
     def __init__(self, params: FreeKVParameters, context: RunContext) -> None:

@@ -50,6 +50,7 @@ class SeKV(Method):
     )
     Parameters = SeKVParameters
     presets = PRESETS
+    static_ready = True
     exact_without_budget = False
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
@@ -155,7 +156,7 @@ class SeKV(Method):
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
         from kvlens.methods.sekv import router as sekv_router
-        from kvlens.methods.sekv.codec import Pending, SpanCodec
+        from kvlens.methods.sekv.codec import SpanCodec
 
         device, params = keys.device, self.params
         compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
@@ -163,12 +164,12 @@ class SeKV(Method):
         mean_keys, mean_values = (self._means(x, [spans[i] for i in compressed], start) for x in (keys, values))
         summary = sekv_router.summaries(self._heads(self._weight), mean_keys.float())
         shared = summary.unflatten(1, (keys.shape[1], -1)).mean(2)
-        packing: dict[int, Pending] = {}
+        packing: dict[int, torch.Tensor] = {}
         for place, i in enumerate(compressed):
             row = self._rows + place
             self._summary[:, :, row] = summary[:, :, place].to(self._summary.dtype)
             self._span[row], self._length[row] = first_id + i, len(spans[i])
-            packing[first_id + i] = Pending(spans[i].tok_start, shared[:, :, place])
+            packing[first_id + i] = shared[:, :, place]
         self._rows += len(compressed)
         return Placement(
             spans,

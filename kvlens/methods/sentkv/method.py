@@ -43,6 +43,7 @@ class SentKVCompress(Method):
     )
     Parameters = SentKVParameters
     presets = PRESETS
+    static_ready = True
     floor_is_exact = False
     journal_names = {  # noqa: RUF012
         "token_budget": "tokens attended at a step by one reader: [in all, sinks, open chunk, of closed chunks]",

@@ -13,7 +13,6 @@ import streamlit as st
 
 from kvlens.figures.drawn import drawn
 from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
-from kvlens.gpu.bench.floors import TITLES
 from kvlens.gpu.bench.rates import WORDS, words
 from kvlens.gpu.bench.result import (
     CeilingRow,
@@ -26,12 +25,13 @@ from kvlens.gpu.bench.result import (
     StepRow,
 )
 from kvlens.gpu.bench.schema import measured, read
+from kvlens.gpu.bench.settings import title
 from kvlens.ui.benchmarks.benchview import folder
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 
 Kind = TypeVar("Kind")
-SCOPES = {"decode": "Whole decode steps", "compiled": "Whole steps, compiled", "path": "Attention path and matmuls"}
+SCOPES = {"decode": "Whole decode steps", "compiled": "Whole steps, compiled"}
 """what was timed -> title; a result has those that were measured"""
 
 
@@ -217,7 +217,7 @@ def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "method": TITLES.get(row.method, row.method),
+                "method": title(row.method),
                 "replayed rates": words(row.rates, row.rates_from),
                 "sequences": row.batch,
                 "steps": row.steps,
@@ -243,7 +243,7 @@ def _recording(result: Result) -> None:
     found = rows(result, RecordingRow)
     if not found:
         return
-    where = f"{TITLES.get(found[0].method, found[0].method)} at {found[0].context // 1024}K"
+    where = f"{title(found[0].method)} at {found[0].context // 1024}K"
     _draw(
         recording(found),
         key="gpu_recording",

@@ -15,6 +15,8 @@ import streamlit as st
 from kvlens import methods
 from kvlens.figures.metrics import METRICS, metric_of
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.models import catalogue as catalogued
+from kvlens.models.find import default_model
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 from kvlens.ui.common.pagereader import PageReader, shown_frame
 from kvlens.ui.common.player import payload
@@ -61,9 +63,11 @@ def catalogue() -> list[dict[str, Any]]:
 
 
 def models() -> list[str]:
-    """Models to offer: the demo model, then those of earlier runs."""
-    used = [str(name) for name in runs()["model"].dropna().unique() if name not in ("demo", "synthetic")]
-    return ["demo", *used]
+    """Models to offer: those that have a name here, the default one first, then those of earlier runs."""
+    known = catalogued.names()
+    first = default_model()
+    used = [str(name) for name in runs()["model"].dropna().unique() if name != "synthetic"]
+    return list(dict.fromkeys([first, *known[:-1], *used, known[-1]]))
 
 
 def stamp(uid: str) -> int:

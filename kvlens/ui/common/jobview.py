@@ -14,6 +14,7 @@ SETTLE_S = 0.4
 """until a browser has heard that it need not poll any more"""
 
 _PHASES = {
+    "convert": "Making the model ready, once",
     "load": "Loading the model",
     "check": "Checking that the method can keep to its budget",
     "reference": "Making the full-KV reference",
@@ -24,7 +25,14 @@ _PHASES = {
     "search": "Looking for the smallest set of heads",
     "store": "Storing the trace",
 }
-_UNITS = {"check": "tokens", "prefill": "tokens", "decode": "steps", "reference": "steps", "search": "repeats"}
+_UNITS = {
+    "convert": "MiB",
+    "check": "tokens",
+    "prefill": "tokens",
+    "decode": "steps",
+    "reference": "steps",
+    "search": "repeats",
+}
 
 
 @st.cache_resource(show_spinner=False, on_release=JobManager.shutdown)

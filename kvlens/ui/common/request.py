@@ -27,9 +27,10 @@ class PromptChoice:
             "answer": prompt.answer,
             "needle": [list(pair) for pair in prompt.needle],
             "seed": prompt.seed,
+            "answer_prefix": prompt.answer_prefix,
         }
         return json.dumps(
-            content | {name: value for name, value in known.items() if value not in (None, [])}, ensure_ascii=False
+            content | {name: value for name, value in known.items() if value not in (None, [], "")}, ensure_ascii=False
         )
 
 
@@ -47,6 +48,9 @@ class MethodChoice:
     """parameters that differ from the preset"""
     against: bool = False
     """record what each step loses against full KV"""
+    chat: str = "auto"
+    """whether the prompt is fed in the model's chat form"""
+    system: str | None = None
 
 
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
@@ -74,6 +78,10 @@ def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str
         argv += ["--set", f"{name}={value}"]
     if choice.against:
         argv.append("--against-full")
+    if choice.chat != "auto":
+        argv += ["--chat", choice.chat]
+    if choice.system is not None:
+        argv += ["--system", choice.system]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 

@@ -1,51 +1,36 @@
-"""Counting tokens before a run, without transformers: the tokenizer.json of the chosen model when it is on this
+"""Counting tokens before a run, without transformers: by the tokenizer of the chosen model when it is on this
 machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
-from kvlens.demo.encode import demo_encode
+import streamlit as st
 
-
-@lru_cache(maxsize=4)
-def encoder(model: str) -> tuple[Callable[[str], list[int]], bool]:
-    """Text -> token ids without special tokens, and whether that is the model's own tokenizer or, as a stand-in, the
-    demo's."""
-    path = _tokenizer_file(model)
-    if path is None:
-        return demo_encode(), model == "demo"
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    return (lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)), True
+from kvlens.models.find import DEMO, SMOLLM2, ready, resolve
+from kvlens.tasks import Encoding
+from kvlens.tasks.encoding import encoding, encoding_in
 
 
-@lru_cache(maxsize=4)
-def special_tokens(model: str) -> int:
-    """How many tokens of its own the model's tokenizer adds to a prompt; the demo's one where it is not on this
-    machine."""
-    path = _tokenizer_file(model)
-    if path is None:
-        return 1
-    from tokenizers import Tokenizer
+def counting(model: str, chat: str = "auto", system: str | None = None) -> tuple[Encoding, str | None]:
+    """How the model's prompts are counted, and, where another tokenizer stands in for its own, why. The real model that
+    a package carries is made ready here at its first use, which takes seconds.
 
-    return int(Tokenizer.from_file(str(path)).num_special_tokens_to_add(False))
-
-
-def _tokenizer_file(model: str) -> Path | None:
-    """A file of a local model or of the Hugging Face cache; never fetched."""
-    if model == "demo":
-        return None
-    local = Path(model).expanduser() / "tokenizer.json"
-    if local.is_file():
-        return local
+    Raises ValueError with one sentence for a chat form that cannot be had."""
+    if model == DEMO:
+        return encoding(DEMO, chat, system), None
     try:
-        from huggingface_hub import try_to_load_from_cache
+        if model == SMOLLM2 and ready(model) is None:
+            with st.spinner("Making smollm2 ready: its first use converts it, once…"):
+                resolve(model)
+        folder = ready(model)
+    except ValueError as problem:
+        return _stand_in(), str(problem)
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return _stand_in(), f"The tokenizer of {model} can be read when it has been loaded once."
+    return encoding_in(folder, chat, system), None
 
-        cached = try_to_load_from_cache(model, "tokenizer.json")
-    except (ImportError, ValueError):
-        return None
-    return Path(cached) if isinstance(cached, str) else None
+
+@lru_cache(maxsize=1)
+def _stand_in() -> Encoding:
+    return encoding(DEMO)

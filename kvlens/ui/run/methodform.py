@@ -8,18 +8,13 @@ import streamlit as st
 
 from kvlens.ui.common.request import MethodChoice, changed_parameters
 from kvlens.ui.common.widgets import plain
+from kvlens.ui.run.modelform import model_form
 
 
 def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodChoice:
     """Draws the form and returns what it says. `models`: names to offer besides any the user types."""
-    model = st.selectbox(
-        "Model",
-        models,
-        key="form_model",
-        accept_new_options=True,
-        persist_state="session",
-        help="'demo' is the small model in this package. Or type a Hugging Face id or the path of a local model.",
-    )
+    chosen = model_form(models)
+    model = chosen.model
     names = [entry["name"] for entry in catalogue]
     titles = {entry["name"]: entry["title"] for entry in catalogue}
     method = st.selectbox(
@@ -63,7 +58,16 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     changed = changed_parameters(entry["parameters"], entry["presets"].get(preset or "", {}), values)
     against = _against(method)
     return MethodChoice(
-        method, str(model or "demo"), preset, str(budget).strip(), int(max_new), int(seed), changed, against
+        method,
+        model,
+        preset,
+        str(budget).strip(),
+        int(max_new),
+        int(seed),
+        changed,
+        against,
+        chosen.chat,
+        chosen.system,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens.figures.metrics import si_bytes
+from kvlens.prompts import PromptText
 from kvlens.runs.preflight import estimate
 from kvlens.ui.common import widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
@@ -14,22 +15,32 @@ from kvlens.ui.common.request import MethodChoice, PromptChoice
 
 @st.cache_data(max_entries=64, show_spinner="Estimating…")
 def _estimate(
-    text: str, model: str, method: str, preset: str | None, changed: dict[str, Any], budget: str, max_new: int
+    prompt: PromptText,
+    model: str,
+    method: str,
+    preset: str | None,
+    changed: dict[str, Any],
+    budget: str,
+    max_new: int,
+    chat: str,
+    system: str | None,
 ) -> dict[str, Any]:
-    return estimate(text, model, method, changed, budget, max_new, preset)
+    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system)
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     """Draws the estimate; True when the run can be started."""
     try:
         found = _estimate(
-            prompt.prompt.text,
+            prompt.prompt,
             choice.model,
             choice.method,
             choice.preset,
             choice.changed,
             choice.budget,
             choice.max_new,
+            choice.chat,
+            choice.system,
         )
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import streamlit as st
 
-from kvlens.demo.tasks import TASKS, make_prompt
+from kvlens import tasks
+from kvlens.models.find import DEMO
 from kvlens.plaintext import visible
 from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
-from kvlens.ui.common.request import PromptChoice
-from kvlens.ui.common.widgets import error
+from kvlens.tasks import Encoding
+from kvlens.tasks.encoding import encoding as counted
+from kvlens.tasks.sample import sample_prompt
+from kvlens.ui.common.request import MethodChoice, PromptChoice
+from kvlens.ui.common.tokens import counting
+from kvlens.ui.common.widgets import error, plain
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",
@@ -19,12 +22,26 @@ _TASK_WORDS = {
     "note": "note: a longer note to recite",
     "list": "list: several facts to gather",
 }
-Encode = Callable[[str], list[int]]
 SAMPLE = ("multikey", 1024, 0.4, 4)
-"""task, length in tokens, depth, seed of the sample prompt"""
+"""task, length in tokens, depth, seed of the toy's sample prompt"""
+REAL_TASK = "niah_multikey"
+"""the task that the form opens with for a real model"""
 
 
-def prompt_form(encode: Encode) -> PromptChoice | None:
+def prompt_for(choice: MethodChoice) -> PromptChoice | None:
+    """Draws the form for a model; None while there is no usable prompt (the reason is on the page)."""
+    try:
+        encoding, stand_in = counting(choice.model, choice.chat, choice.system)
+    except ValueError as problem:
+        error(str(problem))
+        return None
+    prompt = prompt_form(encoding, choice.model == DEMO)
+    if stand_in is not None:
+        st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
+    return prompt
+
+
+def prompt_form(encoding: Encoding, toy: bool) -> PromptChoice | None:
     """Draws the form; None while there is no usable prompt (the reason is on the page)."""
     kinds = ("Generated task", "Upload", "Paste")
     kind = st.segmented_control(
@@ -34,30 +51,31 @@ def prompt_form(encode: Encode) -> PromptChoice | None:
         return _upload()
     if kind == "Paste":
         return _paste()
-    return _generated(encode)
+    return _generated(encoding, toy)
 
 
-def sample(encode: Encode) -> PromptChoice:
-    """The prompt of the 'Run the sample prompt' button."""
-    return generate(encode, *SAMPLE)
+def sample(model: str) -> PromptChoice:
+    """The prompt of the 'Run the sample prompt' button: a question about a real text, or one in the toy's language."""
+    if model == DEMO:
+        return generate(counted(DEMO), *SAMPLE)
+    return PromptChoice(sample_prompt(), "a question about kvlens' own licence")
 
 
-def generate(encode: Encode, task: str, length: int, depth: float, seed: int) -> PromptChoice:
+def generate(encoding: Encoding, task: str, length: int, depth: float, seed: int) -> PromptChoice:
     """A generated task; ValueError with one sentence when the length does not hold it."""
-    made = make_prompt(task, length, depth, seed, encode)
-    return PromptChoice(
-        PromptText(made.text, made.answer, made.needle, task, seed),
-        f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}",
-    )
+    made = tasks.ask(tasks.get(task), length, depth, seed, encoding)
+    return PromptChoice(tasks.prompt_of(made), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}")
 
 
-def _generated(encode: Encode) -> PromptChoice | None:
+def _generated(encoding: Encoding, toy: bool) -> PromptChoice | None:
+    entries = {entry["name"]: entry for entry in tasks.catalogue() if entry["demo_language"] == toy}
+    names = list(entries)
     task = st.selectbox(
         "Task",
-        TASKS,
-        index=TASKS.index(SAMPLE[0]),
-        format_func=lambda name: _TASK_WORDS.get(name, name),
-        key="form_task",
+        names,
+        index=names.index(SAMPLE[0] if toy else REAL_TASK),
+        format_func=lambda name: _TASK_WORDS.get(name, f"{name}: {entries[name]['summary']}"),
+        key="form_task" if toy else "form_task_real",
         persist_state="session",
     )
     left, middle, right = st.columns(3)
@@ -76,7 +94,7 @@ def _generated(encode: Encode) -> PromptChoice | None:
     )
     seed = right.number_input("Prompt seed", 0, 2**31 - 1, SAMPLE[3], key="form_prompt_seed", persist_state="session")
     try:
-        choice = generate(encode, task, int(length), depth / 100, int(seed))
+        choice = generate(encoding, task, int(length), depth / 100, int(seed))
     except ValueError as problem:
         error(f"{problem}.".replace("..", "."))
         return None
@@ -145,6 +163,8 @@ def _show(choice: PromptChoice) -> None:
         st.text(visible(f"Asked for: {asked}  ({where})"))
     if prompt.answer:
         st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
+    if prompt.answer_prefix:
+        st.text(visible(f"The answer is begun with: {prompt.answer_prefix.strip()}"))
     if prompt.text != prompt.text.rstrip():
         st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):

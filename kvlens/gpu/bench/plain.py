@@ -1,8 +1,8 @@
-"""transformers' own offloaded cache: every layer's keys and values go to host memory after their use and come back a
-layer ahead.
+"""transformers alone, on the same model with its own SDPA attention: what whole steps are held against.
 
-It is transformers' code as it is, on the same model, with transformers' SDPA attention: pageable host memory, whole
-tensors both ways, a concatenation per layer and step, no graph. Several sequences are one batch of it.
+Eager: its growing cache, a concatenation per layer and step, no graph. Static: its static cache, the model compiled by
+inductor with CUDA graphs, as its documentation advises. Offloaded: the growing cache in pageable host memory, every
+layer's keys and values there after their use and back a layer ahead. Several sequences are one batch of each.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvlens.gpu.bench.device import p95
+from kvlens.gpu.bench.device import Step, p95
 from kvlens.gpu.bench.model import random_model
 from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.settings import OFFLOADED, STATIC
 
 SECONDS = 20.0
 """a step takes up to seconds: fewer than 200 are timed where they would take longer than this"""
@@ -26,9 +28,11 @@ ROOM = 1.25
 """host memory asked for beside the cache, as a share of it: layers come and go"""
 
 
-def refused(bench: Bench, context: int, batch: int, link: float | None) -> str | None:
+def refused(bench: Bench, name: str, context: int, batch: int, link: float | None) -> str | None:
     """Why it is not tried: host memory that does not suffice, or a bus that would be held too long. link: bytes per
     second, if known."""
+    if name != OFFLOADED:
+        return None
     whole = batch * bench.model.kv.full_kv_bytes(context)
     free = host_bytes()
     if free is not None and ROOM * whole > free and not bench.dry:
@@ -69,21 +73,16 @@ def host_bytes(system: Path = Path("/")) -> int | None:
 
 
 @torch.inference_mode()
-def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
-    """Columns of a step row. On the CPU there is nothing to offload to: the same cache without it."""
+def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
+    """Columns of a step row. On the CPU nothing is offloaded and nothing compiled: the same caches without."""
     from kvlens.engine.hf_attention import ATTENTION
 
     loaded = bench.keep_alone("model", lambda: random_model(bench))
     loaded.model.set_attn_implementation("sdpa")
     try:
         bench.device.reset_peak()
-        cache = _filled(bench, loaded.model.config, context, batch)
-        tokens = torch.ones(batch, 1, dtype=torch.long, device=bench.device.at)
-
-        def step() -> None:
-            logits = loaded.model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-            tokens.copy_(logits[:, -1].argmax(-1, keepdim=True))
-
+        cache, forward = _made(bench, loaded.model, name, context, batch)
+        step = _step(bench, forward, cache, batch)
         begun = time.monotonic()
         bench.device.times(step, 1)
         each = (time.monotonic() - begun) / 2  # a step comes before the one that is timed
@@ -91,9 +90,8 @@ def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
         times = bench.device.times(step, count)
     finally:
         loaded.model.set_attn_implementation(ATTENTION)
-    few = f"; {count} steps instead of {bench.repeats}" if count < bench.repeats else ""
     return {
-        "graph": False,
+        "graph": name == STATIC and not bench.dry,
         "steps": count,
         "median": statistics.median(times),
         "p95": p95(times),
@@ -101,21 +99,41 @@ def timed(bench: Bench, context: int, batch: int) -> dict[str, Any]:
         "peak_bytes": bench.device.peak_bytes(),
         "resident_bytes": 0,
         "kernels": "torch",
-        "note": "transformers' DynamicCache with offloading and SDPA" + few,
+        "note": f"{count} steps instead of {bench.repeats}" if count < bench.repeats else "",
     }
 
 
-def _filled(bench: Bench, config: Any, context: int, batch: int) -> Any:
-    """A cache that holds `context` random tokens of every sequence in every layer, all but the first layer's in host
-    memory."""
-    from transformers import DynamicCache
+def _step(bench: Bench, forward: Callable[..., Any], cache: Any, batch: int) -> Step:
+    """A step that feeds the likeliest tokens of the one before."""
+    tokens = torch.ones(batch, 1, dtype=torch.long, device=bench.device.at)
 
-    kv, normal = bench.model.kv, bench.device.normal
-    cache = DynamicCache(config=config, offloading=not bench.dry)
-    layers: Any = cache.layers
-    for at, layer in enumerate(layers):
+    def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        logits = forward(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        tokens.copy_(logits[:, -1].argmax(-1, keepdim=True))
+
+    return step
+
+
+def _made(bench: Bench, model: Any, name: str, context: int, batch: int) -> tuple[Any, Callable[..., Any]]:
+    """A cache that holds `context` random tokens of every sequence in every layer, and what is called with it."""
+    from transformers import DynamicCache, StaticCache
+
+    kv, normal, config, forward = bench.model.kv, bench.device.normal, model.config, model.forward
+    offloading = name == OFFLOADED and not bench.dry
+    cache: Any
+    if name == STATIC:
+        cache = StaticCache(config=config, max_cache_len=context + bench.repeats + 8)
+        forward = forward if bench.dry else torch.compile(forward, dynamic=False, mode="reduce-overhead")
+    else:
+        cache = DynamicCache(config=config, offloading=offloading)
+    for at, layer in enumerate(cache.layers):
         layer.update(*(normal(batch, kv.kv_heads, context, kv.head_dim) for _ in range(2)))
-        if at and not bench.dry:
+        if at and offloading:
             layer.offload()
             bench.device.wait()
-    return cache
+    if name == STATIC:  # what compiles does so before anything is timed
+        warm = _step(bench, forward, cache, batch)
+        for _ in range(3):
+            warm()
+    return cache, forward

@@ -1,0 +1,92 @@
+"""What one generation is asked for, and what came out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from kvlens.rows import Loss, SelfCheck
+
+Progress = Callable[[str, int, int], None]
+"""phase ('prefill' | 'place' | 'decode'), done, total (tokens)"""
+
+
+class Cancelled(Exception):
+    """The caller asked to stop; what was recorded so far is kept, with its self-checks."""
+
+    def __init__(self) -> None:
+        super().__init__("cancelled")
+        self.checks: list[SelfCheck] = []
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to generate and what to log. temperature 0 is greedy; top_p and seed matter above it."""
+
+    max_new: int = 64
+    seed: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    """stop after the token with which the output contains one of these"""
+    ignore_eos: bool = False
+    """go on to max_new tokens whatever comes"""
+    prefill_chunk: int = 512
+    """tokens; 0: the whole prompt at once"""
+    forced: tuple[int, ...] | None = None
+    """token ids to feed instead of the method's own choices; the run has as many steps"""
+    planned: int | None = None
+    """decode steps that the device is divided for; None: as many as the run can have. A forced repeat of a run that was
+    to have more steps than it came to needs the run's number: budget and zones depend on it"""
+    top_k: int = 16
+    coverage: bool = False
+    oracle: str = "auto"
+    """at which steps and layers full attention by span is recorded, see kvlens.recording.sampling; nothing without
+    coverage"""
+
+    def __post_init__(self) -> None:
+        if self.max_new < 1:
+            raise ValueError("--max-new must be at least 1 token.")
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise ValueError("temperature must be at least 0 and top_p in (0, 1].")
+        if self.prefill_chunk < 0 or self.top_k < 1:
+            raise ValueError("prefill_chunk must be at least 0 and top_k at least 1.")
+        if self.forced is not None and not self.forced:
+            raise ValueError("a forced run needs at least one token to feed.")
+        if self.planned is not None and self.planned < self.steps:
+            raise ValueError(f"the device is divided for {self.planned} steps, and the run has {self.steps}.")
+
+    @property
+    def steps(self) -> int:
+        """Decode steps at most."""
+        return len(self.forced) if self.forced is not None else self.max_new
+
+
+@dataclass
+class Result:
+    """What came out. Times in seconds."""
+
+    ids: list[int]
+    text: str
+    surprisal: torch.Tensor
+    """float32 [prompt tokens], nats, NaN at position 0"""
+    logprobs: list[float]
+    stopped: str
+    """eos | stop | length | forced"""
+    prefill_s: float
+    decode_s: float
+    """of the whole loop, without the comparison with a reference"""
+    step_s: list[float]
+    peak_bytes: int
+    """largest device-resident KV bytes inside any decode step"""
+    checks: list[SelfCheck]
+    logits: list[torch.Tensor] = field(default_factory=list)
+    """float32 [V] per step, only when asked for"""
+    losses: list[Loss | None] = field(default_factory=list)
+    """per step, where a reference was given; None where the contexts differ"""
+    kernels: str = ""
+    """what attention ran on: torch, triton or both"""
+    link_host_wait_s: float = 0.0
+    """how long the host stood still for the link, the model's own waiting apart"""

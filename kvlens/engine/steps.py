@@ -1,0 +1,81 @@
+"""Decode steps as the loop takes them: what makes one, and what goes into it from step to step.
+
+B sequences, V entries of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.session import Session
+from kvlens.methods.base import StepEnd
+from kvlens.prompts import Prompt
+
+
+class Step(Protocol):
+    """Makes decode steps of one sequence or of several, whatever it runs on."""
+
+    def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
+        """Feed each sequence its token in decode step `number` -> logits [B, V], which the next call may overwrite.
+        ended: the step before, as each sequence's method may know it; what the method decides because of it is done
+        first. None at step 0."""
+
+
+class SessionStep:
+    """The engine's own step: one sequence, whose session decides and moves on the host."""
+
+    def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache) -> None:
+        self.model, self.session, self.cache = loaded.model, session, cache
+
+    def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
+        (token,), (previous,) = tokens, ended
+        self.session.begin_step(number, previous)
+        fed = torch.tensor([[token]], device=self.model.device)
+        out = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+
+class Course:
+    """One sequence from step to step: the token that is fed, and what its method is told of a step that has ended."""
+
+    def __init__(self, prompt: Prompt, first: int, surprisal: float, decode: Callable[[list[int]], str]) -> None:
+        """first: position of the first token that is fed, the prompt's last; surprisal: its own, in nats."""
+        self._first, self._decode = first, decode
+        self.token, self.text, self.surprisal = prompt.ids[-1], prompt.pieces[-1], surprisal
+        self.logprobs: torch.Tensor | None = None
+        """float32 [V], of the step that ended last; None before the first"""
+        self.ended: StepEnd | None = None
+        self.steps = 0
+        """steps that have ended"""
+
+    def produced(self, logits: torch.Tensor) -> torch.Tensor:
+        """The step that was fed `token` has ended with logits [V] -> their logarithms of probabilities."""
+        self.logprobs = logprobs = logits.float().log_softmax(-1)
+        entropy, varentropy = entropies(logprobs)
+        position = self._first + self.steps
+        self.ended = StepEnd(self.steps, position, self.surprisal, entropy, varentropy, self.text)
+        self.steps += 1
+        return logprobs
+
+    def feed(self, token: int) -> None:
+        """`token` goes into the next step. Step 0 feeds the prompt's last token."""
+        if self.logprobs is None:
+            assert token == self.token, "step 0 feeds the prompt's last token"
+            return
+        self.token, self.text = token, self._decode([token])
+        self.surprisal = -float(self.logprobs[token])
+
+
+def entropies(logprobs: torch.Tensor) -> tuple[float, float]:
+    """Mean and variance of -log p, in nats and nats squared: the entropy of a distribution and its varentropy. logprobs
+    [V]."""
+    p = logprobs.exp()
+    entropy = -(p * logprobs).nan_to_num(0.0).sum()
+    spread = (p * (logprobs + entropy).square()).nan_to_num(0.0).sum()
+    return float(entropy), float(spread)

@@ -1,0 +1,48 @@
+"""Which model, in which form it is fed, and where it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import streamlit as st
+
+from kvlens.chat import CHOICES
+from kvlens.models.catalogue import label
+from kvlens.models.device import expected
+from kvlens.ui.common.widgets import plain
+
+_CHAT = {
+    "auto": "auto: chat form where the model has one",
+    "on": "on: the model's chat form",
+    "off": "off: the text as it is",
+}
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """A model, and how the prompt is fed to it. system: None for the template's own."""
+
+    model: str
+    chat: str = "auto"
+    system: str | None = None
+
+
+def model_form(models: list[str]) -> ModelChoice:
+    """Draws the fields and returns what they say. `models`: names to offer besides any the user types."""
+    model = st.selectbox(
+        "Model",
+        models,
+        key="form_model",
+        accept_new_options=True,
+        persist_state="session",
+        format_func=label,
+        help="A name (kvlens models lists them), or type the path of a model's folder or .gguf file, or a hub id whose "
+        "files are on this machine.",
+    )
+    left, right = st.columns(2)
+    chat = left.selectbox("Chat form", CHOICES, key="form_chat", persist_state="session", format_func=_CHAT.__getitem__)
+    system = right.text_input(
+        "System message (optional)", key="form_system", persist_state="session", help="Empty: the chat template's own."
+    )
+    st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
+    return ModelChoice(str(model), str(chat), system.strip() or None)
