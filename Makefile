@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test lint types clean
+.PHONY: app test lint types soak clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -21,6 +21,11 @@ lint: $(DEV_STAMP)
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy
+
+# Kills, damaged files and hostile files for so many minutes; fails when anything was lost, hung or crashed.
+MINUTES ?= 20
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis

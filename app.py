@@ -1,11 +1,23 @@
-"""kvlens: navigation and theme; the pages are in pages/, what they are made of in kvlens/ui and kvlens/figures."""
+"""kvlens: navigation and theme; the pages are in pages/, what they are made of in kvlens/ui and kvlens/figures.
 
-import streamlit as st
+`streamlit run app.py` reads this file twice: once as the server, which has a door, and for every visitor as the script.
+"""
 
-from kvlens.ui.common.nav import ICON, STYLE, navigation
-from kvlens.ui.common.widgets import guarded
+from starlette.middleware import Middleware
+from streamlit.starlette import App
 
-st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
-st.html(STYLE)
-st.logo(ICON, size="medium")
-guarded(navigation().run)()
+from kvlens.ui.common.door import Door
+
+if __name__ == "__main__":
+    import streamlit as st
+
+    from kvlens.ui.common.nav import ICON, STYLE, navigation
+    from kvlens.ui.common.widgets import guarded
+
+    st.set_page_config(page_title="kvlens", page_icon=ICON, layout="wide")
+    page = navigation()
+    st.html(STYLE)
+    st.logo(ICON, size="medium")
+    guarded(page.run)()
+else:
+    app = App(__file__, middleware=[Middleware(Door)])

@@ -13,6 +13,7 @@ from kvlens.chat import ChatForm, choose, template_of
 
 MAX_BYTES = 5 * 2**20
 SUFFIXES = (".txt", ".md", ".json")
+_HALF = re.compile(r"[\ud800-\udfff]")
 
 
 class BadPrompt(ValueError):
@@ -68,6 +69,8 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     """Raises BadPrompt when the text is empty or holds NUL characters, or a needle lies outside it."""
     if not prompt.text.strip():
         raise BadPrompt(f"{name} is empty: give a text to run.")
+    if _HALF.search("".join((prompt.text, prompt.answer or "", prompt.task or "", prompt.answer_prefix))):
+        raise BadPrompt(f"{name} holds half of a character (a lone surrogate), which is no text: save it as UTF-8.")
     if "\x00" in prompt.text:
         raise BadPrompt(f"{name} contains NUL characters, so it is not plain text.")
     for start, end in prompt.needle:
@@ -83,7 +86,7 @@ def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> Pr
     Raises BadPrompt when the passage is not in the text.
     """
     if answer and answer.strip():
-        prompt = replace(prompt, answer=answer.strip())
+        prompt = checked(replace(prompt, answer=answer.strip()), "the expected answer")
     if passage and passage.strip():
         words = passage.strip()
         places = [found.span() for found in re.finditer(re.escape(words), prompt.text)]
@@ -98,11 +101,13 @@ def _from_json(text: str, name: str) -> PromptText:
         data: Any = json.loads(text)
     except ValueError as error:
         raise BadPrompt(f"{name} is not valid JSON ({error}).") from None
+    except RecursionError:
+        raise BadPrompt(f"{name} is JSON nested too deep to be read: give the text in one object.") from None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         raise BadPrompt(f'{name} must be a JSON object with a string "text".')
     try:
         needle = tuple((int(start), int(end)) for start, end in data.get("needle") or ())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadPrompt(f'{name}: "needle" must be a list of [start, end] character ranges.') from None
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
     prefix = data.get("answer_prefix")
@@ -112,7 +117,7 @@ def _from_json(text: str, name: str) -> PromptText:
             answer if isinstance(answer, str) else None,
             needle,
             task if isinstance(task, str) else None,
-            seed if isinstance(seed, int) else None,
+            seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
         ),
         name,

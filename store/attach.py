@@ -1,13 +1,13 @@
 """Opening a run's file for reading: attached read-only to a private in-memory database which can reach nothing else.
 
-A DuckDB file can hold views and so make its reader touch other files. Three walls: only ordinary tables of the expected
-names are accepted, names are resolved in the attached file only when asked for by full name, and file and network
-access is off and locked before the first query.
+The walls of ``guarded`` stand before the file is opened. Beyond them: only ordinary tables of the expected names are
+accepted, and names are resolved in the attached file only when asked for by full name.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import duckdb
@@ -16,18 +16,17 @@ from pydantic import ValidationError
 from kvlens.meta import RunMeta
 from kvlens.store import queries
 from kvlens.store.errors import RunBusy, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.files import ordinary
+from kvlens.store.guarded import guarded
 from kvlens.store.lease import is_held
-from kvlens.store.runinfo import run_dir, sentence
+from kvlens.store.runinfo import read_info, run_dir, sentence
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
 from kvlens.store.versions import meta_now, relations, tables_of
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "threads": "2",
-    "memory_limit": "1GB",
-    "temp_directory": "",
-    "autoload_known_extensions": "false",
-    "autoinstall_known_extensions": "false",
-}
+#: More steps are no run of one prompt.
+MOST_STEPS = 1 << 24
+#: Of a DuckDB error: the disk, not the file, is at fault.
+_DISK = re.compile(r"no space|disk quota|file too large|could not (write|truncate|sync|create)|read-only file", re.I)
 
 
 def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
@@ -36,16 +35,15 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     path = folder / "trace.duckdb"
     if is_held(folder):
         raise RunBusy(f"Run {uid} is still being written; wait until it ends, its progress is in run.json.")
-    if not path.is_file():
-        raise UnreadableRun(
-            f"Run {uid} has no trace.duckdb, it ended before anything was logged; delete it and run again."
-        )
-    con = duckdb.connect(":memory:", config=_CONFIG)
+    if not ordinary(path):
+        raise unmade(uid) if not path.is_symlink() else linked(uid)
     try:
-        con.execute("ATTACH $path AS run (READ_ONLY)", {"path": str(path.resolve())})
-        con.execute("SET enable_external_access = false")
-        con.execute("SET lock_configuration = true")
-        for statement in relations(_check_tables(con, uid)):
+        con = guarded(path, read_only=True)
+    except duckdb.Error as error:
+        raise unmade(uid) if _being_made(folder) else unreadable(uid, error) from error
+    try:
+        version = check_tables(con, folder)
+        for statement in relations(version):
             con.execute(statement)
     except BaseException as error:
         con.close()
@@ -55,21 +53,55 @@ def attach(runs_dir: Path, uid: str) -> duckdb.DuckDBPyConnection:
     return con
 
 
+def unmade(uid: str) -> UnreadableRun:
+    """Of a run that died before there was anything to keep."""
+    return UnreadableRun(
+        f"Run {uid} has no trace, it ended before anything was logged, so nothing is lost by it; run it again."
+    )
+
+
+def linked(uid: str) -> UnreadableRun:
+    """Of a run whose trace is a link: it could lead to any file of this machine."""
+    return UnreadableRun(
+        f"The trace of run {uid} is a link, which is not followed; put the file itself into the run's folder."
+    )
+
+
+def _being_made(folder: Path) -> bool:
+    try:
+        return str(read_info(folder)["status"]) == "created"
+    except UnreadableRun:
+        return False
+
+
 def unreadable(uid: str, error: BaseException) -> TraceError:
-    """What a DuckDB error means to the user."""
+    """What a DuckDB error means to the user. Whatever it is, nothing of the run is given up by it."""
     text = str(error)
     if "lock on file" in text or "Unique file handle" in text:
         return RunBusy(f"Run {uid} is open for writing in another process; wait until it ends.")
     if "newer version" in text or "storage version" in text.lower():
         return SchemaTooNew(f"The trace of run {uid} was written by a later DuckDB ({sentence(error)}); update kvlens.")
+    if _DISK.search(text):
+        return TraceError(
+            f"The trace of run {uid} could not be written ({sentence(error)}); free disk space and try again, what it "
+            f"holds is kept."
+        )
+    if "WAL" in text:
+        return UnreadableRun(
+            f"The newest part of run {uid}, its write-ahead log, is damaged ({sentence(error)}); `kvlens runs recover "
+            f"{uid}` keeps what was committed before the damage."
+        )
     return UnreadableRun(
-        f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); delete the run or restore the file."
+        f"The trace of run {uid} is damaged or not a trace ({sentence(error)}); restore the file from a copy."
     )
 
 
-def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> int | None:
-    """The file's schema, once it is one this kvlens can read and all its tables are there."""
+def check_tables(con: duckdb.DuckDBPyConnection, folder: Path) -> int | None:
+    """The schema of the file attached as `run`, once it is one this kvlens can read and all its tables are there."""
+    uid = folder.name
     found = {row[0] for row in con.execute(queries.TABLES).fetchall()}
+    if not found and _being_made(folder):
+        raise unmade(uid)
     version = _version(con) if "meta" in found else None
     if version is not None and version > SCHEMA_VERSION:
         raise SchemaTooNew(
@@ -78,7 +110,7 @@ def _check_tables(con: duckdb.DuckDBPyConnection, uid: str) -> int | None:
     missing = tables_of(version, TABLES) - found
     if missing:
         raise UnreadableRun(
-            f"The trace of run {uid} lacks table {min(missing)}, so kvlens did not write it; delete the run."
+            f"The trace of run {uid} lacks table {min(missing)}, so it is not a trace that kvlens wrote whole."
         )
     return version
 
@@ -103,4 +135,22 @@ def read_meta(con: duckdb.DuckDBPyConnection, uid: str) -> RunMeta:
         why = sentence(error)
     except duckdb.Error as error:
         raise unreadable(uid, error) from error
-    raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({why}); delete the run.")
+    raise UnreadableRun(f"The meta table of run {uid} is not what kvlens writes ({why}); restore the file from a copy.")
+
+
+def stored_steps(con: duckdb.DuckDBPyConnection, uid: str) -> tuple[str, int, str | None]:
+    """(status, number of steps, error) as the file says, its number checked against the rows that are there: sizes are
+    taken from it, and a file could say anything."""
+    try:
+        state = con.execute(queries.STATE).fetchall()
+        if len(state) != 1:
+            raise UnreadableRun(f"The trace of run {uid} does not say how far it got; restore the file from a copy.")
+        (held,) = con.execute("SELECT count(*) FROM run.main.step").fetchall()[0]
+    except duckdb.Error as error:
+        raise unreadable(uid, error) from error
+    status, steps, why = str(state[0][0]), int(state[0][1]) + 1, state[0][2]
+    if not steps == held <= MOST_STEPS:
+        raise UnreadableRun(
+            f"The trace of run {uid} says that it has {steps:,} steps and holds {held:,}; restore the file from a copy."
+        )
+    return status, steps, why

@@ -63,6 +63,12 @@ def _row(folder: Path) -> dict[str, Any]:
     for name in ("model", "method", "preset", "task", "output_text", "error", "reference", "parent", "reference_key"):
         row[name] = None if row[name] is None else str(row[name])
     row |= {name: bool(row[name]) for name in ("forced", "hold")}
-    if isinstance(row["budget"], (dict, list)):
-        row["budget"] = str(row["budget"])
-    return row
+    row["budget"] = None if row["budget"] is None else str(row["budget"])
+    return row | {name: _number(row[name], whole=name != "duration_s") for name in _NUMBERS}
+
+
+def _number(value: object, whole: bool) -> float | None:
+    """A count or a duration as kvlens writes it; None for whatever else a run.json may hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1 << 62:
+        return None
+    return None if whole and value != int(value) else float(value)

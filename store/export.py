@@ -1,8 +1,8 @@
 """Handing data out: CSV, Parquet and JSON of what a run holds, streamed, with units in the column names.
 
-CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front. Parquet says in
-its metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers are null. The
-timeline of a run (``chrometrace``) is no table and goes as JSON alone.
+CSV meets spreadsheets, which run cells that begin like formulas: such text gets an apostrophe in front (`csv_cells`).
+Parquet says in its metadata which run it came from. JSON is one array of objects; not recorded and not finite numbers
+are null. The timeline of a run (``chrometrace``) is no table and goes as JSON alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ from kvlens.store.runinfo import config_hash, sentence
 from kvlens.store.schema import UNITS
 
 FORMATS = ("csv", "parquet", "json")
-_FORMULA = r"^([=+\-@\t\r])"
+#: What a formula begins with, in half or full width, behind spaces or not: in a cell, or in a line of one.
+_SIGN = r"[ \x{a0}\x{3000}]*[=+\-@\x{ff1d}\x{ff0b}\x{ff0d}\x{ff20}]"
+_FORMULAS = (
+    (rf"([\n\r\x{{0b}}\x{{0c}}\x{{85}}\x{{2028}}\x{{2029}}])({_SIGN})", r"\1'\2"),
+    (rf"^({_SIGN}|[\t\r\n])", r"'\1"),
+)
 
 _STATEMENTS = {
     "head-steps": queries.HEAD_STEPS.format(columns=", ".join(("step", "layer", "q_head", "kv_head", *HEAD_COLUMNS))),
@@ -105,11 +110,11 @@ def _batches(reader: TraceReader, what: str) -> Iterator[pa.Table]:
 
 
 def _csv(first: pa.Table, rest: Iterator[pa.Table], out: BinaryIO) -> None:
-    first = _plain_text(first)
+    first = csv_cells(first)
     with pacsv.CSVWriter(out, first.schema) as writer:
         writer.write_table(first)
         for table in rest:
-            writer.write_table(_plain_text(table))
+            writer.write_table(csv_cells(table))
 
 
 def csv_bytes(frame: pd.DataFrame) -> bytes:
@@ -119,11 +124,14 @@ def csv_bytes(frame: pd.DataFrame) -> bytes:
     return out.getvalue()
 
 
-def _plain_text(table: pa.Table) -> pa.Table:
+def csv_cells(table: pa.Table) -> pa.Table:
+    """The table with every text that a spreadsheet would take for a formula marked as text."""
     for index, field in enumerate(table.schema):
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type):
-            safe = pc.replace_substring_regex(table.column(index), _FORMULA, r"'\1")
-            table = table.set_column(index, field.name, safe)
+            cells = table.column(index)
+            for pattern, marked in _FORMULAS:
+                cells = pc.replace_substring_regex(cells, pattern, marked)
+            table = table.set_column(index, field.name, cells)
     return table
 
 

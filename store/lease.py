@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvlens.store.errors import RunBusy, TraceError
+from kvlens.store.files import PLAIN
 
 #: A probe by a reader holds a shared lock for an instant; a writer that meets one tries again for so long.
 _RETRY_S = 0.25
@@ -25,7 +26,7 @@ class Lease:
     def __init__(self, run_dir: Path) -> None:
         self.path = run_dir / "lock"
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | PLAIN, 0o644)
         except OSError as error:
             raise TraceError(
                 f"The lock of run {run_dir.name} cannot be opened ({error.strerror}); check the runs folder."
@@ -69,7 +70,7 @@ class Lease:
 def is_held(run_dir: Path) -> bool:
     """Whether some process, this one included, is writing the run now."""
     try:
-        fd = os.open(run_dir / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(run_dir / "lock", os.O_RDONLY | PLAIN)
     except OSError:
         return False
     try:

@@ -16,6 +16,9 @@ META = "SELECT key, value FROM run.main.meta"
 HAS_ROLLUP = f"SELECT count(*) FROM {source('head_run')}"
 STATE = "SELECT status, last_step, error FROM run.main.run_state"
 TABLES = "SELECT table_name FROM duckdb_tables() WHERE database_name = 'run' AND schema_name = 'main'"
+MORE_THAN_TABLES = """
+    SELECT view_name FROM duckdb_views() WHERE database_name = 'run' AND NOT internal
+    UNION ALL SELECT function_name FROM duckdb_functions() WHERE database_name = 'run' AND NOT internal"""
 
 SPAN_HEADS = """
     SELECT * FROM run.main.span_head

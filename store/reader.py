@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import duckdb
 import numpy as np
@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store import queries
-from kvlens.store.attach import attach, read_meta
+from kvlens.store.attach import attach, read_meta, stored_steps
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
+from kvlens.store.files import read_plain
 from kvlens.store.lensrecords import LensRecords
 from kvlens.store.memoryrecords import MemoryRecords
 from kvlens.store.methodrecords import MethodRecords
@@ -34,22 +35,21 @@ __all__ = ["RunBusy", "RunNotFound", "SchemaTooNew", "TraceError", "TraceReader"
 class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     """A run that is not being written any more. Safe to use from several threads."""
 
+    session: type[Session] = Session
+    """through which results come"""
+
     def __init__(self, con: duckdb.DuckDBPyConnection, folder: Path) -> None:
-        self._db, self._folder, self.uid = Session(con, folder.name), folder, folder.name
+        self._db, self._folder, self.uid = self.session(con, folder.name), folder, folder.name
         self.meta = read_meta(con, self.uid)
         self.n_layers: int = self.meta.layers
         self.q_heads: int = self.meta.q_heads
         self.kv_heads: int = self.meta.kv_heads
-        state = self._db.rows(queries.STATE)
-        if len(state) != 1:
-            raise UnreadableRun(f"The trace of run {self.uid} does not say how far it got; delete the run.")
-        self.status, self.error = str(state[0][0]), state[0][2]
-        self.n_steps: int = int(state[0][1]) + 1
+        self.status, self.n_steps, self.error = stored_steps(con, self.uid)
         self._summary_only = self.meta.trace_level == "summary"
         self._read_status()
 
     @classmethod
-    def open(cls, runs_dir: Path, uid: str) -> TraceReader:
+    def open(cls, runs_dir: Path, uid: str) -> Self:
         """Opens run `uid`, or raises a TraceError that says in one sentence why not."""
         con = attach(Path(runs_dir), uid)
         try:
@@ -116,8 +116,10 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
 
     def prompt_text(self) -> str:
         """The prompt as text; empty when it was not kept."""
-        path = self._folder / "prompt.txt"
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        try:
+            return read_plain(self._folder / "prompt.txt").decode("utf-8")
+        except (OSError, ValueError):
+            return ""
 
     def transfers(self, step: int | None = None, layer: int | None = None, kv_head: int | None = None) -> pd.DataFrame:
         """Copies between tiers; a copy for all KV heads of a layer belongs to each of them."""

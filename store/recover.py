@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import duckdb
 
-from kvlens.store.attach import unreadable
+from kvlens.store import queries, walmend
+from kvlens.store.attach import check_tables, linked, read_meta, stored_steps, unmade, unreadable
 from kvlens.store.errors import RunBusy, TraceError, UnreadableRun
+from kvlens.store.files import ordinary
+from kvlens.store.guarded import guarded
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import freeze, read_info, run_dir, sentence, write_info
 from kvlens.store.schema import SCHEMA_VERSION
@@ -20,34 +24,55 @@ from kvlens.store.tracefile import TraceFile
 _ENDED = ("completed", "cancelled")
 
 
-def recover(runs_dir: Path, uid: str) -> int:
-    """Makes an interrupted run whole up to its last flushed step, and returns the number of steps it holds.
+@dataclass(frozen=True)
+class Recovered:
+    """What a recovery kept, and what it could not."""
 
-    The run keeps saying that it was interrupted (or that it failed); run.json also says that it was recovered.
-    """
+    steps: int
+    """readable now"""
+    lost: str | None
+    """a sentence; None when nothing that was committed is missing"""
+
+
+def recover(runs_dir: Path, uid: str) -> Recovered:
+    """Makes an interrupted run whole up to its last committed step.
+
+    The run keeps saying that it was interrupted (or that it failed); run.json also says that it was recovered, and what
+    was lost. The file is looked at behind the reader's walls first: one that kvlens did not write, or a later kvlens,
+    is refused as it is. Nothing is deleted, and a recovery that fails or is killed can be tried again."""
     folder = run_dir(Path(runs_dir), uid)
     with Lease(folder):
         info = _info(folder)
         if info.get("recovered") or info["status"] in _ENDED:
             raise TraceError(f"Run {uid} is {info['status']} and whole; there is nothing to recover.")
-        if not (folder / "trace.duckdb").is_file():
-            raise UnreadableRun(f"Run {uid} ended before its trace was made; delete it and run again.")
+        trace = folder / "trace.duckdb"
+        if not ordinary(trace):
+            raise linked(uid) if trace.is_symlink() else unmade(uid)
         status = "failed" if info["status"] == "failed" else "interrupted"
         (folder / ".reserve").unlink(missing_ok=True)
         try:
-            file = TraceFile.reopen(folder / "trace.duckdb")
+            cut = walmend.mend(trace)
+            version, steps = _looked_at(trace, uid)
+            lost = _lost(trace, cut, steps, info.get("steps"))
+            file = TraceFile.reopen(trace, version)
             try:
                 ended = file.ended()
                 if ended is not None:  # the process died between its last commit and run.json
                     status, error = ended
                 else:
                     error = info.get("error") or "The process that wrote this run ended before it could finish it."
+                    error = f"{error} {lost}" if lost else error
                     file.finish(status, error, [], {"recovered": True}, info.get("trace_level", "spans"))
-                totals, steps = file.totals(), file.last_step() + 1
+                totals = file.totals()
             finally:
                 file.close()
         except duckdb.Error as problem:
-            raise unreadable(uid, problem) from problem
+            raise unmade(uid) if info["status"] == "created" else unreadable(uid, problem) from problem
+        except OSError as problem:
+            raise TraceError(
+                f"Run {uid} could not be recovered ({sentence(problem)}); free disk space and try again, what it holds "
+                f"is kept."
+            ) from problem
         info |= totals | {
             "schema_version": SCHEMA_VERSION,
             "status": status,
@@ -57,9 +82,44 @@ def recover(runs_dir: Path, uid: str) -> int:
         }
         info["progress"] = {"step": steps, "max_new": info.get("max_new")}
         info["disk_bytes"] = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        write_info(folder, info, durable=True)
+        try:
+            write_info(folder, info, durable=True)
+        except OSError as problem:
+            raise TraceError(
+                f"Run {uid} is recovered, and run.json could not be told ({sentence(problem)}); free disk space and "
+                f"recover it again."
+            ) from problem
         freeze(folder)
-    return steps
+    return Recovered(steps, lost)
+
+
+def _looked_at(trace: Path, uid: str) -> tuple[int | None, int]:
+    """(schema, steps) of a file that may be finished. Raises TraceError, and leaves it as it is, otherwise."""
+    con = guarded(trace, read_only=True)
+    try:
+        version = check_tables(con, trace.parent)
+        if con.execute(queries.MORE_THAN_TABLES).fetchall():
+            raise UnreadableRun(
+                f"The trace of run {uid} holds views or macros, which kvlens does not write; it is left as it is."
+            )
+        read_meta(con, uid)
+        return version, stored_steps(con, uid)[1]
+    finally:
+        con.close()
+
+
+def _lost(trace: Path, cut: int, steps: int, said: object) -> str | None:
+    """What of a run is gone. `cut`: bytes of its log that could not be replayed; `said`: steps that run.json counted as
+    committed. A log whose very beginning is damaged DuckDB passes over in silence, and then drops."""
+    missing = said - steps if isinstance(said, int) and not isinstance(said, bool) else 0
+    if not cut and missing <= 0:
+        return None
+    if not cut and ordinary(trace.with_name(f"{trace.name}.wal")):
+        walmend.keep(trace)
+    where = f"the last {cut:,} bytes of its log" if cut else "its log"
+    how_many = f"at least {missing:,} of its committed steps" if missing > 0 else "what was committed there"
+    kept = f"; the log stays in {walmend.KEPT}" if ordinary(trace.with_name(walmend.KEPT)) else ""
+    return f"Damage to {where} took {how_many}{kept}."
 
 
 def _info(folder: Path) -> dict[str, Any]:
@@ -86,4 +146,4 @@ def delete_run(runs_dir: Path, uid: str) -> None:
             ) from error
 
 
-__all__ = ["RunBusy", "delete_run", "recover"]
+__all__ = ["Recovered", "RunBusy", "delete_run", "recover"]

@@ -9,6 +9,8 @@ instead.
 
 from __future__ import annotations
 
+import contextlib
+
 import duckdb
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
@@ -83,7 +85,8 @@ def rebuild(con: duckdb.DuckDBPyConnection) -> None:
             con.execute(f"INSERT INTO {table} BY NAME {query}{order}")
         con.commit()
     except BaseException:
-        con.rollback()
+        with contextlib.suppress(duckdb.Error):  # after some failures DuckDB has rolled back already
+            con.rollback()
         raise
 
 

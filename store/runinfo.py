@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
+from kvlens.store.files import ordinary, read_plain, write_plain
 
 _UID = re.compile(r"[0-9a-z][0-9a-z-]{5,63}")
 _MAX_INFO_BYTES = 16 << 20
@@ -148,11 +149,7 @@ def write_info(folder: Path, info: dict[str, Any], durable: bool = False) -> Non
     """Replaces run.json; with `durable`, not before its bytes are on disk."""
     target, temporary = folder / "run.json", folder / f".run.json.{os.getpid()}"
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(plain(info), file, ensure_ascii=False, indent=1)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+        write_plain(temporary, json.dumps(plain(info), ensure_ascii=False, indent=1).encode(), durable)
         os.replace(temporary, target)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -161,19 +158,17 @@ def write_info(folder: Path, info: dict[str, Any], durable: bool = False) -> Non
 
 def read_info(folder: Path) -> dict[str, Any]:
     """run.json of a run, or UnreadableRun with the reason."""
-    path, uid = folder / "run.json", folder.name
+    uid = folder.name
     try:
-        if path.stat().st_size > _MAX_INFO_BYTES:
-            raise UnreadableRun(f"run.json of run {uid} is far larger than kvlens writes it; delete the run.")
-        info = json.loads(path.read_text(encoding="utf-8"))
+        info = json.loads(read_plain(folder / "run.json", _MAX_INFO_BYTES).decode("utf-8"))
     except FileNotFoundError as error:
-        raise UnreadableRun(f"Run {uid} has no run.json; delete the run or restore the file.") from error
+        raise UnreadableRun(f"Run {uid} has no run.json; restore the file from a copy.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UnreadableRun(
-            f"run.json of run {uid} cannot be read ({_brief(error)}); restore it or delete the run."
+            f"run.json of run {uid} cannot be read ({_brief(error)}); restore it from a copy."
         ) from error
     if not isinstance(info, dict) or not isinstance(info.get("status"), str):
-        raise UnreadableRun(f"run.json of run {uid} does not describe a run; restore it or delete the run.")
+        raise UnreadableRun(f"run.json of run {uid} does not describe a run; restore it from a copy.")
     return info
 
 
@@ -192,8 +187,9 @@ def sentence(error: BaseException) -> str:
 def freeze(folder: Path) -> None:
     """Takes the write permission from a finished run's data."""
     for name in ("trace.duckdb", "prompt.txt"):
-        with contextlib.suppress(OSError):
-            os.chmod(folder / name, 0o444)
+        if ordinary(folder / name):
+            with contextlib.suppress(OSError):
+                os.chmod(folder / name, 0o444)
 
 
 def config_hash(config: Any) -> str:

@@ -11,6 +11,10 @@ import pandas as pd
 import pyarrow as pa
 
 from kvlens.store.attach import unreadable
+from kvlens.store.errors import UnreadableRun
+
+#: So many figures (64 MB) are made room for without asking whether the file holds them.
+_FREE_CELLS = 1 << 24
 
 
 class Session:
@@ -52,11 +56,17 @@ class Session:
         return frame
 
     def fill(self, size: int, sql: str, **values: Any) -> np.ndarray:
-        """A flat array from (place, value) rows; places no row names stay NaN."""
+        """A flat array from (place, value) rows; places no row names stay NaN. Its size comes from what the file says
+        of itself: UnreadableRun when that is far more than it has rows for."""
         try:
             found = self._execute(sql, values).fetchnumpy()
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
+        if size > max(_FREE_CELLS, len(found["place"])):
+            raise UnreadableRun(
+                f"The trace of run {self.uid} claims {size:,} figures per step and head and holds "
+                f"{len(found['place']):,}; restore the file from a copy."
+            )
         flat = np.full(size, np.nan, np.float32)
         place, value = np.asarray(found["place"]), np.asarray(found["value"])
         inside = (place >= 0) & (place < size)

@@ -14,17 +14,14 @@ import pyarrow as pa
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
+from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
 from kvlens.store.versions import upgrades
 
-_CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "threads": "1",
-    "wal_autocheckpoint": "64MB",
-    "default_block_size": "65536",
-}
+_CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
 
@@ -43,7 +40,7 @@ class TraceFile:
     @classmethod
     def create(cls, path: Path, meta: dict[str, Any]) -> TraceFile:
         """A new file with the schema, the run's meta and state 'running'."""
-        con = duckdb.connect(str(path), config=_CONFIG)
+        con = duckdb.connect(str(path), config=dict(_CONFIG))
         try:
             con.begin()
             for statement in statements():
@@ -53,19 +50,21 @@ class TraceFile:
             file._heads = meta["layers"], meta["kv_heads"]
             file._put_meta(meta | {"oracle_codec": ORACLE_CODEC})
             con.commit()
+            con.execute("CHECKPOINT")  # what every reader needs is in the file itself, whatever befalls its log
         except BaseException:
             con.close()
             raise
         return file
 
     @classmethod
-    def reopen(cls, path: Path) -> TraceFile:
-        """An existing file, to finish what a dead process began; opening it replays what was committed."""
-        file = cls(duckdb.connect(str(path), config=_CONFIG))
+    def reopen(cls, path: Path, version: int | None) -> TraceFile:
+        """An existing file of a schema, to finish what a dead process began, inside the walls that stand around a
+        foreign file; opening it replays what was committed."""
+        file = cls(guarded(path, read_only=False, **_CONFIG))
         con = file._con
-        version = con.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        con.execute("USE run")
         con.begin()
-        for statement in upgrades(int(version[0]) if version and version[0].isdigit() else None):
+        for statement in upgrades(version):
             con.execute(statement)
         con.commit()
         peak = con.execute("SELECT coalesce(max(peak_bytes), 0) FROM step").fetchone()

@@ -56,6 +56,7 @@ class TraceWriter:
         self._work: queue.Queue[Block | PrefillRecord | None] = queue.Queue()
         self._blocks_made = 0
         self._n_steps = 0
+        self._n_stored = 0
         self._error: TraceError | None = None
         self._closed = False
 
@@ -156,7 +157,7 @@ class TraceWriter:
     def _write_info(self, override: dict[str, Any] | None = None) -> None:
         self._info |= {
             "heartbeat": now(),
-            "steps": self._n_steps,
+            "steps": self._n_stored,
             "duration_s": round(time.monotonic() - self._started, 3),
             "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")},
             **self._file.totals(),
@@ -214,6 +215,7 @@ class TraceWriter:
                     return
                 if self._error is None:
                     self._file.flush(job, self.trace_level)
+                    self._n_stored += job.n if isinstance(job, Block) else 0
                 if isinstance(job, Block):
                     job.reset()
                     self._free.put(job)

@@ -81,6 +81,7 @@ class Kept:
         self.steps.append(record)
 
 
+@keeping.alone
 def measure(
     request: ExplainRequest,
     kept: Path,

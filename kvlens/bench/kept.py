@@ -3,11 +3,18 @@ stopped."""
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+More = ParamSpec("More")
+Measure = Callable[Concatenate[Request, Path, More], Result]
 
 
 def check_file(path: Path | None, option: str) -> None:
@@ -24,6 +31,26 @@ def check_file(path: Path | None, option: str) -> None:
         raise ValueError(f"{option} '{path}' cannot be written: permission denied.")
 
 
+def alone(measure: Measure[Request, More, Result]) -> Measure[Request, More, Result]:
+    """`measure(request, kept, ...)`, refused while another process measures into the same file: both would do the same
+    trials. The kernel gives the file back however the process ends. Raises ValueError with one sentence."""
+
+    @functools.wraps(measure)
+    def measured(request: Request, kept: Path, /, *more: More.args, **named: More.kwargs) -> Result:
+        check_file(kept, "--kept")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with kept.open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"another process is measuring into '{kept.name}': wait until it ends, or name another file."
+                ) from None
+            return measure(request, kept, *more, **named)
+
+    return measured
+
+
 def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Trials of earlier calls that are still comparable. A last line cut by an interruption is dropped, other rows stay
     in the file.
@@ -33,29 +60,34 @@ def read(kept: Path, needed: tuple[str, ...], comparable: Callable[[dict[str, An
     """
     check_file(kept, "--kept")
     kept.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        text = kept.read_text(encoding="utf-8") if kept.exists() else ""
-    except UnicodeDecodeError:
-        raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
-    lines, rows = text.splitlines(), []
-    for place, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-            for name in needed:
-                row[name]
-        except (ValueError, KeyError, TypeError):
-            if place == len(lines) - 1 and not text.endswith("\n"):
-                break
-            raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.") from None
+    data = kept.read_bytes() if kept.exists() else b""
+    whole = data.rfind(b"\n") + 1
+    rows = []
+    for line in data[:whole].split(b"\n")[:-1]:  # by nothing but line feeds: an output may hold other line separators
+        row = _row(line, needed)
+        if row is None:
+            raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.")
         if comparable(row):
             rows.append(row)
-    if lines and not text.endswith("\n"):
-        kept.write_text("".join(f"{line}\n" for line in lines[:-1]), encoding="utf-8")
+    cut = data[whole:]
+    if cut and not whole and not (cut.startswith(b'{"') and not cut.endswith(b"}")):  # no line of ours before it
+        raise ValueError(f"'{kept.name}' does not hold trials of this benchmark: name another file.")
+    if cut:
+        os.truncate(kept, whole)
     return rows
 
 
 def silent(line: str) -> None:
     """For measurements nobody listens to."""
+
+
+def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any] | None:
+    """The trial of a line; None for something else."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and all(name in row for name in needed) else None
 
 
 def append(kept: Path, row: dict[str, Any]) -> None:

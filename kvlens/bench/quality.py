@@ -42,6 +42,7 @@ def key(trial: Trial) -> str:
     return f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
 
 
+@lines_kept.alone
 def measure(
     request: QualityRequest,
     kept: Path,

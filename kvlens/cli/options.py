@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens.models.find import default_model
+from kvlens.plaintext import terminal
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
 Model = Annotated[str, typer.Option(help="A name (`kvlens models`), a local folder, a .gguf file or a hub id.")]
@@ -30,7 +31,7 @@ err = Console(stderr=True, soft_wrap=True)
 
 def fail(sentence: str) -> NoReturn:
     """One sentence on stderr and exit status 1."""
-    err.print(f"kvlens: {sentence}", markup=False, highlight=False)
+    err.print(f"kvlens: {terminal(sentence)}", markup=False, highlight=False)
     raise SystemExit(1)
 
 
@@ -45,5 +46,5 @@ def show_table(columns: list[str], rows: list[list[Any]]) -> None:
     for column in columns:
         table.add_column(column, no_wrap=column in ("uid", "name", "parameter", "status"))
     for row in rows:
-        table.add_row(*(Text("" if v is None or v != v else str(v).replace("\n", " ")[:160]) for v in row))
+        table.add_row(*(Text("" if v is None or v != v else terminal(v).replace("\n", " ")[:160]) for v in row))
     out.print(table)

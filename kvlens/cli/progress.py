@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import signal
 import sys
 import threading
@@ -12,6 +12,8 @@ from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from kvlens.plaintext import json_text
 
 EVERY_S = 0.1
 """a phase reports at most this often, and when it ends"""
@@ -88,8 +90,14 @@ class Bar:
 
 
 def _line(fields: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(fields, ensure_ascii=False) + "\n")
-    sys.stdout.flush()
+    """One line for whoever reads. When nobody does any more (the dashboard was restarted) the run goes on without:
+    what it records is worth having."""
+    try:
+        sys.stdout.write(json_text(fields) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w", encoding="utf-8") as nobody:
+            os.dup2(nobody.fileno(), sys.stdout.fileno())
 
 
 def stop_signals() -> Callable[[], bool]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.plaintext import terminal
 
 
 def run(
@@ -105,7 +106,7 @@ def run(
         raise
     reporter.done(uid, status)
     if not progress_json:
-        typer.echo(text)
+        typer.echo(terminal(text) if sys.stdout.isatty() else text)
         typer.echo(uid)
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")

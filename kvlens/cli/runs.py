@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 
-from kvlens.cli.options import AsJson, RunsDir, runs_folder, show_table
+from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
+from kvlens.plaintext import json_text, terminal
 
 runs_app = typer.Typer(help="List, show, recover and delete runs.", invoke_without_command=True)
 
@@ -85,13 +86,14 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "self_check": checks,
         }
     if as_json:
-        typer.echo(json.dumps(shown, ensure_ascii=False))
+        typer.echo(json_text(shown))
         return
     for key, value in shown.items():
         if key != "self_check":
-            typer.echo(f"{key:15} {value}")
+            typer.echo(f"{key:15} {terminal(value, 16)}")
     for check in checks:
-        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {check['name']}: {check['detail']}")
+        said = terminal(f"{check['name']}: {check['detail']}", 22)
+        typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {said}")
 
 
 @runs_app.command("recover")
@@ -99,7 +101,10 @@ def runs_recover(uid: str, runs: RunsDir = None) -> None:
     """Make an interrupted run complete up to its last written step."""
     from kvlens.store.recover import recover
 
-    typer.echo(f"{uid}: recovered; {recover(runs_folder(runs), uid)} steps are readable")
+    made = recover(runs_folder(runs), uid)
+    typer.echo(f"{uid}: recovered; {made.steps} steps are readable")
+    if made.lost is not None:
+        err.print(f"kvlens: {terminal(made.lost)}", markup=False, highlight=False)
 
 
 @runs_app.command("delete")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from kvlens.figures.theme import GREY
+from kvlens.plaintext import visible
 
 #: What the page itself looks like on paper; figures are drawn for a white ground.
 INK = "#1b1f24"
@@ -18,7 +19,7 @@ NOTHING = "not recorded"
 
 def safe(value: object) -> str:
     """Text, shown literally; None is 'not recorded'."""
-    return html.escape(NOTHING if value is None else str(value), quote=True)
+    return html.escape(NOTHING if value is None else visible(value), quote=True)
 
 
 def paragraph(text: object, kind: str = "") -> str:

@@ -87,7 +87,7 @@ def test_a_hostile_file_reads_nothing_beside_itself(tmp_path: Path) -> None:
     con = duckdb.connect(str(folder / "trace.duckdb"))
     for statement in statements():
         con.execute(statement)
-    con.execute("INSERT INTO run_state VALUES ('completed', 0, NULL)")
+    con.execute("INSERT INTO run_state VALUES ('completed', -1, NULL)")
     con.execute("INSERT INTO meta SELECT unnest(['layers', 'q_heads', 'kv_heads', 'schema_version']), '1'")
     con.execute("DROP TABLE self_check")
     leak = f"(SELECT content FROM read_text('{secret}'))"
@@ -163,7 +163,7 @@ def test_death_between_the_last_commit_and_run_json_is_not_an_interruption(runs:
     path = runs / "good-run" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "finalizing"}))
     assert list_runs(runs).iloc[0]["status"] == "interrupted"
-    assert recover(runs, "good-run") == 40
+    assert recover(runs, "good-run").steps == 40
     assert list_runs(runs).iloc[0]["status"] == "completed"
 
 

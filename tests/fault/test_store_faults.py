@@ -69,7 +69,7 @@ def test_a_killed_writer_leaves_whole_blocks_that_recovery_rolls_up(tmp_path: Pa
         flushed = before.n_steps
         assert before.status == "interrupted"
         whole_run(before)
-    assert recover(tmp_path, "killed-run") == flushed
+    assert recover(tmp_path, "killed-run").steps == flushed
     with TraceReader.open(tmp_path, "killed-run") as after:
         assert (after.n_steps, after.status, after.meta.recovered) == (flushed, "interrupted", True)
         whole_run(after)
@@ -174,7 +174,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_keeps_what_was_flushed(ful
         assert (reader.head_table()["n_steps"] == reader.n_steps).all()
         flushed = reader.n_steps
     if limit:  # this process has no limit: space was made
-        assert recover(runs, "full-disk") == flushed
+        assert recover(runs, "full-disk").steps == flushed
         assert list_runs(runs).iloc[0]["status"] == "failed"
         with TraceReader.open(runs, "full-disk") as reader:
             assert reader._has_rollup()

@@ -31,6 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "long.txt").write_text("word " * 9000)
     (tmp_path / "bad.json").write_text('{"prompt": "x"}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "deep.json").write_text('{"text": "abc", "needle": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    (tmp_path / "endless.json").write_text('{"text": "abc", "needle": [[0, Infinity]]}')
+    (tmp_path / "half.json").write_text(r'{"text": "The code \ud800 of Ann"}')
+    (tmp_path / "halfanswer.json").write_text(r'{"text": "abc", "answer": "\udfff"}')
+    (tmp_path / "digits.json").write_text('{"text": "abc", "needle": [[0, ' + "9" * 5000 + "]]}")
     (tmp_path / "needle.json").write_text(json.dumps({"text": "abc", "needle": [[1, 9]]}))
     return tmp_path
 
@@ -50,6 +55,12 @@ CASES = {
     "no file": (["run", "{}/absent.txt"], "there is no prompt file"),
     "json without text": (["run", "{}/bad.json"], 'a string "text"'),
     "broken json": (["run", "{}/broken.json"], "not valid JSON"),
+    "deep json": (["run", "{}/deep.json"], "nested too deep"),
+    "endless needle": (["run", "{}/endless.json"], "character ranges"),
+    "half a character": (["run", "{}/half.json"], "lone surrogate"),
+    "half an answer": (["run", "{}/halfanswer.json"], "lone surrogate"),
+    "half an answer asked for": (["run", "{}/ok.txt", "--answer", "a\udc80"], "lone surrogate"),
+    "a number of many digits": (["run", "{}/digits.json"], "not valid JSON"),
     "needle outside": (["run", "{}/needle.json"], "lies outside the text"),
     "needle not there": (
         ["run", "{}/ok.txt", "--needle", "The code of Bob"],

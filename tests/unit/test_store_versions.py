@@ -126,7 +126,7 @@ def test_an_unfinished_one_is_finished_in_this_schema(tmp_path: Path, version: i
     (runs / "old-run" / "run.json").write_text(
         json.dumps({"schema_version": version, "uid": "old-run", "status": "running"})
     )
-    assert recover(runs, "old-run") == STEPS
+    assert recover(runs, "old-run").steps == STEPS
     with TraceReader.open(runs, "old-run") as reader:
         assert reader.meta.schema_version == SCHEMA_VERSION
         found = {

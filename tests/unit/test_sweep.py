@@ -237,3 +237,50 @@ def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> N
 def test_a_damaged_result_is_a_sentence(content: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         sweepfile.parse(content, "grid.json")
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\u0085", "\x0b", "\x1c"])
+def test_a_line_separator_in_an_output_does_not_end_a_line(tmp_path: Path, sign: str) -> None:
+    kept = tmp_path / "k.jsonl"
+    on_paper(kept, prompts=1)
+    lines = [json.loads(line) for line in kept.read_text().split("\n")[:-1]]
+    kept.write_text("".join(json.dumps(line | {"output": f"a{sign}b"}, ensure_ascii=False) + "\n" for line in lines))
+    ran, rows = on_paper(kept, prompts=1)
+    assert ran == []
+    assert {row["output"] for row in rows} == {f"a{sign}b"}
+
+
+def unused(request: SweepRequest, place: object) -> list[Lane]:
+    raise AssertionError("nothing is opened for a file that is refused")
+
+
+def test_a_cut_line_is_taken_off_without_writing_the_file_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "k.jsonl"
+    on_paper(kept, prompts=1)
+    whole, place = kept.read_bytes(), kept.stat().st_ino
+    kept.write_bytes(whole + b'{"key": "half')
+    monkeypatch.setattr(Path, "write_text", unused)
+    assert on_paper(kept, prompts=1)[0] == []
+    assert (kept.read_bytes(), kept.stat().st_ino) == (whole, place)
+
+
+@pytest.mark.parametrize("text", ["a letter", '{"about": 1}', '{"about": 1}\n', "[1]\n{"])
+def test_a_file_of_something_else_is_refused_as_it_is(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "k.jsonl"
+    kept.write_text(text)
+    with pytest.raises(ValueError, match="does not hold trials"):
+        sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, open_lanes=unused)
+    assert kept.read_text() == text
+
+
+def test_two_sweeps_do_not_share_a_file(tmp_path: Path) -> None:
+    kept, told = tmp_path / "k.jsonl", []
+
+    def second(*report: object) -> None:
+        with pytest.raises(ValueError, match=r"another process is measuring into 'k.jsonl'") as caught:
+            sweep(SweepRequest(**SMALL), kept, tmp_path, lambda *told: None, open_lanes=unused)
+        told.append(str(caught.value))
+
+    sweep(SweepRequest(**SMALL), kept, tmp_path, second, open_lanes=lambda request, place: [Paper([])])
+    assert len(told) == 8
+    assert on_paper(kept)[0] == [], "and the file is free again afterwards"

@@ -18,6 +18,7 @@ from kvlens.bench.trials import Trial
 Report = Callable[[int, int, dict[str, Any]], None]
 
 
+@lines_kept.alone
 def sweep(
     request: SweepRequest,
     kept: Path,

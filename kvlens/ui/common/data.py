@@ -18,11 +18,16 @@ from kvlens.lens.verdict import Verdict, verdict
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
 from kvlens.store.reader import TraceError, TraceReader, list_runs
+from kvlens.ui.common.pagereader import PageReader, shown_frame
 from kvlens.ui.common.player import payload
 from kvlens.ui.common.state import Selection, clamp
 
 #: The metric a page opens with: the first of these that the run recorded.
 PREFERRED = ("zoom_rate", "n_zoomed", "coverage", "mass_resident", "mass_window", "entropy")
+
+
+def _uid(reader: TraceReader) -> str:
+    return reader.uid
 
 
 def runs_dir() -> Path:
@@ -32,12 +37,12 @@ def runs_dir() -> Path:
 
 def runs() -> pd.DataFrame:
     """All runs, newest first. Not cached: it reads small files, and runs come and go."""
-    return list_runs(runs_dir())
+    return shown_frame(list_runs(runs_dir()))
 
 
 @st.cache_data(ttl=5, max_entries=4, show_spinner=False)
 def _lately(folder: str) -> pd.DataFrame:
-    return list_runs(Path(folder))
+    return shown_frame(list_runs(Path(folder)))
 
 
 def runs_lately() -> pd.DataFrame:
@@ -75,7 +80,7 @@ def stamp(uid: str) -> int:
 
 @st.cache_resource(max_entries=6, show_spinner=False)
 def _open(folder: str, uid: str, changed: int) -> TraceReader:
-    return TraceReader.open(Path(folder), uid)
+    return PageReader.open(Path(folder), uid)
 
 
 def open_run(uid: str) -> TraceReader:
@@ -150,7 +155,7 @@ def _verdict(_reader: TraceReader, uid: str, changed: int) -> Verdict | None:
     return verdict(_reader)
 
 
-@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: lambda reader: reader.uid})
+@st.cache_data(max_entries=64, show_spinner=False, hash_funcs={TraceReader: _uid, PageReader: _uid})
 def opening_head(reader: TraceReader, changed: int, metric: str | None) -> tuple[int, int]:
     """The (layer, query head) with the largest mean of a metric: where there is most to see."""
     if metric is None or metric_of(metric).level != "q":

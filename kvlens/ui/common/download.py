@@ -6,11 +6,10 @@ import io
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import streamlit as st
 
-from kvlens.store.export import export
+from kvlens.store.export import csv_bytes, export
 from kvlens.store.reader import TraceReader
 
 _MIME = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
@@ -26,11 +25,9 @@ def statistics_file(reader: TraceReader, start: int, stop: int, whole: bool, fmt
     frame = reader.head_table(start, stop)
     frame.insert(3, "step_first", start)
     frame.insert(4, "step_last", stop - 1)
-    table = pa.Table.from_pandas(frame, preserve_index=False)
     if fmt == "csv":
-        pacsv.write_csv(table, out)
-    else:
-        pq.write_table(table, out, compression="zstd")
+        return csv_bytes(frame)
+    pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), out, compression="zstd")
     return out.getvalue()
 
 

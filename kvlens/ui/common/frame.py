@@ -16,6 +16,8 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     table = data.runs()
     if table.empty:
         st.subheader(title)
+        if chosen.run is not None:
+            widgets.error(f"There is no run {chosen.run[:80]}; it was deleted, or lies in another folder.")
         st.info("There are no runs yet. Start one, then come back to look at it.")
         st.page_link("pages/run.py", label="Start a run", icon=":material/play_arrow:")
         return None

@@ -11,7 +11,6 @@ import queue
 import secrets
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import REPOSITORY
+from kvlens.ui.common.scratch import Scratch
 
 LOG_LINES = 60
 #: Seconds a cancelled process gets to store what it has before it is killed.
@@ -89,15 +89,13 @@ class JobManager:
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._process: subprocess.Popen[str] | None = None
         self._running: str | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="kvlens-jobs-", ignore_cleanup_errors=True)
+        self._folder = Scratch()
         self._worker = threading.Thread(target=self._work, name="kvlens-jobs", daemon=True)
         self._worker.start()
 
     def scratch(self, name: str, text: str) -> Path:
         """A file for a job's input, in a folder that goes when the server does."""
-        path = Path(self._folder.name) / f"{secrets.token_hex(4)}-{name}"
-        path.write_text(text, encoding="utf-8")
-        return path
+        return self._folder.file(name, text)
 
     def submit(self, argv: list[str], title: str, about: str | None = None, then: str | None = None) -> str:
         """Queues a run; returns the job's id. `about`, `then`: see Job."""
@@ -136,6 +134,7 @@ class JobManager:
             threading.Thread(target=_kill_later, args=(process,), daemon=True).start()
         else:
             job.ended = time.time()
+            self._folder.forget(job.argv)
 
     def shutdown(self) -> None:
         """Stops the worker and what it runs."""
@@ -168,6 +167,7 @@ class JobManager:
         with self._lock:
             self._process = self._running = None
             job.ended = time.time()
+            self._folder.forget(job.argv)
             if job.state == "running":
                 job.state = "done" if code == 0 and job.uid else "failed"
                 if job.state == "failed" and job.message is None:

@@ -6,6 +6,7 @@ import time
 
 import streamlit as st
 
+from kvlens.plaintext import visible
 from kvlens.ui.common import places, widgets
 from kvlens.ui.common.jobs import Job, JobManager
 
@@ -80,7 +81,7 @@ def watched(job: Job, ended: bool = False) -> bool:
 
 def _panel(job: Job) -> None:
     with st.container(border=True):
-        st.text(job.title)
+        st.text(visible(job.title))
         if job.active:
             progress(job)
         else:
@@ -148,7 +149,7 @@ def job_list(shown: str | None) -> None:
     st.markdown("##### Jobs since this server was started")
     for job in others:
         left, middle, right = st.columns([7, 2, 2], vertical_alignment="center")
-        left.text(job.title)
+        left.text(visible(job.title))
         middle.text(job.state if job.state != "running" else progress_text(job, 0))
         with right:
             if job.uid and not job.active:

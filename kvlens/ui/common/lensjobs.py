@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from kvlens.plaintext import visible
 from kvlens.ui.common import data, jobview
 from kvlens.ui.common.jobs import Job
 from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command
@@ -45,7 +46,7 @@ def follow(job: Job) -> None:
 
 def _follow(job: Job) -> None:
     if job.active:
-        st.text(job.title)
+        st.text(visible(job.title))
         jobview.progress(job)
         return
     data.forget_runs()

@@ -8,6 +8,7 @@ import streamlit as st
 from streamlit.navigation.page import Page
 
 from kvlens.ui.common import chart
+from kvlens.ui.common.door import refuse_session
 
 #: The tab's icon comes from this package: a material icon would be fetched from the network.
 ICON = str(Path(__file__).with_name("icon.svg"))
@@ -17,7 +18,9 @@ _ENTERED = "kvlens_entered"
 
 
 def navigation() -> Page:
-    """The menu; returns the page that was asked for. Every file stem equals its url_path (see `enter`)."""
+    """The menu; returns the page that was asked for. Every file stem equals its url_path (see `enter`).
+    A session that may not look at the dashboard ends here, before anything is drawn."""
+    refuse_session()
     st.session_state[_ENTERED] = True
     return st.navigation(
         [

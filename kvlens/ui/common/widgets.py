@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterable
 import streamlit as st
 
 from kvlens.figures.metrics import head_label
+from kvlens.plaintext import visible
+from kvlens.store.errors import TraceError
 from kvlens.ui.common.state import Selection
 
 #: How the message about an unexpected error begins.
 FAILED = "This page failed:"
 _LOG = logging.getLogger(__name__)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:^=&])")
+
+_SHORTCODE = re.compile(r":(?=[\w+/-]+:)")
 
 _COPY_HTML = '<button id="copy" type="button" title="Copy a link that restores this selection">Copy link</button>'
 _COPY_CSS = """
@@ -36,8 +40,9 @@ _copy_link = st.components.v2.component("kvlens_copy_link", html=_COPY_HTML, css
 
 
 def plain(text: str) -> str:
-    """`text` so that Markdown shows it literally, on one line."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+    """`text` so that Markdown shows it literally, on one line. Streamlit looks for names of icons and emojis when the
+    escapes are gone already: a joiner of no width keeps ':home:' from being one."""
+    return _MARKDOWN.sub(r"\\\1", _SHORTCODE.sub(":\u2060", visible(" ".join(text.split()))))
 
 
 def error(sentence: str, log: Iterable[str] = ()) -> None:
@@ -45,7 +50,7 @@ def error(sentence: str, log: Iterable[str] = ()) -> None:
     st.error(plain(sentence))
     lines = list(log)
     if lines:
-        st.code("\n".join(lines), language=None, wrap_lines=True, height=240)
+        st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)
 
 
 def guarded(render: Callable[[], None]) -> Callable[[], None]:
@@ -55,6 +60,9 @@ def guarded(render: Callable[[], None]) -> Callable[[], None]:
     def rendered() -> None:
         try:
             render()
+        except TraceError as problem:  # the run is gone, or its file can be read no more
+            error(str(problem))
+            st.page_link("pages/home.py", label="All runs", icon=":material/list:")
         except Exception as problem:  # Streamlit's own control flow is not an Exception
             _LOG.exception("a page failed")
             error(

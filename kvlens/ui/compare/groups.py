@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import pandas as pd
@@ -17,6 +18,7 @@ from kvlens.ui.common.widgets import guarded, plain
 #: Newest runs that are looked at unasked: each has to be opened once, which takes some 50 ms.
 FIRST = 60
 _ALL = "compare_all_runs"
+_LOG = logging.getLogger(__name__)
 
 
 @st.fragment
@@ -102,4 +104,7 @@ def _trial(folder: str, uid: str, changed: int) -> Trial | None:
         with TraceReader.open(data.runs_dir(), uid) as reader:
             return trial(reader)
     except TraceError:
+        return None
+    except Exception:  # a run of another's making may say anything of itself: it is left out, the others are shown
+        _LOG.exception("run %s is left out of the comparison", uid)
         return None

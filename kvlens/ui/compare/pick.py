@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.compare.groups import default_pair, partner
 from kvlens.compare.pair import Pair
+from kvlens.store.files import read_plain
 from kvlens.store.reader import TraceError
 from kvlens.ui.common import data, session, widgets
 from kvlens.ui.common.frame import run_label
@@ -102,8 +103,8 @@ def prompt_of(uid: str) -> str | None:
 @st.cache_data(max_entries=4000, show_spinner=False)
 def _prompt_of(uid: str, changed: int) -> str | None:
     try:
-        return hashlib.sha256((data.runs_dir() / uid / "prompt.txt").read_bytes()).hexdigest()
-    except OSError:
+        return hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
+    except (OSError, ValueError):
         return None
 
 

@@ -13,9 +13,11 @@ from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
 from kvlens.figures.metrics import counted, metric_of
+from kvlens.plaintext import visible
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common import data, lensdata, session
 from kvlens.ui.common.chart import canvas_menu, chart, menu
+from kvlens.ui.common.pagereader import shown_frame
 from kvlens.ui.common.player import payload
 from kvlens.ui.common.reportbutton import report_button
 from kvlens.ui.common.state import Selection
@@ -27,7 +29,11 @@ from kvlens.ui.compare.player import KEY, pair_player
 def names(pair: Pair) -> None:
     """What A and B are, and what may be compared."""
     left, right = st.columns([5, 1], vertical_alignment="top")
-    left.text(f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A.")
+    left.text(
+        visible(
+            f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A."
+        )
+    )
     with right:
         report_button(pair.a, pair.b)
     if pair.apart:
@@ -46,7 +52,7 @@ def names(pair: Pair) -> None:
 
 def differences(pair: Pair) -> None:
     """Settings that differ, the others folded away."""
-    table = config_difference(pair.a, pair.b)
+    table = shown_frame(config_difference(pair.a, pair.b))
     shown, alone, same = (table.loc[table["kind"] == kind, ["setting", "A", "B"]] for kind in KINDS)
     st.markdown("##### What was set differently")
     if shown.empty:

@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.figures.metrics import counted, head_label, metric_of, si_bytes
 from kvlens.figures.passages import passage
+from kvlens.plaintext import visible
 from kvlens.ui.common.chart import canvas_menu
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.payload import cube
@@ -32,16 +33,18 @@ def facts(reader: TraceReader) -> None:
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     st.text(
-        f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
-        f"{counted(reader.n_steps, 'step')} · "
-        f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
+        visible(
+            f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
+            f"{counted(reader.n_steps, 'step')} · "
+            f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
+        )
     )
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
     if meta.answer:
         fed = "Fed, full KV's tokens" if meta.forced else "Generated"
-        st.text(f"Expected answer: {str(meta.answer).strip()}\n{fed}: {generated_text(reader).strip()}")
+        st.text(visible(f"Expected answer: {str(meta.answer).strip()}\n{fed}: {generated_text(reader).strip()}"))
 
 
 def conditions(reader: TraceReader) -> None:
@@ -49,13 +52,13 @@ def conditions(reader: TraceReader) -> None:
     checks, meta = reader.self_checks(), reader.meta
     left, right = st.columns(2)
     with left.expander("Effective configuration"):
-        st.code(json.dumps(meta.config, indent=1, ensure_ascii=False), language="json")
+        st.code(visible(json.dumps(meta.config, indent=1, ensure_ascii=False)), language="json")
     with right.expander("Self-checks and conditions"):
         st.dataframe(checks, hide_index=True, width="stretch")
         rest = {
             key: value for key, value in meta.stored().items() if key not in ("config", "prompt_text", "model_info")
         }
-        st.code(json.dumps(rest, indent=1, ensure_ascii=False), language="json", height=240)
+        st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
 
 
 def generated_text(reader: TraceReader) -> str:

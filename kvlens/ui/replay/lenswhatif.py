@@ -10,6 +10,7 @@ import streamlit as st
 from kvlens.figures.metrics import si_bytes
 from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
+from kvlens.plaintext import visible
 from kvlens.ui.common import lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.lensdata import WhatIf
@@ -171,7 +172,7 @@ def _row(one: WhatIf) -> dict[str, Any]:
 
 
 def _line(text: object) -> str:
-    return "not recorded" if text is None else " ".join(str(text).split()) or "nothing"
+    return "not recorded" if text is None else " ".join(visible(text).split()) or "nothing"
 
 
 def _nats(value: float | None) -> str:

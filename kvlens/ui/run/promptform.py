@@ -6,6 +6,7 @@ import streamlit as st
 
 from kvlens import tasks
 from kvlens.models.find import DEMO
+from kvlens.plaintext import visible
 from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
 from kvlens.tasks import Encoding
 from kvlens.tasks.encoding import encoding as counted
@@ -158,12 +159,13 @@ def _show(choice: PromptChoice) -> None:
     prompt = choice.prompt
     if prompt.needle:
         where = ", ".join(f"characters {start:,}–{end:,}" for start, end in prompt.needle)
-        st.text(f"Asked for: {' | '.join(prompt.text[start:end] for start, end in prompt.needle)}  ({where})")
+        asked = " | ".join(prompt.text[start:end] for start, end in prompt.needle)
+        st.text(visible(f"Asked for: {asked}  ({where})"))
     if prompt.answer:
-        st.text(f"Expected answer: {prompt.answer.strip()}")
+        st.text(visible(f"Expected answer: {prompt.answer.strip()}"))
     if prompt.answer_prefix:
-        st.text(f"The answer is begun with: {prompt.answer_prefix.strip()}")
+        st.text(visible(f"The answer is begun with: {prompt.answer_prefix.strip()}"))
     if prompt.text != prompt.text.rstrip():
         st.caption("The text ends with white space, which is part of the prompt: the model continues after it.")
     with st.expander(f"Prompt text ({len(prompt.text):,} characters)"):
-        st.code(prompt.text, language=None, wrap_lines=True, height=240)
+        st.code(visible(prompt.text), language=None, wrap_lines=True, height=240)

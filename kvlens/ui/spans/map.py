@@ -16,6 +16,7 @@ import streamlit as st
 
 from kvlens.figures.projection import pca, projection_figure
 from kvlens.runs.spanmap import LEAST_SPANS, MIN_DIST, SEED, settings
+from kvlens.store.files import read_plain
 from kvlens.ui.common import data, widgets
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.data import TraceReader
@@ -77,10 +78,10 @@ def load_map(path: Path, spans: np.ndarray, wanted: dict[str, object]) -> np.nda
     """The points [S, 2] of a stored map of exactly these spans and settings; None when there is none, or it is not
     one."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_plain(path).decode("utf-8"))
         same = found["spans"] == spans.tolist() and all(found[name] == value for name, value in wanted.items())
         points = np.asarray(found["points"], np.float64)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return points if same and points.shape == (len(spans), 2) and np.isfinite(points).all() else None
 

@@ -8,6 +8,7 @@ import streamlit as st
 from kvlens.figures.metrics import head_label, si_bytes
 from kvlens.figures.passages import passage
 from kvlens.figures.spanlengths import length_histogram
+from kvlens.plaintext import visible
 from kvlens.ui.common import session
 from kvlens.ui.common.chart import chart, menu
 from kvlens.ui.common.data import TraceReader
@@ -104,7 +105,7 @@ def selected(reader: TraceReader, view: View) -> None:
     start, end = int(span["tok_start"]), int(span["tok_end"])
     st.markdown(f"##### Span {view.selected}: tokens {start}–{end - 1}")
     text = passage(reader.tokens(), start, end)
-    st.code(text, language=None, wrap_lines=True, height=160 if len(text) > 300 else "content")
+    st.code(visible(text), language=None, wrap_lines=True, height=160 if len(text) > 300 else "content")
     st.text(str(span["reason"]))
 
 

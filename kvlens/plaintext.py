@@ -1,0 +1,32 @@
+"""Text from elsewhere (a model's output, a trace, a prompt, a file's name) on its way to a reader: `visible` on pages
+and in reports, `terminal` and `json_text` on a terminal. CSV has its own rule, ``kvlens.store.export.csv_cells``.
+
+What such text may hold beside letters: escape sequences, which move a terminal's cursor or set its title; characters
+that reverse the direction of what follows (U+202E and its kin: 'exe.txt' reads 'txt.exe'); separators that end a line
+for some programs and not for others. All of these are made visible as ⟨U+202E⟩; nothing is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+#: Controls except tab and line feed; line and paragraph separators; embeddings, overrides and isolates of direction;
+#: lone surrogates, which no output can hold.
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: object) -> str:
+    """`text` with every unseen character named. Line feeds and tabs stay."""
+    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found.group()):04X}⟩", str(text).replace("\r\n", "\n"))
+
+
+def terminal(text: object, indent: int = 0) -> str:
+    """`text` for a terminal: later lines begin `indent` columns in, so that none can pass for a line of its own."""
+    return visible(text).replace("\n", "\n" + " " * indent)
+
+
+def json_text(value: Any) -> str:
+    """JSON for a terminal and for programs alike: unseen characters, which can only stand in strings, as \\uXXXX."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", json.dumps(value, ensure_ascii=False))

@@ -1,0 +1,32 @@
+"""A run as the pages read it: what is written in it is text to be looked at, so unseen characters are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from kvlens.plaintext import visible
+from kvlens.store.reader import TraceReader
+from kvlens.store.session import Session
+
+
+def shown_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with every text in it as `visible` has it."""
+    for name in frame.columns:
+        if pd.api.types.is_string_dtype(frame[name].dtype) or frame[name].dtype == object:
+            frame[name] = [visible(item) if isinstance(item, str) else item for item in frame[name]]
+    return frame
+
+
+class PageSession(Session):
+    """Statements whose results are shown."""
+
+    def frame(self, sql: str, **values: Any) -> pd.DataFrame:
+        return shown_frame(super().frame(sql, **values))
+
+
+class PageReader(TraceReader):
+    """A TraceReader whose tables are shown and not worked with."""
+
+    session = PageSession

@@ -1,0 +1,53 @@
+"""Files of a run's folder as they were made: ordinary files, in the folder itself, of a bounded size.
+
+A folder that came from elsewhere may hold anything under the names a run uses: a link to a file outside, which would be
+shown or overwritten, or a pipe, which never ends. Nothing of a run is opened but through here, DuckDB's files aside,
+which `ordinary` is asked about first.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+#: A pipe is not waited for, a link is not followed, a child process does not inherit the file.
+PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_BYTES = 16 << 20
+
+
+def ordinary(path: Path) -> bool:
+    """Whether an ordinary file is there: not a link, a pipe, a socket, a device or a folder."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_plain(path: Path, most: int = _MOST_BYTES) -> bytes:
+    """The content of an ordinary file. Raises FileNotFoundError, and OSError with the reason for a link, a pipe and a
+    file of more than `most` bytes."""
+    try:
+        fd = os.open(path, os.O_RDONLY | PLAIN)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError("it is a link, which is not followed") from error
+        raise
+    with open(fd, "rb") as file:
+        about = os.fstat(fd)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is not an ordinary file")
+        if about.st_size > most:
+            raise OSError(f"it has {about.st_size:,} bytes, kvlens writes {most:,} at most")
+        return file.read(most + 1)[:most]
+
+
+def write_plain(path: Path, data: bytes, durable: bool) -> None:
+    """Writes a file whole, not through a link. With `durable`, returns when the bytes are on the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | PLAIN, 0o644)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        if durable:
+            os.fsync(fd)
