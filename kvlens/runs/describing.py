@@ -6,8 +6,8 @@ import dataclasses
 import time
 
 from kvlens import __version__
-from kvlens.models.device import AUTO
 from kvlens.meta import Held, Machine, ModelInfo, RunMeta
+from kvlens.models.device import AUTO
 from kvlens.runs.machine import machine
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.request import RunRequest, default_budget
@@ -19,7 +19,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     import transformers
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.link import link_name
+    from kvlens.memory.links import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     context = prepared.engine.context(prompt, planned.budget, planned.options)
