@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvlens import REPOSITORY
-from kvlens.engine import models
-from kvlens.methods.sekv.router import load_router
+from transformers import AutoConfig
 
-ROUTER = REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors"
+from kvlens.engine import models
+from kvlens.methods.sekv.trained import SHIPPED as ROUTER
+from kvlens.methods.sekv.training.files import load_router
+
 CELLS = ((1024, "50%"), (2048, "20%"))
 """every arm; at these budgets answers can differ"""
 SMALL_CELLS = ((1024, "20%"), (2048, "10%"))
@@ -47,7 +46,8 @@ def arms() -> dict[str, Arm]:
     """By name. Table 5's 'w/o surprisal-weighted summaries' and 'mean pooling summary' are one arm: the paper does not
     say how they differ. Table 7 is scaled: R_max to head size 32 (the paper: 8 to 64 of 128), w by halves and doubles
     of the preset's 24."""
-    tau = float(load_router(ROUTER, *_shape()).threshold.sigmoid().mean())
+    config = AutoConfig.from_pretrained(models.resolve("demo"))
+    tau = float(load_router(ROUTER, models.shape_of(config, 4)).threshold.sigmoid().mean())
     found = {
         "full": Arm("FullKV", None),
         "SeKV": Arm("Table 5: SeKV; Table 7: R_max 16, alpha 1, w 24", {}),
@@ -85,11 +85,6 @@ def arms() -> dict[str, Arm]:
         "no budget": Arm("ours: SeKV without a limit", {}),
         **{name: Arm("ours: reconstruction alone", {**ALL, **switches}) for name, switches in alone.items()},
     }
-
-
-def _shape() -> tuple[int, int, int]:
-    config = json.loads((Path(models.resolve("demo")) / "config.json").read_text())
-    return config["num_hidden_layers"], config["num_attention_heads"], config["head_dim"]
 
 
 @dataclass(frozen=True)

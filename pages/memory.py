@@ -1,6 +1,7 @@
 """Memory: what each tier held, what moved and when, where each span lay, what was moved and not used; export for
 Perfetto."""
 
+from kvlens.ui.benchmarks.gpu import show_bus
 from kvlens.ui.common import nav, session
 from kvlens.ui.common.frame import choose_run
 from kvlens.ui.memory import view as memoryview
@@ -8,4 +9,6 @@ from kvlens.ui.memory import view as memoryview
 nav.enter()
 found = choose_run("Memory")
 if found is not None:
-    session.write_url(memoryview.show(*found))
+    query = memoryview.show(*found)
+    show_bus()
+    session.write_url(query)

@@ -1,8 +1,9 @@
 """A made-up run, written through the real writer: for tests, benchmarks and work on the pages. Nothing in it was
 measured.
 
-Its meta says model 'synthetic'. It has the shape of a SeKV run: sink, anchors, entropy spans in a cold tier, a window;
-query heads whose interest wanders over the spans; spans that are zoomed into and left again; copies that cost time.
+Its meta says model 'synthetic'. It has the shape of a run of the usual method: sink, anchors, entropy spans in a cold
+tier, a window; query heads whose interest wanders over the spans; spans that are zoomed into and left again; copies
+that cost time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from kvlens import methods
 from kvlens.meta import RunMeta
 from kvlens.rows import SelfCheck
 from kvlens.store.synthetic_lens import LensMaker, span_keys
@@ -50,7 +52,7 @@ def write_synthetic(
     prefill = replace(placed, span_keys=span_keys(scene, seed)) if lens else placed
     said = {
         "model": "synthetic",
-        "method": "sekv",
+        "method": methods.DEFAULT,
         "preset": "made up",
         "task": "synthetic",
         "device": "none",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,14 @@ from kvlens.prompts import Prompt
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.tasks import Asked
 
-POINTS = (
-    ("streaming_llm", "multikey", "10%"),
-    ("sekv", "multikey", "10%"),
-    ("chess", "multikey", "10%"),
-    ("freekv", "multikey", "10%"),
-    ("sentkv", "multikey", "10%"),
-    ("compresskv", "list", "10%"),
-)
-"""(method, task, budget) at which each method loses answers of the demo model at 2048 tokens; CompressKV loses no
-single needle there"""
 MAX_PROMPTS = 4
 """times the wanted trials: prompts that are tried before a point is given up"""
 _NEEDED = ("method", "task", "budget", "length", "index", "origin", "lost")
+
+
+def points() -> tuple[tuple[str, str, str], ...]:
+    """(method, task, budget) at which each method loses answers of the demo model at 2048 tokens, by its own word."""
+    return tuple((name, *method.loses_at) for name, method in methods.registry().items() if name != methods.REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ class ExplainRequest:
     """What to measure."""
 
     model: str = "demo"
-    points: tuple[tuple[str, str, str], ...] = POINTS
+    points: tuple[tuple[str, str, str], ...] = field(default_factory=points)
     length: int = 2048
     lost: int = 50
     """lost trials per point"""

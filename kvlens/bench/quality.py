@@ -17,7 +17,7 @@ from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
-from kvlens.figures.metrics import si_bytes
+from kvlens.units import si_bytes
 
 
 class QualityRequest(TableRequest):
@@ -151,7 +151,7 @@ Benchmarks page.
 
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
-refused, and the cell says what it needs (mean). CHESS keeps all KV on the device by design, so it is held to the same
+refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
 share of *attended* tokens instead (`keep`). *Exact match* of the answer with the 95 % Wilson interval and the number of
 prompts; a list counts when all eight entries are right. *Coverage*: share of full attention's mass on tokens attended
 exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do not count). *Attended*: entries in the

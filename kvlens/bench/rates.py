@@ -8,7 +8,8 @@ nothing was missing. Step 0 is left out: nothing can be on the device by then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,29 @@ from kvlens import methods, tasks
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, settings
 from kvlens.engine.engine import Engine, Options
-from kvlens.gpu.bench import settings as bench
 from kvlens.memory.budget import Budget
+from kvlens.methods import parts
 from kvlens.rows import PrefillRecord, StepRecord
 
-ARMS = {
-    setting.name: (setting.method, dict(setting.recorded_with))
-    for setting in bench.settings().values()
-    if setting.rates
-}
-"""arm -> method and what differs from its preset, as the methods say it"""
-USED = {setting.name: tuple(setting.rates) for setting in bench.settings().values() if setting.rates}
-"""arm -> the rates that are read from its steps"""
+
+@dataclass(frozen=True)
+class Arm:
+    """A method with the parameters whose rates are recorded; `rates`: of miss, correction, zoom, reuse."""
+
+    method: str
+    rates: tuple[str, ...]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """what differs from the method's preset"""
+
+
+def arms() -> dict[str, Arm]:
+    """Name -> arm, of all methods: ARMS of their parts `rates`."""
+    found: dict[str, Arm] = {}
+    for method in methods.registry().values():
+        found |= getattr(parts.part(method, "rates"), "ARMS", {})
+    return found
+
+
 NOTE = (
     "mean: of all steps together; p10, p90: percentiles over the steps' own shares; of all layers and KV "
     "heads; step 0 left out; right "
@@ -145,13 +157,14 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
     torch.set_num_threads(1)
     engine = Engine(load(request.model))
     made = Prompts(engine, request.first_seed)
-    seen: dict[str, list[Watch]] = {arm: [] for arm in ARMS}
+    asked = arms()
+    seen: dict[str, list[Watch]] = {arm: [] for arm in asked}
     for task in request.tasks:
         for index in range(request.prompts):
             for arm, watched in seen.items():
-                watched.append(_feed(engine, made, request, task, index, arm))
-        report(f"{task}: {request.prompts} prompts, {len(ARMS)} arms")
-    names = tuple(dict.fromkeys(name for name, _ in ARMS.values()))
+                watched.append(_feed(engine, made, request, task, index, asked[arm]))
+        report(f"{task}: {request.prompts} prompts, {len(asked)} arms")
+    names = tuple(dict.fromkeys(arm.method for arm in asked.values()))
     return {
         "about": about(names, request.model)
         | {
@@ -159,23 +172,23 @@ def measure(request: RatesRequest, report: Callable[[str], None]) -> dict[str, A
             "origins": {name: origin(request.model, name) for name in names},
             "note": NOTE,
         },
-        "methods": {arm: _line(arm, watched) for arm, watched in seen.items()},
+        "methods": {arm: _line(asked[arm], watched) for arm, watched in seen.items()},
     }
 
 
-def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index: int, arm: str) -> Watch:
+def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index: int, arm: Arm) -> Watch:
     asked, prompt, read = made(task, request.length, index)
     answer = tuple(engine.loaded.tokenizer.encode(asked.answer, add_special_tokens=False))
-    method, changes = methods.get(ARMS[arm][0]), ARMS[arm][1]
-    params = methods.make_parameters(method, settings(method, request.model, "")[0], changes)
-    watch = Watch(USED[arm])
+    method = methods.get(arm.method)
+    params = methods.make_parameters(method, settings(method, request.model, "")[0], dict(arm.changes))
+    watch = Watch(arm.rates)
     options = Options(forced=answer, coverage=False, oracle="off")
     engine.run(prompt, method, params, Budget.parse(request.budget), options, watch, read=read)
     return watch
 
 
-def _line(arm: str, watched: list[Watch]) -> dict[str, Any]:
-    counts = {name: [count for watch in watched for count in watch.counts[name]] for name in USED[arm]}
+def _line(arm: Arm, watched: list[Watch]) -> dict[str, Any]:
+    counts = {name: [count for watch in watched for count in watch.counts[name]] for name in arm.rates}
     steps = len(next(iter(counts.values())))
     rates = {name: figures(found) for name, found in counts.items()}
-    return {"changes": ARMS[arm][1], "prompts": len(watched), "steps": steps, "rates": rates}
+    return {"changes": dict(arm.changes), "prompts": len(watched), "steps": steps, "rates": rates}

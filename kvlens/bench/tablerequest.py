@@ -7,9 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from kvlens import methods, tasks
 from kvlens.memory.budget import Budget
 
-REFERENCE = "full"
-"""run once per prompt, without a limit"""
-
 
 class TableRequest(BaseModel):
     """What to measure. Bad values are refused here, before a model is loaded."""
@@ -17,7 +14,8 @@ class TableRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = "demo"
-    methods: tuple[str, ...] = ("full", "streaming_llm", "sekv", "chess", "freekv", "sentkv", "compresskv")
+    methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
+    """the reference is run once per prompt, without a limit"""
     tasks: tuple[str, ...]
     budgets: tuple[str, ...]
     prompts: int = Field(ge=1)
@@ -49,4 +47,6 @@ class TableRequest(BaseModel):
 
     def arms(self) -> list[tuple[str, str]]:
         """(method, budget) that every prompt is run under; no budget for the reference."""
-        return [(name, budget) for name in self.methods for budget in (("",) if name == REFERENCE else self.budgets)]
+        return [
+            (name, budget) for name in self.methods for budget in (("",) if name == methods.REFERENCE else self.budgets)
+        ]

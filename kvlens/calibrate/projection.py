@@ -24,8 +24,7 @@ def output_projections(loaded: LoadedModel) -> list[torch.nn.Module]:
             found[layer] = getattr(module, names[0])
     if sorted(found) != list(range(loaded.shape.layers)):
         raise ValueError(
-            f"the attention output projections of '{loaded.name}' were not found: it cannot be calibrated for "
-            f"CompressKV."
+            f"the attention output projections of '{loaded.name}' were not found: it cannot be calibrated."
         )
     return [found[layer] for layer in range(loaded.shape.layers)]
 

@@ -18,7 +18,7 @@ bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
 )
 
-Methods = Annotated[str, typer.Option(help="Comma-separated; default: the five systems, full and streaming_llm.")]
+Methods = Annotated[str, typer.Option(help="Comma-separated; default: all that are installed.")]
 Budgets = Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")]
 Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
 
@@ -188,7 +188,7 @@ def claims(
     import torch
 
     from kvlens import __version__
-    from kvlens.bench.claims import METHODS, check
+    from kvlens.bench.claims import check, claiming
     from kvlens.bench.kept import check_file
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
@@ -197,7 +197,7 @@ def claims(
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")
     check_file(out, "--out")
-    names = list(_names(methods)) or list(METHODS)
+    names = list(_names(methods)) or claiming()
     torch.set_num_threads(1)
     found = check(Engine(load(model)), names, prompts, lambda line: typer.echo(line, err=True))
     for claim in found:

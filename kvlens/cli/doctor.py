@@ -25,7 +25,6 @@ PACKAGES = (
     "pyarrow",
     "umap-learn",
 )
-LENGTH, NEW = 256, 8
 
 
 def examine() -> dict[str, Any]:
@@ -55,7 +54,7 @@ def _tiers(cuda: bool) -> dict[str, str]:
     import torch
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.link import link_name
+    from kvlens.memory.links import link_name
 
     kinds = {f"run on {name}": torch.device(name) for name in ("cpu", "cuda")}
     return {
@@ -65,33 +64,9 @@ def _tiers(cuda: bool) -> dict[str, str]:
     }
 
 
-def stock_gap(device: str) -> tuple[float, int]:
-    """Largest difference of the demo model's fp32 logits after a prompt, FullKV here against the stock model, and the
-    prompt's tokens."""
-    import torch
-    from transformers import DynamicCache
-
-    from kvlens import methods
-    from kvlens.engine.engine import Engine, Options
-    from kvlens.engine.hf_attention import ATTENTION
-
-    loaded, prompt = _prompt(device)
-    full = methods.get("full")
-    ours = (
-        Engine(loaded)
-        .run(prompt, full, full.Parameters(), None, Options(max_new=1, prefill_chunk=0), keep_logits=True)
-        .logits[0]
-    )
-    loaded.model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
-        cache, ids = DynamicCache(config=loaded.model.config), torch.tensor([prompt.ids], device=device)
-        loaded.model(input_ids=ids[:, :-1], past_key_values=cache)
-        stock = loaded.model(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1]
-    loaded.model.set_attn_implementation(ATTENTION)
-    return float((ours.cpu() - stock.cpu()).abs().max()), len(prompt.ids)
-
-
 def _stock_equality() -> list[dict[str, Any]]:
+    from kvlens.runs.stock import stock_gap
+
     gap, tokens = stock_gap("cpu")
     detail = f"largest logit difference to the stock model {gap:g} (fp32, {tokens} tokens)"
     return [{"name": "FullKV equals the stock model", "passed": gap == 0, "detail": detail}]
@@ -101,12 +76,13 @@ def _recorded_run() -> list[dict[str, Any]]:
     from kvlens.prompts import PromptText
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
+    from kvlens.runs.stock import NEW, check_task
     from kvlens.store.reader import TraceReader
 
-    text = _task().text
+    text = check_task().text
     checks = []
     with tempfile.TemporaryDirectory() as folder:
-        request = RunRequest(model="demo", method="streaming_llm", max_new=NEW, device="cpu")
+        request = RunRequest(model="demo", max_new=NEW, device="cpu")
         uid, status, _ = carry_out(request, PromptText(text), Path(folder), lambda *_: None, lambda: False)
         with TraceReader.open(Path(folder), uid) as reader:
             detail = f"{reader.n_steps} steps read back, status {status}"
@@ -120,18 +96,3 @@ def _recorded_run() -> list[dict[str, Any]]:
             for row in reader.self_checks().itertuples():
                 checks.append({"name": row.name, "passed": bool(row.passed), "detail": row.detail})
     return checks
-
-
-def _task() -> Any:
-    from kvlens.demo.encode import demo_encode
-    from kvlens.demo.tasks import make_prompt
-
-    return make_prompt("needle", LENGTH, 0.5, 0, demo_encode())
-
-
-def _prompt(device: str) -> tuple[Any, Any]:
-    from kvlens.engine.models import load
-    from kvlens.prompts import PromptText, tokenize
-
-    loaded = load("demo", device)
-    return loaded, tokenize(PromptText(_task().text), loaded.tokenizer, loaded.max_positions, NEW)

@@ -28,13 +28,14 @@ def explain(
 ) -> None:
     """The share of lost answers restored by holding the triples with most regret, against random ones and the needle
     everywhere."""
-    from kvlens.bench.explain import POINTS, ExplainRequest, measure
+    from kvlens.bench.explain import ExplainRequest, measure
+    from kvlens.bench.explain import points as usual_points
     from kvlens.bench.explain_table import document, markdown
     from kvlens.bench.kept import check_file
 
     check_file(out, "--out")
     check_file(doc, "--doc")
-    chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or POINTS
+    chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points()
 
     def report(row: dict[str, Any]) -> None:
         came = "infeasible" if "infeasible" in row else "lost" if row["lost"] else "not lost, or full KV loses too"

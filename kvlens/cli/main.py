@@ -89,6 +89,7 @@ def methods(
     else:
         method = entries[0]
         typer.echo(f"{method['title']} ({method['name']}): {method['summary']}\n{method['paper']}")
+        typer.echo(f"family: {method['family'].replace('_', ' ')}")
         rows = [
             [p["name"], p["default"], p["symbol"], "ours" if p["ours"] else "paper", p["doc"]]
             for p in method["parameters"]

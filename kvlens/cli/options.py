@@ -44,7 +44,7 @@ def show_table(columns: list[str], rows: list[list[Any]]) -> None:
     """A table on stdout, one line per row."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=column in ("uid", "name", "parameter", "status"))
+        table.add_column(column, no_wrap=column in ("uid", "family", "name", "parameter", "status"))
     for row in rows:
         table.add_row(*(Text("" if v is None or v != v else terminal(v).replace("\n", " ")[:160]) for v in row))
     out.print(table)

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.methods import DEFAULT
 from kvlens.plaintext import terminal
 
 
@@ -17,7 +18,7 @@ def run(
         str, typer.Argument(help='UTF-8 text (.txt, .md), .json with a string "text", or - for standard input.')
     ],
     model: Model = DEFAULT_MODEL,
-    method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = "sekv",
+    method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = DEFAULT,
     preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
     budget: Annotated[
         str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")

@@ -100,7 +100,7 @@ SECTIONS: dict[str, Section] = {
     "Long answers (exact match; lists: share of entries right)": _long,
     "By kind of fact, 1024 tokens, four others of the kind": _kinds,
     "Controls, 1024 tokens": _controls,
-    "StreamingLLM at 10 % of the entries (4 sinks), multikey": _streaming,
+    "4 first and the latest tokens, 10 % of the entries, multikey": _streaming,
     "Surprisal on held-out real English": _surprisal,
     "Attention mass on the value per right digit, by query head": _heads,
 }

@@ -78,7 +78,7 @@ class Demo:
 
 
 def streaming(budget: float, sinks: int = 4) -> Shrink:
-    """StreamingLLM's choice: the first tokens and the latest ones."""
+    """The first tokens and the latest ones."""
 
     def shrink(index: torch.Tensor) -> torch.Tensor:
         recent = max(1, round(budget * len(index)) - sinks)

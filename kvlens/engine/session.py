@@ -15,6 +15,7 @@ from kvlens.memory.holds import Hold
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.calibration import calibrated
 from kvlens.shape import KVShape
 
 
@@ -55,7 +56,7 @@ class Session:
         exactly, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
-        self.method = method(params, context)
+        self.method = method(params, calibrated(method, params, context))
         n = context.prompt_tokens
         held = Held(holds, context.shape.kv_heads, n, n + context.max_new, context.device)
         self.memory = Memory(context.shape, context.dtype, context.device, n, held)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.metrics import si_bytes
-from kvlens.figures.quality import METHOD_COLORS, SYMBOLS
-from kvlens.figures.theme import GREY, finish
+from kvlens.figures.methodmarks import mark
+from kvlens.figures.theme import finish
+from kvlens.units import si_bytes
 
 #: What the horizontal axis may show: column of compare.groups.points -> title with unit.
 AXES = {
@@ -22,24 +22,22 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
     """Exact match with 95 % Wilson intervals against one of AXES: a line per method and preset, a point per budget,
     hollow where it rests on one prompt. `frame`: rows of compare.groups.points. `titles`: method -> its title."""
     figure = go.Figure()
-    methods = list(dict.fromkeys(frame["method"]))
     for (method, preset), part in frame.groupby(["method", "preset"], sort=True):
         shown = part[part[axis].notna()].sort_values(axis)
         if shown.empty:
             continue
-        color = METHOD_COLORS.get(str(method), GREY)
-        symbol = SYMBOLS[methods.index(method) % len(SYMBOLS)]
+        look = mark(str(method))
         name = titles.get(str(method), str(method)) + (f" ({preset})" if preset else "")
         figure.add_scatter(
             x=shown[axis],
             y=shown["exact"],
             name=name,
             mode="lines+markers",
-            line={"color": color, "width": 1.2, "dash": "dot"},
+            line={"color": look.color, "width": 1.2, "dash": look.dash},
             marker={
-                "color": color,
+                "color": look.color,
                 "size": 11,
-                "symbol": [symbol + ("-open" if n == 1 else "") for n in shown["n"]],
+                "symbol": [look.symbol + ("-open" if n == 1 else "") for n in shown["n"]],
                 "line": {"width": 2},
             },
             hoverinfo="text",
@@ -51,7 +49,7 @@ def quality_points(frame: pd.DataFrame, axis: str, titles: dict[str, str]) -> go
                 "arrayminus": shown["exact"] - shown["low"],
                 "thickness": 1,
                 "width": 3,
-                "color": color,
+                "color": look.color,
             },
         )
     finish(figure, 380, uirevision=f"points-{axis}", legend=True)

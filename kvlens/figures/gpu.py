@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from kvlens.figures.quality import METHOD_COLORS
+from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, finish
 from kvlens.gpu.bench.result import CeilingRow, KernelRow, RecordingRow, StepRow
 from kvlens.gpu.bench.settings import title
@@ -65,7 +65,7 @@ def step_times(rows: Sequence[StepRow], context: int, batch: int) -> go.Figure:
         x=titles,
         y=[1e3 * (row.median or 0) for row in shown],
         name="median, up to the 95th percentile",
-        marker_color=[METHOD_COLORS.get(row.method, GREY) for row in shown],
+        marker_color=[mark(row.method).color for row in shown],
         error_y={"array": late, "thickness": 1, "width": 4},
         hovertemplate="%{x}: %{y:.2f} ms<extra></extra>",
     )

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.figures.theme import GREY, finish
 from kvlens.figures.transfers import CAUSE_COLORS, DIRECTIONS
 from kvlens.intervals import lanes
+from kvlens.units import si_bytes
 
 #: More copies than this are not drawn one by one.
 COPIES = 2500

@@ -9,20 +9,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.metrics import si_bytes
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, finish
-
-#: One colour per method on every figure, legible on light and dark.
-METHOD_COLORS = {
-    "full": SKY,
-    "streaming_llm": GREY,
-    "sekv": VERMILION,
-    "chess": PURPLE,
-    "freekv": BLUE,
-    "sentkv": GREEN,
-    "compresskv": ORANGE,
-}
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "x")
+from kvlens.figures.methodmarks import mark
+from kvlens.figures.theme import finish
+from kvlens.units import si_bytes
 
 #: What the horizontal axis may show: column -> (title, is a share).
 AXES = {
@@ -82,12 +71,12 @@ def quality(
         horizontal_spacing=0.03,
     )
     legend: set[str] = set()
-    for place, name in enumerate(dict.fromkeys(frame["method"])):
+    for name in dict.fromkeys(frame["method"]):
+        look = mark(str(name))
         for column, value in enumerate(shown, 1):
             part = frame[(frame["method"] == name) & (frame[panel] == value) & frame["exact"].notna()].sort_values(axis)
             if part.empty:
                 continue
-            color = METHOD_COLORS.get(str(name), GREY)
             figure.add_scatter(
                 x=part[axis],
                 y=part["exact"],
@@ -95,9 +84,9 @@ def quality(
                 legendgroup=str(name),
                 showlegend=name not in legend,
                 mode="lines+markers",
-                line={"color": color, "width": 1.5},
+                line={"color": look.color, "width": 1.5, "dash": look.dash},
                 hovertext=[_hover(row, titles) for _, row in part.iterrows()],
-                marker={"color": color, "symbol": SYMBOLS[place % len(SYMBOLS)], "size": 9},
+                marker={"color": look.color, "symbol": look.symbol, "size": 9},
                 hoverinfo="text",
                 error_y={
                     "type": "data",
@@ -106,7 +95,7 @@ def quality(
                     "arrayminus": part["exact"] - part["low"],
                     "thickness": 1,
                     "width": 3,
-                    "color": color,
+                    "color": look.color,
                 },
                 row=1,
                 col=column,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvlens.lens.own import Own
 from kvlens.store.reader import TraceReader
 
 ROUNDING = 1e-4
@@ -116,7 +117,7 @@ class Facts:
         events = reader.events(step=None, layer=layer, kv_head=kv_head)
         mine = events[(events["span"] == span) & (events["step"] <= step)]
         similarity = _uncorrected(reader, step, layer, kv_head)
-        waits = similarity is not None or reader.meta.config.get("zoom") == "next"
+        waits = similarity is not None or bool(Own.of(reader).say("waits", reader.meta.config))
         heads = reader.oracle_step(step)
         listed = heads[(heads["layer"] == layer) & (heads["kv_head"] == kv_head) & (heads["span"] == span)]
         return cls(
@@ -193,14 +194,6 @@ class Facts:
     def short(self) -> bool:
         """A query head of the group gave it less than full attention does."""
         return bool((self.listed["regret"] > ROUNDING).any())
-
-    @property
-    def unmoved(self) -> str:
-        """Why the head was not corrected."""
-        tau = self.reader.meta.config.get("tau")
-        if tau == 0:
-            return "tau is 0, which corrects no head"
-        return f"query similarity {self.similarity:.2f} is not below tau {tau}"
 
     @property
     def q_head(self) -> int | None:

@@ -1,6 +1,7 @@
 """Why a span that full attention wanted was not attended exactly: read from what the run recorded, never guessed.
 
-One reason per (step, layer, KV head, span). What the trace does not hold is said to be not recorded.
+One reason per (step, layer, KV head, span). What the trace does not hold is said to be not recorded. What only a
+method's own journal or parameters know is its part `reasons`' to tell (kvlens.lens.own); no method is named here.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens.lens.facts import Facts
-from kvlens.lens.journalreasons import FROM_JOURNAL
+from kvlens.lens.own import Own, Told
 from kvlens.store.reader import TraceReader
 
 KINDS = {
@@ -48,9 +49,8 @@ def reason(facts: Facts) -> Reason:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
     if facts.state == "evicted":
         return Reason("evicted", _evicted(facts))
-    found = FROM_JOURNAL.get(str(facts.reader.meta.method))
-    where = (facts.reader, facts.step, facts.layer, facts.span)
-    if found is not None and (told := found(*where, facts.state, bool(facts.read))) is not None:
+    told: Told | None = Own.of(facts.reader).say("told", facts)
+    if told is not None:
         return Reason(*told)
     if facts.state == "partial":
         return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")
@@ -101,7 +101,8 @@ def _not_read(facts: Facts) -> Reason:
             return Reason(
                 "attended", f"step {facts.step - 1} had selected it, so that it was on the device and attended exactly"
             )
-        said = f"not corrected: {facts.unmoved}, so this step read what step {facts.step - 1} had selected"
+        why = Own.of(facts.reader).say("unmoved", facts) or f"query similarity {facts.similarity:.2f}"
+        said = f"not corrected: {why}, so this step read what step {facts.step - 1} had selected"
         if ranking.wanted:
             return Reason(
                 "not_corrected", f"{said}; it would have chosen this span now{ranking.words()}, one step late"

@@ -64,8 +64,8 @@ class Layout:
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False
-    """exact spans come through two staging buffers: one fills while the other is spread into its slots (FreeKV sec.
-    4.2)"""
+    """exact spans come through two staging buffers: one fills while the other is spread into its slots (Liu et al.,
+    sec. 4.2)"""
     token_major: bool = False
     """slots lie in memory as [token, KV head, D] (NHD) instead of [KV head, token, D]"""
     cold_pages: int = 0

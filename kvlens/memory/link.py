@@ -188,19 +188,3 @@ class HostLink:
 def check(entry: Entry, moved: int) -> None:
     """Raises AssertionError when so many bytes are not the entry's."""
     assert moved == entry.bytes, f"{moved} bytes moved, {entry.bytes} in the ledger"
-
-
-def link_for(device: torch.device, ledger: Ledger) -> Link:
-    """The link between `device` and the cold tier."""
-    if device.type != "cuda":
-        return HostLink(ledger)
-    from kvlens.memory.cudalink import cuda_link
-
-    return cuda_link(device, ledger)
-
-
-def link_name(device: torch.device) -> str:
-    """What `link_for` would make, by its name."""
-    from kvlens.memory.cudalink import CudaLink
-
-    return CudaLink.name if device.type == "cuda" else HostLink.name

@@ -72,8 +72,8 @@ class Selection:
     """of what is moved now, one of kvlens.rows.CAUSES"""
     later_cause: str = "prefetch"
     equal_reuse: bool = False
-    """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (SentKVCompress
-    sec. 4.2.2)"""
+    """every KV head reuses as many tokens as the one that can reuse fewest; the rest is loaded again (sentence-level
+    compression, sec. 4.2.2)"""
     fits: bool = False
     """the wishes of a KV head never exceed its recall zone: the method has sized them so, nothing can be refused"""
     reuse: bool = True

@@ -16,7 +16,7 @@ from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
 from kvlens.memory.keeper import Keeper
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Entry, Ledger
-from kvlens.memory.link import link_for
+from kvlens.memory.links import link_for
 from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller

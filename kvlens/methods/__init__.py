@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvlens.methods.base import Method, MethodInfo, describe, make_parameters
+from kvlens.methods.base import FAMILIES, Method, MethodInfo, describe, make_parameters
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
@@ -24,6 +24,10 @@ BUILT_IN = {
     "h2o": "kvlens.methods.h2o:H2O",
     "quest": "kvlens.methods.quest:Quest",
 }
+REFERENCE = "full"
+"""what all others are compared with: all KV, all attended"""
+DEFAULT = "sekv"
+"""what is run when no method is named"""
 
 
 class UnknownMethod(ValueError):
@@ -32,19 +36,30 @@ class UnknownMethod(ValueError):
 
 @cache
 def registry() -> dict[str, type[Method]]:
-    """Name -> class, of the product's methods and of installed plugins. A plugin cannot replace a method of the
-    product."""
+    """Name -> class, of the product's methods and of installed plugins, these by name. A plugin cannot replace a method
+    of the product. Raises ValueError with one sentence for a plugin that cannot be taken."""
     methods = {}
     for name, path in BUILT_IN.items():
         module, attribute = path.split(":")
         methods[name] = getattr(importlib.import_module(module), attribute)
-    for point in entry_points(group="kvlens.methods"):
+    for point in sorted(entry_points(group="kvlens.methods"), key=lambda point: point.name):
         if point.name in methods:
             raise ValueError(
                 f"plugin method '{point.name}' ({point.value}) has the name of an existing method; rename it."
             )
-        methods[point.name] = point.load()
+        found = point.load()
+        if point.name != found.name or found.family not in FAMILIES:
+            raise ValueError(
+                f"plugin method '{point.name}' ({point.value}) calls itself '{found.name}' of family '{found.family}': "
+                f"both names must be one, and the family one of {', '.join(FAMILIES)}."
+            )
+        methods[point.name] = found
     return methods
+
+
+def of_family(family: str) -> list[str]:
+    """Names of a family's methods: the product's in their order, then plugins by name."""
+    return [name for name, method in registry().items() if method.family == family]
 
 
 def get(name: str) -> type[Method]:
@@ -56,8 +71,21 @@ def get(name: str) -> type[Method]:
 
 
 def catalogue() -> list[dict[str, Any]]:
-    """All methods with their parameters and presets, as plain data (no torch is imported)."""
-    return [dataclasses.asdict(describe(method)) for method in registry().values()]
+    """All methods with their parameters and presets, family by family, as plain data (no torch is imported)."""
+    names = [name for family in FAMILIES for name in of_family(family)]
+    return [dataclasses.asdict(describe(registry()[name])) for name in names]
 
 
-__all__ = ["Method", "MethodInfo", "UnknownMethod", "catalogue", "describe", "get", "make_parameters", "registry"]
+__all__ = [
+    "DEFAULT",
+    "REFERENCE",
+    "Method",
+    "MethodInfo",
+    "UnknownMethod",
+    "catalogue",
+    "describe",
+    "get",
+    "make_parameters",
+    "of_family",
+    "registry",
+]

@@ -21,12 +21,14 @@ from kvlens.memory.layout import Layout
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
     from kvlens.memory.placement import Eviction, Placement, Selection
     from kvlens.memory.spantable import SpanTable
+    from kvlens.methods.modelfigures import Calibration
+    from kvlens.methods.segmenter import PromptFacts, Segmenter
     from kvlens.spans import Span
 
 
@@ -44,24 +46,6 @@ class Rotate(Protocol):
     ) -> torch.Tensor:
         """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m,
         D]. float32."""
-
-
-class PromptFacts(Protocol):
-    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored
-    run."""
-
-    @property
-    def shape(self) -> KVShape: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def max_new(self) -> int: ...
-    @property
-    def budget_bytes(self) -> int | None: ...
-    @property
-    def model_name(self) -> str: ...
-    @property
-    def tokens(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -94,6 +78,8 @@ class RunContext:
     """text of each prompt token, for methods that split at punctuation"""
     rotate: Rotate | None = None
     """the model's rotary embedding; None: it has none that could be taken back"""
+    calibration: Mapping[str, Any] = field(default_factory=dict)
+    """what `Method.calibrations` asked for with these parameters, by kind, read and checked"""
 
 
 @dataclass(frozen=True)
@@ -186,6 +172,18 @@ class BagChange:
     """spans that decoded tokens belong to from now on, with no kept tokens of their own: nothing moves"""
 
 
+FAMILIES = {
+    "reference": "all KV, all attended",
+    "prompt_eviction": "scores the prompt once and drops the rest for good",
+    "decode_eviction": "drops for good while decoding",
+    "page_retrieval": "ranks pages of tokens at every step, or when it is unsure",
+    "token_retrieval": "reads single tokens, chosen at every step",
+    "span_retrieval": "reads spans as summaries, low-rank factors or tokens",
+    "other": "none of these",
+}
+"""family -> what its methods do; colours and lists of methods go by it"""
+
+
 class Method(ABC):
     """Base of all methods. One object lives for one run; it holds its own index tensors and announces them in
     `held`."""
@@ -196,6 +194,8 @@ class Method(ABC):
     """citation, or what the baseline is"""
     summary: ClassVar[str]
     """one sentence: what it keeps, drops and fetches"""
+    family: ClassVar[str] = "other"
+    """one of FAMILIES"""
     Parameters: ClassVar[type]
     """frozen dataclass whose fields are made with `param`"""
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
@@ -205,6 +205,12 @@ class Method(ABC):
     """`floor_bytes` is what `prefill_end` will ask for; False: an estimate, since it depends on the text"""
     keeps_all: ClassVar[bool] = False
     """the KV of every token stays on the device: no budget below full KV is feasible, and the default is no limit"""
+    segmenters: ClassVar[tuple[Segmenter, ...]] = ()
+    """its ways to cut a prompt, for the Spans page"""
+    loses_at: ClassVar[tuple[str, str]] = ("multikey", "10%")
+    """(task, budget) at which it loses answers of the demo model at 2048 tokens, where `kvlens bench explain` begins"""
+    calibrations: ClassVar[tuple[Calibration, ...]] = ()
+    """figures of the model that it needs; they come in the context"""
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
     static_ready: ClassVar[bool] = False
@@ -301,6 +307,7 @@ class MethodInfo:
     title: str
     paper: str
     summary: str
+    family: str
     parameters: list[dict[str, Any]]
     presets: dict[str, dict[str, Any]]
     journal_names: dict[str, str]
@@ -314,6 +321,7 @@ def describe(method: type[Method]) -> MethodInfo:
         method.title,
         method.paper,
         method.summary,
+        method.family,
         [_describe(f) for f in dataclasses.fields(method.Parameters)],
         {name: dict(values) for name, values in method.presets.items()},
         dict(method.journal_names),

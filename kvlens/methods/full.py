@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import Method, Prefilled, PromptFacts, param
+from kvlens.methods.base import Method, Prefilled, param
+from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -36,6 +37,7 @@ class FullKV(Method):
     title = "FullKV"
     paper = "reference: the uncompressed cache"
     summary = "keeps every token exactly on the device; nothing is dropped, summarised or moved"
+    family = "reference"
     Parameters = FullParameters
     static_ready = True
     keeps_all = True

@@ -8,9 +8,10 @@ from kvlens.compare.pair import KINDS, Pair, config_difference, divergence_words
 from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps
 from kvlens.figures.comparetracks import Track, overlaid
-from kvlens.figures.metrics import counted, metric_of
+from kvlens.figures.metrics import metric_of
 from kvlens.report.markup import Figures, folded, missing, paragraph, table
 from kvlens.store.reader import TraceReader
+from kvlens.units import counted
 
 
 def two_runs(a: TraceReader, b: TraceReader, figures: Figures) -> list[tuple[str, str]]:

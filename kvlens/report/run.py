@@ -6,7 +6,6 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.compare.groups import generated
-from kvlens.figures.metrics import si_bytes
 from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.verdict import Verdict, verdict
@@ -15,6 +14,7 @@ from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.store.reader import TraceReader
+from kvlens.units import si_bytes
 
 #: Prompts are shown up to here, characters.
 MOST_PROMPT = 40_000

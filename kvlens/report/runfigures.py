@@ -9,13 +9,14 @@ from kvlens.figures import memory, transfers
 from kvlens.figures.heads import head_map
 from kvlens.figures.loss import span_bars
 from kvlens.figures.losstrack import loss_track
-from kvlens.figures.metrics import head_label, metric_of, si_bytes
+from kvlens.figures.metrics import head_label, metric_of
 from kvlens.figures.passages import passage
 from kvlens.lens.attribution import attribute, with_reasons
 from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import Figures, missing, paragraph, table
 from kvlens.report.spans import listed, shortened
 from kvlens.store.reader import TraceReader
+from kvlens.units import si_bytes
 
 #: How many missed (layer, KV head, span) are named.
 MOST_TRIPLES = 8

@@ -19,7 +19,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     import transformers
 
     from kvlens.kernels.attend import planned_on
-    from kvlens.memory.link import link_name
+    from kvlens.memory.links import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
     context = prepared.engine.context(prompt, planned.budget, planned.options)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold
+from kvlens.methods import calibration
 from kvlens.prompts import Prompt, PromptText
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
@@ -59,6 +60,7 @@ def check(request: RunRequest) -> tuple[type[Method], str | None, Any, Budget]:
     method = methods.get(request.method)
     preset = request.preset or default_preset(request.method, request.model)
     params = methods.make_parameters(method, preset, dict(request.overrides))
+    calibration.require(method, params, request.model)
     return method, preset, params, Budget.parse(request.budget or default_budget(request.method))
 
 

@@ -27,7 +27,7 @@ class RunRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(default_factory=default_model)
-    method: str = "sekv"
+    method: str = methods.DEFAULT
     preset: str | None = None
     budget: str | None = None
     max_new: int = Field(64, ge=1, le=100_000)

@@ -1,4 +1,4 @@
-"""Entropy-guided segmentation (SeKV sec. 3.1): the rule as printed, and one that keeps to a memory budget.
+"""Entropy-guided segmentation (Abaskohi et al., sec. 3.1): the rule as printed, and one that keeps to a memory budget.
 
 As printed, every token whose surprisal exceeds mu + alpha * sigma is an anchor and what lies between anchors is a
 span; spans below l_min stay raw. On heavy-tailed surprisals this keeps most of the cache at full resolution

@@ -1,4 +1,5 @@
-"""Which tokens may end a chunk and how strongly they do: SentKVCompress's S(b) as data. The paper's own table is its
+"""Which tokens may end a chunk and how strongly they do: S(b) of sentence-level compression (an ICLR 2026 submission)
+as data. The paper's own table is its
 figure 9, a picture of token ids per tokenizer; these weights are ours and are resolved against token texts, so they
 hold for any tokenizer.
 """

@@ -1,4 +1,5 @@
-"""Chunks that end at punctuation near a wanted length (SentKVCompress sec. 4.1.1, algorithm 2), for a prompt and token
+"""Chunks that end at punctuation near a wanted length (sentence-level compression, sec. 4.1.1, algorithm 2), for a
+prompt and token
 by token."""
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Surprisal:
-    """Mean and standard deviation of the prompt's surprisals in nats; frozen, they also cut the decoded blocks (SeKV
-    sec. 3.1)."""
+    """Mean and standard deviation of the prompt's surprisals in nats; frozen, they also cut the decoded blocks
+    (Abaskohi et al., sec. 3.1)."""
 
     mu: float
     sigma: float
@@ -45,7 +45,7 @@ class Surprisal:
         return cls(float(values.mean()), float(values.std())) if len(values) else cls(0.0, 0.0)
 
     def threshold(self, alpha: float) -> float:
-        """A token is a boundary when its surprisal is above this (SeKV sec. 3.1)."""
+        """A token is a boundary when its surprisal is above this (Abaskohi et al., sec. 3.1)."""
         return self.mu + alpha * self.sigma
 
 

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Visit
 
+from kvlens.figures.methodmarks import mark
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.compare import groups as comparegroups
 
@@ -172,7 +173,7 @@ def test_all_runs_with_an_answer_are_points(visit: Visit, pair: PairRuns) -> Non
     app = visit(pair.folder, "compare")
     points = [spec for spec in charts(app) if "exact match" in json.dumps(spec["layout"])]
     assert len(points) == 2
-    assert points[0]["data"][0]["marker"]["symbol"] == ["circle-open"]
+    assert points[0]["data"][0]["marker"]["symbol"] == [mark("sekv").symbol + "-open"]
     assert points[1]["layout"]["xaxis"]["title"]["text"] == "attended tokens per step and KV head"
 
 

@@ -12,12 +12,12 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Runs, Visit
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.ui.memory import data as memorydata
+from kvlens.units import si_bytes
 
 STILL, LEVEL, OPEN = "20260101-000000-still", "20260101-000001-level", "20260101-000002-open"
 

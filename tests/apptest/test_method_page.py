@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from streamlit.testing.v1 import AppTest
 from test_pages import words
 from uiruns import Runs, Visit
 
+from kvlens import methods
 from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.ui import method as methodview
-from kvlens.ui.method import parts
+from kvlens.ui.common import parts
 from kvlens.ui.method.journal import listing, long
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
@@ -168,7 +170,7 @@ def maps(reader: TraceReader) -> None:
 def test_a_method_with_a_view_of_its_own_may_use_the_map(
     visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(methodview.VIEWS, "elsewhere", "test_method_page:maps")
+    monkeypatch.setattr(methodview, "view", lambda name: maps)
     app = visit(folder, "method", run=TALKER, layer=1, head=3)
     text = words(app)
     assert "What moved" not in text
@@ -177,14 +179,14 @@ def test_a_method_with_a_view_of_its_own_may_use_the_map(
     assert "Corrected was not recorded in this run." in text
 
 
-def test_every_method_has_a_view_and_an_absent_one_falls_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in methodview.VIEWS:
-        assert callable(methodview.view(name))
-    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.method.absent:show")
-    for name in ("mine", "a plugin's"):
-        assert methodview.view(name).__module__ == "kvlens.ui.method.generic"
-    monkeypatch.setitem(methodview.VIEWS, "mine", "kvlens.ui.method.journal:journal")
-    assert methodview.view("mine").__name__ == "journal"
+def test_a_view_lies_beside_its_method_and_an_absent_one_falls_through() -> None:
+    for name, method in methods.registry().items():
+        own = (Path(inspect.getfile(method)).parent / "view.py").exists() and method.__module__.count(".") == 3
+        assert methodview.view(name).__module__ == (
+            f"kvlens.methods.{name}.view" if own else methodview.generic.__name__
+        )
+    assert methodview.view("of a plugin that is gone").__module__ == methodview.generic.__name__
+    assert sum(methodview.view(name).__module__.endswith(".view") for name in methods.registry()) >= 5
 
 
 def test_a_journal_is_handed_out_number_by_number(folder: Path) -> None:

@@ -45,7 +45,7 @@ def jobs() -> JobManager:
 
 def test_the_form_comes_from_the_catalogue(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run")
-    assert {"SeKV", "StreamingLLM"} <= set(app.selectbox(key="form_method").options)
+    assert {"SeKV · span retrieval", "StreamingLLM · decode eviction"} <= set(app.selectbox(key="form_method").options)
     labels = [widget.label.replace("\\", "") for widget in app.number_input]
     assert any(label.startswith("window") for label in labels)
 

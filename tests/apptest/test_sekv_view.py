@@ -11,11 +11,11 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Runs, Visit
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.units import si_bytes
 
 ARMS: dict[str, dict[str, str]] = {
     "trained": {},

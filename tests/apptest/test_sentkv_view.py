@@ -11,11 +11,11 @@ from support import task_prompt
 from test_pages import words
 from uiruns import Visit
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sentkv import view as sentkv
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.units import si_bytes
 
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "truncated": ("0.5", {}),

@@ -74,11 +74,11 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
     assert names(charts[BOUNDARIES])[-7:] == [
         "entropy (SeKV)",
         "entropy as printed (SeKV)",
-        "sentence chunks (SentKVCompress)",
-        "pages (FreeKV)",
         "pages (CHESS)",
         "chunks (CHESS)",
         "grids (CHESS)",
+        "pages (FreeKV)",
+        "sentence chunks (SentKVCompress)",
     ]
     assert "Spans at step 5, for L1 Q2 (KV0)" in text
     assert "Needle, tokens 5–11" in text

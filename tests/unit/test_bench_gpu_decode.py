@@ -200,7 +200,7 @@ def test_two_settings_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -
     class Said:
         SETTINGS: tuple[Setting, ...] = (KNOWN["full"], KNOWN["full"])
 
-    monkeypatch.setattr("kvlens.gpu.bench.settings.beside", lambda method: Said)
+    monkeypatch.setattr("kvlens.gpu.bench.settings.part", lambda method, name: Said)
     settings.cache_clear()
     try:
         with pytest.raises(ValueError, match="two settings of the GPU bench are called 'full'; rename one"):

@@ -14,7 +14,7 @@ import pytest
 from test_cli import kvlens
 
 from kvlens import methods
-from kvlens.bench.rates import ARMS, USED, RatesRequest, Watch, figures
+from kvlens.bench.rates import RatesRequest, Watch, arms, figures
 from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
 from kvlens.gpu.bench.rates import read
@@ -102,8 +102,8 @@ def recorded(demo: Any) -> Callable[[str], tuple[Both, Any]]:
     def run(arm: str) -> tuple[Both, Any]:
         asked, prompt, ahead = made("list", 512, 0)
         answer = tuple(demo.tokenizer.encode(asked.answer, add_special_tokens=False))[:12]
-        method, both = methods.get(ARMS[arm][0]), Both(USED[arm])
-        params = methods.make_parameters(method, "demo", ARMS[arm][1])
+        method, both = methods.get(arms()[arm].method), Both(arms()[arm].rates)
+        params = methods.make_parameters(method, "demo", dict(arms()[arm].changes))
         engine.run(
             prompt,
             method,
@@ -173,7 +173,7 @@ def test_the_command_writes_what_the_gpu_benchmark_reads(tmp_path: Path, capsys:
     )
     assert "freekv: miss 0." in capsys.readouterr().out
     held, table = json.loads(out.read_text()), read(out)
-    assert set(held["methods"]) == set(ARMS)
+    assert set(held["methods"]) == set(arms())
     assert {"kvlens", "torch", "machine", "date", "presets", "origins"} <= set(held["about"])
     line = table.lines.get("freekv")
     assert line is not None

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.methods.base import RunContext
+from kvlens.methods.calibration import calibrated
 from kvlens.methods.chess import claims
 from kvlens.methods.chess.calibrate import calibrate, generated, pages_of, quantile
 from kvlens.methods.chess.claims import KEEP, Point
@@ -64,11 +65,11 @@ def test_a_calibration_is_written_and_used(demo: Any, tmp_path: Path) -> None:
 
 def thresholds_of(params: ChessParameters, shape: KVShape, name: str = "other") -> tuple[float, float] | None:
     context = RunContext(shape, 100, 8, None, 1, 0, name, torch.float32, torch.device("cpu"))
-    return Chess(params, context)._thresholds
+    return Chess(params, calibrated(Chess, params, context))._thresholds
 
 
 def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"kvlens calibrate chess --model M --out FILE.*trigger=fixed"):
+    with pytest.raises(ValueError, match=r"kvlens calibrate chess --model other --out FILE.*trigger=fixed"):
         thresholds_of(ChessParameters(), demo.shape)
     with pytest.raises(ValueError, match="does not exist"):
         thresholds_of(ChessParameters(calibration=str(tmp_path / "no.json")), demo.shape)
@@ -79,7 +80,7 @@ def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
         thresholds_of(ChessParameters(calibration=str(tmp_path / "odd.json")), demo.shape)
     origin = {"layers": demo.shape.layers, "q_heads": demo.shape.q_heads}
     (tmp_path / "bare.json").write_text(json.dumps({"method": "chess", "provenance": origin, "pages": {"8": {}}}))
-    with pytest.raises(ValueError, match="not a calibration"):
+    with pytest.raises(ValueError, match="does not hold thresholds"):
         thresholds_of(ChessParameters(page=8, calibration=str(tmp_path / "bare.json")), demo.shape)
     assert thresholds_of(ChessParameters(trigger="fixed"), demo.shape) is None
     assert thresholds_of(ChessParameters(threshold_entropy=1.0, threshold_varentropy=0.0), demo.shape) == (1.0, 0.0)

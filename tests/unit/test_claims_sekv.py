@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from support import random_llama
 
+from kvlens.bench.intervals import sign_test
 from kvlens.engine.engine import Engine
 from kvlens.methods.sekv import claims as sekv
-from kvlens.methods.sekv.claims_runs import Pair, Seen, sign_test
+from kvlens.methods.sekv.claims_runs import Pair, Seen
 
 
 @pytest.mark.parametrize(

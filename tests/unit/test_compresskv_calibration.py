@@ -134,8 +134,8 @@ def test_the_answer_span_is_the_answer(demo: Any) -> None:
 
 
 def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -> None:
-    from kvlens.methods.compresskv.heads import load
-    from kvlens.methods.compresskv.params import CompressKVParameters
+    from kvlens.methods.calibration import given
+    from kvlens.methods.compresskv.method import CompressKV
 
     seen: list[dict[str, Any]] = []
     path = calibration.calibrate(demo, None, tmp_path / "c.json", trials=3, length=256, report=seen.append)
@@ -143,8 +143,8 @@ def test_calibrate_writes_a_file_that_a_run_can_use(demo: Any, tmp_path: Path) -
     assert found["answered"] == found["asked"] == 3
     assert found["provenance"]["settings"]["minimal"] == 32
     assert len(seen) == 6
-    loaded = load(CompressKVParameters(calibration=str(path)), demo.shape, "anything")
-    assert loaded is not None
+    params = CompressKV.Parameters(calibration=str(path))
+    loaded = given(CompressKV, params, demo.shape, "anything")["head scores"]
     assert sum(loaded.errors) == pytest.approx(1, abs=1e-4)
     best = {int(head) for head in np.argsort(loaded.scores["srh"][2])[-5:]}
     assert best == {0, 4, 5, 6, 7}, "docs/demo-model.md: these heads of layer 2 look the answer up"

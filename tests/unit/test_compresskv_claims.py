@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvlens.methods.compresskv import claims
-from kvlens.methods.compresskv.heads import Calibration
+from kvlens.methods.compresskv.heads import HeadFigures
 
 
 def test_a_difference_counts_when_its_interval_leaves_out_zero() -> None:
@@ -36,7 +36,7 @@ def test_heads_are_ranked_over_all_layers_with_ties_by_place() -> None:
 def test_a_layer_without_top_1_heads_retrieves_only_above_chance(
     trh: list[list[float]], srh: list[list[float]], holds: bool | None
 ) -> None:
-    found = claims._zero_layers(Calibration({"srh": srh, "trh": trh}, [0.5, 0.5], 0.04))
+    found = claims._zero_layers(HeadFigures({"srh": srh, "trh": trh}, [0.5, 0.5], 0.04))
     assert found.holds is holds
     assert bool(found.reason) == (holds is not True)
 

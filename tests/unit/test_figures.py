@@ -9,9 +9,10 @@ import pytest
 
 from kvlens.figures.heads import head_histogram, head_map
 from kvlens.figures.loss import span_bars
-from kvlens.figures.metrics import METRICS, counted, duration, head_label, metric_of, si_bytes, value_text
+from kvlens.figures.metrics import METRICS, head_label, metric_of, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from kvlens.units import counted, duration, si_bytes
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common.player import lens, payload
 from kvlens.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
+from kvlens.ui.common.spantext import window_range
 from kvlens.ui.common.state import Selection
-from kvlens.ui.replay.details import metric_table, window_range
+from kvlens.ui.replay.details import metric_table
 
 
 @pytest.fixture(scope="module")

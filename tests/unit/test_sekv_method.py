@@ -18,7 +18,8 @@ from kvlens.memory.hot import ROLE
 from kvlens.methods.base import Rotate, RunContext, StepEnd
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import SeKVParameters
-from kvlens.methods.sekv.router import Router, save_router
+from kvlens.methods.sekv.router import Router
+from kvlens.methods.sekv.training.files import save_router
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

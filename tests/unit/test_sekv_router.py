@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from kvlens.methods.sekv import router as sr
+from kvlens.methods.sekv.training.files import load_router, save_router
+from kvlens.shape import KVShape
 
 L, H, H_KV, D, DIM, S = 2, 4, 2, 8, 3, 5
 
@@ -90,8 +92,8 @@ def test_threshold_without_spans_expands_nothing() -> None:
 def test_save_and_load(tmp_path: Path) -> None:
     gates = sr.GateMLP(6, DIM)
     router = sr.Router("trained", random(L, H, DIM, D), random(L, H, seed=2), gates, {"model": "tiny", "seed": 1})
-    sr.save_router(router, tmp_path / "router.safetensors")
-    back = sr.load_router(tmp_path / "router.safetensors", L, H, D)
+    save_router(router, tmp_path / "router.safetensors")
+    back = load_router(tmp_path / "router.safetensors", KVShape(L, H, H_KV, D, 4))
     assert torch.equal(back.weight, router.weight)
     assert torch.equal(back.threshold, router.threshold)
     assert back.provenance == {"model": "tiny", "seed": 1}
@@ -100,7 +102,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     torch.testing.assert_close(back.gates(*inputs), gates(*inputs))
     assert back.gates(*inputs).shape == (2, 4)
     with pytest.raises(ValueError, match="this model has 3"):
-        sr.load_router(tmp_path / "router.safetensors", 3, H, D)
+        load_router(tmp_path / "router.safetensors", KVShape(3, H, H_KV, D, 4))
 
 
 def test_parameter_count_of_the_gate_predictor() -> None:

@@ -15,11 +15,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kvlens.methods.sekv.params import SeKVParameters
-from kvlens.methods.sekv.router import fit_pca, load_router
+from kvlens.methods.sekv.router import fit_pca
 from kvlens.methods.sekv.training import losses
 from kvlens.methods.sekv.training.examples import draw, prepare
+from kvlens.methods.sekv.training.files import load_router
 from kvlens.methods.sekv.training.student import Pass, RouterModule, attending, mixed_softmax, straight_through
 from kvlens.methods.sekv.training.train import SeKVTraining, Trainer, train_sekv
+from kvlens.shape import KVShape
 
 PARAMS = SeKVParameters(window=8, block=8, l_min=4, l_max=10, dim=4, max_rank=4)
 SETTINGS = SeKVTraining(
@@ -240,7 +242,7 @@ def test_training_writes_a_router_and_resumes_to_the_same_one(model: LlamaForCau
             model, Letters(), tmp_path / folder, steps, documents, PARAMS, SETTINGS, lines.append, {"model": "tiny"}
         )
 
-    straight = load_router(train("straight"), 2, 4, 8)
+    straight = load_router(train("straight"), KVShape(2, 4, 2, 8, 4))
     assert [line["step"] for line in lines] == list(range(1, 9))
     log = [json.loads(line) for line in (tmp_path / "straight/log.jsonl").read_text().splitlines()]
     assert [line["length"] for line in log] == [48] * 4 + [64] * 4
@@ -255,7 +257,7 @@ def test_training_writes_a_router_and_resumes_to_the_same_one(model: LlamaForCau
 
     with pytest.raises(Interrupted):
         train_sekv(model, Letters(), tmp_path / "resumed", 8, documents, PARAMS, SETTINGS, stop, {"model": "tiny"})
-    resumed = load_router(train("resumed"), 2, 4, 8)
+    resumed = load_router(train("resumed"), KVShape(2, 4, 2, 8, 4))
     assert len((tmp_path / "resumed/log.jsonl").read_text().splitlines()) == 8
     assert torch.equal(straight.weight, resumed.weight)
     assert torch.equal(straight.threshold, resumed.threshold)

@@ -36,6 +36,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "freekv-whole": {"method": "freekv", "budget": "1"},
     "chess": {"method": "chess"},
     "compresskv": {"method": "compresskv", "budget": "0.4"},
+    "snapkv": {"method": "snapkv", "budget": "0.4"},
+    "keydiff": {"method": "keydiff", "budget": "0.4"},
+    "h2o": {"method": "h2o", "budget": "0.4"},
+    "quest": {"method": "quest"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 
@@ -73,7 +77,7 @@ def test_a_runs_own_cut_is_what_it_recorded(made: tuple[Path, dict[str, str]], n
         assert again is not None
         assert [(span.tok_start, span.tok_end, span.kind) for span in again] == recorded(reader)
         assert len(again) > (0 if name == "streaming-whole" else 3)
-        if reader.meta.method != "compresskv":  # whose reasons say what was kept of a page, which only the run knows
+        if name.partition("-")[0] not in methods.of_family("prompt_eviction"):  # reasons say what was kept of a page
             spans = reader.spans()
             said = dict(
                 zip(
@@ -93,7 +97,7 @@ def test_the_same_parameters_give_the_same_preview_whatever_run_is_looked_at(mad
         assert [(s.tok_start, s.tok_end, s.kind) for s in preview.spans] == recorded(reader)
         assert preview.settings == "length 20, deviation 8, marks auto, sinks 4"
     with TraceReader.open(folder, uids["chess"]) as reader:
-        cuts = {cut.name: cut.spans for cut in spancuts.hierarchy(reader, Text.of(reader, reader.tokens()))}
+        cuts = {cut.name: cut.spans for cut in spancuts.previews(reader, Text.of(reader, reader.tokens()))}
         config = reader.meta.config
         pages, chunks, grids = (cuts[f"{level} (CHESS)"] for level in ("pages", "chunks", "grids"))
         assert [(s.tok_start, s.tok_end, s.kind) for s in pages] == recorded(reader)
@@ -107,14 +111,17 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
 ) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids["sekv-paper"]) as reader:
-        text, params = Text.of(reader, reader.tokens()), spancuts.entropy_parameters(reader)
-        assert (params.segmentation, params.alpha) == ("paper", 1.5)
-        usual = spancuts.entropy_cut(params, text, params.alpha)
+        text, rule = Text.of(reader, reader.tokens()), spancuts.Threshold.of(reader)
+        assert rule is not None
+        assert (rule.params.segmentation, rule.alpha) == ("paper", 1.5)
+        usual = rule.cut(text, rule.alpha)
         assert [(s.tok_start, s.tok_end, s.kind) for s in usual.spans] == recorded(reader)
-        counts = [len(spancuts.entropy_cut(params, text, alpha).spans) for alpha in (1.5, 2.5, 50.0)]
+        counts = [len(rule.cut(text, alpha).spans) for alpha in (1.5, 2.5, 50.0)]
         assert counts[0] > counts[1] > counts[2] == 2  # sinks and one span
     with TraceReader.open(folder, uids["freekv"]) as reader:
-        assert spancuts.entropy_parameters(reader).alpha == 1.0
+        other = spancuts.Threshold.of(reader)
+        assert other is not None
+        assert other.alpha == 1.0
 
 
 def test_settings_that_are_not_this_versions_are_not_guessed(tmp_path: Path) -> None:

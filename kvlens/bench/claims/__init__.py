@@ -1,17 +1,17 @@
-"""The papers' qualitative claims, checked on a model at hand: one module per method, each with `claims(engine, prompts,
+"""The papers' qualitative claims, checked on a model at hand: a method's part `claims` has `claims(engine, prompts,
 report)`."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvlens import methods
+from kvlens.methods import parts
+
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
-
-METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Claim:
 
     method: str
     source: str
-    """where the paper says it: 'FreeKV Table 9'"""
+    """where the paper says it: 'Table 9'"""
     says: str
     """the claim in our words, one sentence"""
     measured: str
@@ -33,12 +33,19 @@ class Claim:
     """the numbers behind it, plain JSON"""
 
 
+def claiming() -> list[str]:
+    """The methods that have claims."""
+    return [name for name, method in methods.registry().items() if parts.has(method, "claims")]
+
+
 def check(engine: Engine, names: list[str], prompts: int, report: Callable[[str], None]) -> list[Claim]:
     """The claims of the named methods, `prompts` prompts per point. Raises ValueError for a method without claims."""
-    unknown = [name for name in names if name not in METHODS]
+    unknown = [name for name in names if name not in claiming()]
     if unknown:
-        raise ValueError(f"there are no claims for '{unknown[0]}'; there are some for {', '.join(METHODS)}.")
+        raise ValueError(f"there are no claims for '{unknown[0]}'; there are some for {', '.join(claiming())}.")
     found: list[Claim] = []
     for name in names:
-        found += importlib.import_module(f"{__name__}.{name}").claims(engine, prompts, report)
+        module = parts.part(methods.get(name), "claims")
+        assert module is not None
+        found += module.claims(engine, prompts, report)
     return found

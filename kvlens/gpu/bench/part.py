@@ -17,7 +17,7 @@ from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.floors import LLAMA_8B, TINY, Model
 from kvlens.gpu.bench.rates import RateTable, read
 from kvlens.gpu.bench.result import Row
-from kvlens.gpu.bench.settings import beside
+from kvlens.methods.parts import part
 
 HERE = Path(__file__).resolve().parent
 KERNELS = REPOSITORY / "kernels"
@@ -106,6 +106,6 @@ def _of_methods() -> list[Path]:
     """The files of all methods' classes, and of what they say to the bench."""
     found = []
     for method in methods.registry().values():
-        said = beside(method)
+        said = part(method, "gpu")
         found += [inspect.getfile(method), *([] if said is None else [inspect.getfile(said)])]
     return [Path(path) for path in found]

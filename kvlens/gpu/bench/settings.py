@@ -4,26 +4,24 @@ A method needs nothing more than the flag: it runs at its preset 'paper' with wh
 calibrated for, on a tenth of full KV or the least it can do with. What it attends is known without running it only
 where it attends all that it keeps; elsewhere its floor is unknown, and its rows say so.
 
-A module `gpu` in the method's own folder says more: SETTINGS, one or several `Setting`s (the paper's sizes, what a step
-moves at given rates); HEADLINES, what the paper claims; ON_DEVICE, parameters at which the engine is tried on the
-device. None of it imports torch.
+A method's part `gpu` (kvlens/methods/parts.py) says more: SETTINGS, one or several `Setting`s (the paper's sizes, what
+a step moves at given rates); HEADLINES, what the paper claims; ON_DEVICE, parameters at which the engine is tried on
+the device. None of it imports torch.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
 from typing import Any, Literal
 
 from kvlens import methods
 from kvlens.gpu.bench.floors import StepShape
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
+from kvlens.methods.parts import part
 from kvlens.shape import KVShape
 
 SHARE = 0.1
@@ -58,8 +56,6 @@ class Setting:
     """other rates worth measuring"""
     alike: bool = False
     """replayed wishes are the same for all KV heads"""
-    recorded_with: Mapping[str, Any] = field(default_factory=dict)
-    """what differs from the preset when rates are recorded"""
     about: str = ""
     """one line of the docs: sizes, and what was chosen where the paper is silent"""
 
@@ -80,14 +76,6 @@ class Headline:
     under: tuple[str, int, int]
 
 
-def beside(method: type[Method]) -> ModuleType | None:
-    """The module `gpu` in the method's own folder, which is named as the method is; None: it has none."""
-    folder = method.__module__.rpartition(".")[0]
-    if folder.rpartition(".")[2] != method.name or importlib.util.find_spec(f"{folder}.gpu") is None:
-        return None
-    return importlib.import_module(f"{folder}.gpu")
-
-
 @cache
 def settings() -> dict[str, Setting]:
     """Name of rows -> setting, in the registry's order. Raises ValueError where two have one name."""
@@ -95,7 +83,7 @@ def settings() -> dict[str, Setting]:
     for name, method in methods.registry().items():
         if not method.static_ready:
             continue
-        said = beside(method)
+        said = part(method, "gpu")
         for setting in said.SETTINGS if said is not None else (plain(name, method),):
             if setting.name in found:
                 raise ValueError(f"two settings of the GPU bench are called '{setting.name}'; rename one.")
@@ -104,14 +92,14 @@ def settings() -> dict[str, Setting]:
 
 
 def headlines() -> list[Headline]:
-    said = [beside(method) for method in methods.registry().values()]
+    said = [part(method, "gpu") for method in methods.registry().values()]
     return [headline for module in said for headline in getattr(module, "HEADLINES", ())]
 
 
 def on_device(method: type[Method]) -> tuple[tuple[dict[str, Any], float], ...]:
     """(parameters, share by which bytes may differ) at which the engine on the device is held against the engine on the
     CPU."""
-    found: tuple[tuple[dict[str, Any], float], ...] = getattr(beside(method), "ON_DEVICE", (({}, 0.0),))
+    found: tuple[tuple[dict[str, Any], float], ...] = getattr(part(method, "gpu"), "ON_DEVICE", (({}, 0.0),))
     return found
 
 

@@ -39,7 +39,7 @@ class _Sink:
 
 
 def measure(bench: Bench) -> list[CheckRow]:
-    from kvlens.cli.doctor import stock_gap
+    from kvlens.runs.stock import stock_gap
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
@@ -50,7 +50,7 @@ def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
     """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
     go on."""
     from kvlens import methods
-    from kvlens.memory.link import link_name
+    from kvlens.memory.links import link_name
 
     found = []
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
@@ -111,7 +111,8 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     ), sink
 
 
-MEMORY = tuple(f"../../memory/{name}.py" for name in ("cudalink", "link", "pinned", "streams", "tiers", "recaller"))
+LINK = ("cudalink", "link", "links", "pinned", "streams", "tiers", "recaller")
+MEMORY = tuple(f"../../memory/{name}.py" for name in LINK)
 PART = Part(
     "engine",
     measure,

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from kvlens.bench.claims import Claim
-from kvlens.calibrate.provenance import read
 from kvlens.demo.tasks import TaskPrompt, make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods import make_parameters
+from kvlens.methods.calibration import read
 from kvlens.methods.chess.method import UNCERTAIN, Chess
 from kvlens.methods.chess.trigger import SHIPPED
 from kvlens.methods.full import FullKV, FullParameters
@@ -239,7 +239,7 @@ def _smallest(arms: Arms, full: list[Point]) -> Claim:
 
 def _rate(arms: Arms, engine: Engine) -> Claim:
     shape = engine.loaded.shape
-    found = read(SHIPPED, "chess", shape.layers, shape.q_heads)["pages"][str(_params(KEEP[0], "never").page)]
+    found = read(SHIPPED, "chess", shape).figures["pages"][str(_params(KEEP[0], "never").page)]
     counts = {
         keep: (sum(p.uncertain for p in arms[keep, "dynamic"]), sum(p.judged for p in arms[keep, "dynamic"]))
         for keep in KEEP

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from kvlens.figures.metrics import counted
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, VERMILION, finish
+from kvlens.units import counted
 
 LEVELS = ("grid", "chunk", "page")
 UNCERTAIN, DUE = 1, 2

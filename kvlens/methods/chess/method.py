@@ -6,9 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
-from kvlens.methods.chess.trigger import page_uncertainty, thresholds
+from kvlens.methods.chess.segmenters import SEGMENTERS
+from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
+from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
@@ -38,6 +40,9 @@ class Chess(Method):
         "theirs, and selects again when "
         "the model becomes uncertain"
     )
+    segmenters = SEGMENTERS
+    calibrations = (THRESHOLDS,)
+    family = "page_retrieval"
     Parameters = ChessParameters
     presets = PRESETS
     static_ready = True
@@ -85,7 +90,7 @@ class Chess(Method):
 
     def __init__(self, params: ChessParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._thresholds = thresholds(params, context) if params.trigger == "dynamic" else None
+        self._thresholds = thresholds(params, context.calibration.get("thresholds"))
         if params.keys == "unrotated" and context.rotate is None:
             raise ValueError(f"chess: the keys of '{context.model_name}' cannot be turned back; use keys=rotated.")
         self._sizes = Sizes.of(params, context.prompt_tokens, context.max_new)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvlens import REPOSITORY
-from kvlens.methods.base import RunContext
 from kvlens.methods.chess.params import ChessParameters
+from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.shape import KVShape
 
-SHIPPED = REPOSITORY / "kvlens" / "demo" / "chess_thresholds.json"
+SHIPPED = Path(__file__).parent / "demo.json"
 """the demo model's thresholds"""
 
 
@@ -20,32 +20,37 @@ def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tupl
     return mean, spread / len(values)
 
 
-def thresholds(params: ChessParameters, context: RunContext) -> tuple[float, float]:
-    """Entropy and varentropy above which a page is uncertain. Raises ValueError with what to do when they are not
-    known."""
-    from kvlens.calibrate.provenance import read
-
-    given = params.threshold_entropy, params.threshold_varentropy
-    if params.thresholds_given:
-        return given
-    if not params.calibration and context.model_name != "demo":
+def measured(found: Content, params: ChessParameters, shape: KVShape) -> tuple[float, float]:
+    """Entropy and varentropy above which a page of the parameters' size is uncertain. Raises ValueError with what to do
+    where pages of that size were not measured."""
+    sizes = found.figures["pages"]
+    if str(params.page) not in sizes:
         raise ValueError(
-            f"chess: nothing says when '{context.model_name}' is uncertain: run `kvlens calibrate chess "
-            f"--model M --out FILE` and set "
-            "calibration=FILE, or use trigger=fixed, which needs no thresholds."
+            f"'{found.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: set page to "
+            f"one "
+            "of them, threshold_entropy and threshold_varentropy, or trigger=fixed."
         )
-    path = Path(params.calibration).expanduser() if params.calibration else SHIPPED
-    found = read(path, "chess", context.shape.layers, context.shape.q_heads)
-    try:
-        sizes = found["pages"]
-        if str(params.page) not in sizes:
-            raise ValueError(
-                f"'{path.name}' has thresholds for pages of {', '.join(sizes)} tokens, not of {params.page}: "
-                f"set page to one of them, "
-                "threshold_entropy and threshold_varentropy, or trigger=fixed."
-            )
-        entry = sizes[str(params.page)]
-        measured = float(entry["entropy_nats"]), float(entry[f"varentropy_{params.varentropy}_nats2"])
-    except (KeyError, TypeError):
-        raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate chess`.") from None
-    return given[0] if given[0] >= 0 else measured[0], given[1] if given[1] >= 0 else measured[1]
+    entry = sizes[str(params.page)]
+    return float(entry["entropy_nats"]), float(entry[f"varentropy_{params.varentropy}_nats2"])
+
+
+def thresholds(params: ChessParameters, calibrated: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The thresholds of a run: the parameters' own where they name some, else the calibrated ones. None: the trigger
+    uses none."""
+    if params.trigger != "dynamic":
+        return None
+    given = params.threshold_entropy, params.threshold_varentropy
+    if calibrated is None:
+        return given
+    return given[0] if given[0] >= 0 else calibrated[0], given[1] if given[1] >= 0 else calibrated[1]
+
+
+THRESHOLDS = Calibration(
+    "thresholds",
+    "calibration",
+    {"demo": SHIPPED},
+    "kvlens calibrate chess --model {model} --out FILE",
+    "use trigger=fixed, which needs none",
+    lambda params: params.trigger == "dynamic" and not params.thresholds_given,
+    measured,
+)

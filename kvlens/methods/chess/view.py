@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.methods.chess import figures
 from kvlens.methods.chess.figures import DUE, LEVELS, UNCERTAIN, Level, Reconstruction
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common import parts
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.method import parts
 from kvlens.ui.method.journal import journal
+from kvlens.units import si_bytes
 
 WHY = {0: "no", UNCERTAIN: "yes: uncertain", DUE: "yes: its turn"}
 

@@ -19,7 +19,7 @@ from kvlens.bench.claims import Claim
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
-    from kvlens.methods.compresskv.heads import Calibration
+    from kvlens.methods.compresskv.heads import HeadFigures
 
 FIRST_SEED = 9_700_000
 LENGTH = 2048
@@ -62,18 +62,18 @@ def _calibrate(engine: Engine, path: Path, prompts: int, report: Callable[[str],
     return str(calibrate(engine.loaded, None, path, trials=max(prompts, 20), length=LENGTH))
 
 
-def _load(engine: Engine, path: str) -> Calibration:
-    from kvlens.methods.compresskv.heads import load
-    from kvlens.methods.compresskv.params import CompressKVParameters
+def _load(engine: Engine, path: str) -> HeadFigures:
+    from kvlens.methods.calibration import given
+    from kvlens.methods.compresskv.method import CompressKV
 
-    found = load(CompressKVParameters(calibration=path), engine.loaded.shape, engine.loaded.name)
-    assert found is not None
+    params = CompressKV.Parameters(calibration=path)
+    found: HeadFigures = given(CompressKV, params, engine.loaded.shape, engine.loaded.name)["head scores"]
     return found
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Fig. 9
-def _zero_layers(found: Calibration) -> Claim:
+def _zero_layers(found: HeadFigures) -> Claim:
     srh, trh = np.array(found.scores["srh"]), np.array(found.scores["trh"])
     zero = [layer for layer in range(len(trh)) if trh[layer].max() == 0]
     best = {layer: float(srh[layer].max()) for layer in zero}
@@ -108,7 +108,7 @@ def ranked(scores: list[list[float]]) -> list[tuple[int, int]]:
     return sorted(pairs, key=lambda at: (-scores[at[0]][at[1]], at))
 
 
-def _masking(engine: Engine, found: Calibration, prompts: int, report: Callable[[str], None]) -> Claim:
+def _masking(engine: Engine, found: HeadFigures, prompts: int, report: Callable[[str], None]) -> Claim:
     from kvlens.bench.trials import NEW_TOKENS, Prompts
     from kvlens.calibrate.projection import heads_off
     from kvlens.demo.tasks import score

@@ -1,4 +1,4 @@
-"""CompressKV's offline figures of a model: scores of its query heads and errors of its layers, read and checked."""
+"""CompressKV's offline figures of a model: scores of its query heads and errors of its layers, checked. No torch."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens import REPOSITORY
-from kvlens.calibrate.provenance import read
 from kvlens.methods.compresskv.params import HEADS, CompressKVParameters
+from kvlens.methods.modelfigures import Calibration, Content
 from kvlens.shape import KVShape
 
-SHIPPED = REPOSITORY / "kvlens" / "demo" / "compresskv.json"
+SHIPPED = Path(__file__).parent / "demo.json"
+"""the demo model's figures"""
 
 
 @dataclass(frozen=True)
-class Calibration:
+class HeadFigures:
     """L layers, Hq query heads."""
 
     scores: dict[str, list[list[float]]]
@@ -26,24 +26,12 @@ class Calibration:
     """semantic retrieval score of a head that attends all tokens alike; None: the file does not say"""
 
 
-def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calibration | None:
-    """The figures the parameters ask for; None when they ask for none. Raises ValueError with one sentence."""
-    if not params.calibrated:
-        return None
-    if not params.calibration and model_name != "demo":
-        raise ValueError(
-            f"compresskv has no calibration for '{model_name}': run `kvlens calibrate compresskv --model "
-            f"{model_name}` and set "
-            "calibration=FILE, or set heads=all and layers=equal."
-        )
-    path = Path(params.calibration).expanduser() if params.calibration else SHIPPED
-    found = read(path, "compresskv", shape.layers, shape.q_heads)
-    try:
-        scores = {kind: [[float(x) for x in row] for row in found["scores"][kind]] for kind in HEADS if kind != "all"}
-        errors = [float(x) for x in found["layer_error"]]
-        chance = float(found["srh_chance"]) if "srh_chance" in found else None
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"'{path.name}' is not a calibration made by `kvlens calibrate compresskv`.") from None
+def measured(found: Content, params: CompressKVParameters, shape: KVShape) -> HeadFigures:
+    """The figures of a file. Raises ValueError with one sentence where some are missing."""
+    figures = found.figures
+    scores = {kind: [[float(x) for x in row] for row in figures["scores"][kind]] for kind in HEADS if kind != "all"}
+    errors = [float(x) for x in figures["layer_error"]]
+    chance = float(figures["srh_chance"]) if "srh_chance" in figures else None
     complete = len(errors) == shape.layers and min(errors) >= 0
     for rows in scores.values():
         complete = (
@@ -51,9 +39,20 @@ def load(params: CompressKVParameters, shape: KVShape, model_name: str) -> Calib
         )
     if not complete:
         raise ValueError(
-            f"'{path.name}' does not have a score for every query head and an error for every layer, all at least 0."
+            f"'{found.name}' does not have a score for every query head and an error for every layer, all at least 0."
         )
-    return Calibration(scores, errors, chance)
+    return HeadFigures(scores, errors, chance)
+
+
+FIGURES = Calibration(
+    "head scores",
+    "calibration",
+    {"demo": SHIPPED},
+    "kvlens calibrate compresskv --model {model} --out FILE",
+    "set heads=all and layers=equal, which need none",
+    lambda params: params.calibrated,
+    measured,
+)
 
 
 def chosen(scores: Sequence[float] | None, q_heads: int, count: int, unscored: str) -> list[int]:

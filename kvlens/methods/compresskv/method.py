@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvlens.methods.base import Prefilled, RunContext
 from kvlens.methods.compresskv import budget
-from kvlens.methods.compresskv.heads import chosen, load
+from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, chosen
 from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParameters
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
@@ -33,6 +33,8 @@ class CompressKV(PromptEviction):
         "for all heads, and "
         "layers in which dropping does more harm keep more"
     )
+    calibrations = (FIGURES,)
+    loses_at = ("list", "10%")
     Parameters = CompressKVParameters
     presets = PRESETS
     untrained = {"heads": "all", "layers": "equal"}  # noqa: RUF012
@@ -62,7 +64,7 @@ class CompressKV(PromptEviction):
 
     def __init__(self, params: CompressKVParameters, context: RunContext) -> None:
         super().__init__(params, context)
-        self._calibration = load(params, context.shape, context.model_name)
+        self._calibration: HeadFigures | None = context.calibration.get("head scores")
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:
         """By the calibrated layer errors (sec. 3.4), or in equal parts."""

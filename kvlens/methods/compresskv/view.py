@@ -11,9 +11,9 @@ import streamlit as st
 from kvlens.methods.compresskv import figures
 from kvlens.methods.compresskv.budget import ceiling_of
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common import parts
 from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.method import parts
 
 STRIP = 40
 """tokens of the strip"""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import BagChange, MemoryView, Method, Prefilled, PromptFacts, StepEnd, param
+from kvlens.methods.base import BagChange, MemoryView, Method, Prefilled, StepEnd, param
+from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -49,6 +50,7 @@ class DecodeEvictionParameters:
 class DecodeEviction(Method):
     """Base of the family. `params` is a DecodeEvictionParameters, or has its fields."""
 
+    family = "decode_eviction"
     params: Any
     ranks = True
     """False: what is evicted follows from positions alone, and no scores are logged"""

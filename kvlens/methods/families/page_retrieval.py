@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, StepEnd, WindowLeave, param
+from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave, param
+from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -52,6 +53,7 @@ class PageRetrievalParameters:
 class PageRetrieval(Method):
     """Base of the family. `params` is a PageRetrievalParameters, or has its fields."""
 
+    family = "page_retrieval"
     keeps_all = True
     exact_without_budget = False
     params: Any

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from kvlens.bench.claims import Claim
+from kvlens.bench.intervals import sign_test
 from kvlens.bench.rates import corrected
 from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget
 from kvlens.methods import get, make_parameters
 from kvlens.methods.freekv.params import POOLINGS
-from kvlens.methods.sekv.claims_runs import sign_test
 from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH = 2048

@@ -70,7 +70,6 @@ SETTINGS = (
         ours=("miss",),
         sweep=tuple({"miss": miss} for miss in (0.1, 0.3, 1.0)),
         alike=True,
-        recorded_with={"tau": 1.0},
         about="FreeKV without speculation (tau 1): all heads want the same pages and all wait, as in ArkVale, but "
         "planned on the device",
     ),

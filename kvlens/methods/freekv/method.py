@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
 from kvlens.methods.freekv import layout as freekv_layout
 from kvlens.methods.freekv.params import PRESETS, FreeKVParameters
+from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -37,6 +38,8 @@ class FreeKV(Method):
         "step's query asks for in "
         "the background, and waits only for heads whose query has changed"
     )
+    segmenters = (Segmenter("pages (FreeKV)", ("page", "sinks", "window")),)
+    family = "page_retrieval"
     Parameters = FreeKVParameters
     presets = PRESETS
     static_ready = True

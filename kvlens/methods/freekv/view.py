@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.methods.freekv import figures
 from kvlens.store.reader import TraceReader
-from kvlens.ui.heads.data import reduce_steps
-from kvlens.ui.method import parts
+from kvlens.ui.common import parts
+from kvlens.ui.common.summaries import reduce_steps
+from kvlens.units import si_bytes
 
 
 @dataclass(frozen=True)

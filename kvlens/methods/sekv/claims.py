@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvlens import REPOSITORY
 from kvlens.bench.claims import Claim
-from kvlens.methods.sekv.claims_runs import BUDGET, LENGTH, Bench, Pair, Seen, exact, sign_test
+from kvlens.bench.intervals import sign_test
+from kvlens.methods.sekv.claims_runs import BUDGET, LENGTH, Bench, Pair, Seen, exact
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
@@ -81,13 +81,10 @@ def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[
 
 
 def _mean_threshold(engine: Engine) -> float:
+    from kvlens.methods.sekv.trained import SHIPPED
+    from kvlens.methods.sekv.training.files import load_router
 
-    from kvlens.methods.sekv.router import load_router
-
-    shape = engine.loaded.shape
-    router = load_router(
-        REPOSITORY / "kvlens" / "demo" / "sekv_router.safetensors", shape.layers, shape.q_heads, shape.head_dim
-    )
+    router = load_router(SHIPPED, engine.loaded.shape)
     return float(router.threshold.sigmoid().mean())
 
 

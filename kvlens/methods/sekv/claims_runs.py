@@ -3,7 +3,6 @@ different."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens import methods
-from kvlens.bench.intervals import wilson
+from kvlens.bench.intervals import sign_test, wilson
 from kvlens.rows import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -103,13 +102,6 @@ class Bench:
                     found[name].append(self.run(task, LENGTH, index, values, BUDGET))
                 self.report(f"sekv: parts, {task} {index + 1}/{self.count}")
         return found
-
-
-def sign_test(better: int, worse: int) -> float:
-    """Two-sided p of so lopsided a split of the prompts on which two arms disagree."""
-    n = better + worse
-    tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1)) / 2**n
-    return min(1.0, 2 * tail)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.metrics import head_label, si_bytes
+from kvlens.figures.metrics import head_label
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SKY, finish
+from kvlens.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE
 

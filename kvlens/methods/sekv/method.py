@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
-from kvlens.methods.sekv.files import trained_router
 from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
+from kvlens.methods.sekv.segmenters import SEGMENTERS
 from kvlens.methods.sekv.spans import COMPRESSED, segment
+from kvlens.methods.sekv.trained import ROUTER
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.memory.placement import Placement, Selection
+    from kvlens.methods.sekv.router import Router
 
 ROLES = {"sink": "sink", "anchor": "anchor", "short": "resident"}
 """Role of the kept tokens of each kind of span."""
@@ -48,6 +51,9 @@ class SeKV(Method):
         "device, the spans as "
         "low-rank factors in host memory, and brings back the ones a query head asks for"
     )
+    segmenters = SEGMENTERS
+    calibrations = (ROUTER,)
+    family = "span_retrieval"
     Parameters = SeKVParameters
     presets = PRESETS
     static_ready = True
@@ -67,7 +73,7 @@ class SeKV(Method):
                 f"'{context.model_name}' has none: "
                 "leave pre_rope off."
             )
-        self._trained = trained_router(params, context) if params.router == "trained" else None
+        self._trained: Router | None = context.calibration.get("trained router")
         self._rows = 0
         self._nats: list[float] = []
 

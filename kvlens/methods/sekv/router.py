@@ -8,16 +8,15 @@ while sigmoid(s) > tau is s > logit(tau).
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from kvlens.shape import KVShape
 
 HIDDEN = (128, 64)
 """Widths of g_phi: our choice, 18.9 thousand parameters at R = d' = 32 (the paper: fewer than 0.1 million)."""
@@ -133,30 +132,19 @@ def fit_threshold(score: Tensor, rate: float) -> Tensor:
     return torch.where(count.squeeze(-1) > 0, value, torch.full_like(value, math.inf))
 
 
-def save_router(router: Router, path: Path) -> None:
-    """Write `path` (.safetensors) and its provenance beside it (.json)."""
-    tensors = {"weight": router.weight.contiguous(), "threshold": router.threshold.contiguous()}
-    if router.gates is not None:
-        tensors |= {f"gates.{name}": value.contiguous() for name, value in router.gates.state_dict().items()}
-    save_file(tensors, path)
-    path.with_suffix(".json").write_text(json.dumps(router.provenance, indent=1, sort_keys=True) + "\n")
-
-
-def load_router(path: Path, layers: int, q_heads: int, head_dim: int) -> Router:
-    """A trained router. Raises ValueError when it was trained for a model of another shape."""
-    tensors = load_file(path)
+def router_of(tensors: dict[str, Tensor], provenance: dict[str, Any], name: str, shape: KVShape) -> Router:
+    """A trained router from the tensors of the file `name`. Raises ValueError when it was trained for a model of
+    another shape."""
     weight = tensors["weight"].float()
-    if (weight.shape[0], weight.shape[1], weight.shape[3]) != (layers, q_heads, head_dim):
+    if (weight.shape[0], weight.shape[1], weight.shape[3]) != (shape.layers, shape.q_heads, shape.head_dim):
         raise ValueError(
-            f"{path.name} is for {weight.shape[0]} layers, {weight.shape[1]} query heads of size {weight.shape[3]}; "
-            f"this model has {layers}, {q_heads} and {head_dim}"
+            f"{name} is for {weight.shape[0]} layers, {weight.shape[1]} query heads of size {weight.shape[3]}; "
+            f"this model has {shape.layers}, {shape.q_heads} and {shape.head_dim}"
         )
-    state = {name.removeprefix("gates."): value for name, value in tensors.items() if name.startswith("gates.")}
+    state = {part.removeprefix("gates."): value for part, value in tensors.items() if part.startswith("gates.")}
     gates = None
     if state:
         gates = GateMLP(state["net.4.weight"].shape[0], weight.shape[2])
         gates.load_state_dict(state)
         gates.requires_grad_(False)
-    beside = path.with_suffix(".json")
-    provenance = json.loads(beside.read_text()) if beside.exists() else {}
     return Router("trained", weight, tensors["threshold"].float(), gates, provenance)

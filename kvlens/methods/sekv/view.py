@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.methods.sekv import figures
 from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.store.reader import TraceReader
-from kvlens.ui.method import parts
+from kvlens.ui.common import parts
+from kvlens.units import si_bytes
 
 
 def show(reader: TraceReader) -> None:

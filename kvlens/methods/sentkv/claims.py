@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from kvlens.bench.claims import Claim
-from kvlens.bench.intervals import wilson
+from kvlens.bench.intervals import sign_test, wilson
 from kvlens.bench.rates import reused
 from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods import get, make_parameters
-from kvlens.methods.sekv.claims_runs import sign_test
 from kvlens.rows import PrefillRecord, StepRecord
 
 LENGTH = 2048

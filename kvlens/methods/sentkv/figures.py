@@ -11,8 +11,8 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SERIES, SKY, finish
+from kvlens.units import si_bytes
 
 #: What the paper reports (sec. 1, abstract).
 PAPER_REUSE = 0.7

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import MemoryView, Method, Prefilled, PromptFacts, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.segmenter import PromptFacts, Segmenter
 from kvlens.methods.sentkv import layout as sentkv_layout
 from kvlens.methods.sentkv.params import PRESETS, SentKVParameters
 from kvlens.shape import KVShape
@@ -41,6 +42,8 @@ class SentKVCompress(Method):
         "device, the chunks in host "
         "memory, and brings back the tokens of the best chunks up to a token budget"
     )
+    segmenters = (Segmenter("sentence chunks (SentKVCompress)", ("length", "deviation", "marks", "sinks")),)
+    family = "token_retrieval"
     Parameters = SentKVParameters
     presets = PRESETS
     static_ready = True

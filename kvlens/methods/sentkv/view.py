@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.figures.passages import passage
 from kvlens.methods.sentkv import figures
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common import parts
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.method import parts
+from kvlens.units import si_bytes
 
 
 def show(reader: TraceReader) -> None:

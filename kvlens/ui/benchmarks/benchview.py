@@ -15,8 +15,8 @@ from kvlens import REPOSITORY
 from kvlens.figures.quality import AXES, COSTS, quality, table
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
+from kvlens.ui.common.parts import download
 from kvlens.ui.common.widgets import error, plain
-from kvlens.ui.method.parts import download
 
 SHIPPED = REPOSITORY / "benchmarks" / "results"
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
@@ -39,11 +39,6 @@ def read(name: str) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ValueError(f"the result file '{name}' does not hold a result; measure it again.")
     return found
-
-
-def titles() -> dict[str, str]:
-    """Method -> title, of the methods installed here."""
-    return {entry["name"]: entry["title"] for entry in data.catalogue()}
 
 
 def where(about: dict[str, Any]) -> str:
@@ -81,13 +76,13 @@ def show_quality() -> None:
         key="bench_axis",
         required=True,
     )
-    figure = quality(frame, str(axis), titles())
+    figure = quality(frame, str(axis), data.titles())
     chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
     st.caption(
         plain(
             f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars "
             f"are 95 % Wilson intervals. "
-            "Budgets are shares of full KV held on the device; methods that keep every token there (CHESS) are "
+            "Budgets are shares of full KV held on the device; methods that keep every token there are "
             "held to the same share of "
             "attended tokens instead. Slot tables, a method's index and generated tokens count as well, so "
             "shares can pass 100 %. "
@@ -95,7 +90,8 @@ def show_quality() -> None:
         )
     )
     show = frame.assign(
-        method=[titles().get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
+        method=[data.titles().get(name, name) for name in frame["method"]],
+        budget=frame["budget"].replace("", "no limit"),
     )
     st.dataframe(show, hide_index=True, column_config=columns(), height=320)
     download(frame, "kvlens-quality")
@@ -167,7 +163,7 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
     """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
     rows = [
         {
-            "method": titles().get(name, name),
+            "method": data.titles().get(name, name),
             "where": claim["source"],
             "claim": claim["says"],
             "here": VERDICTS[claim["holds"]],

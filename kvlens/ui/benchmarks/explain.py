@@ -5,7 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.figures.explain import restored, table
-from kvlens.ui.benchmarks.benchview import guarded_read, titles, where
+from kvlens.ui.benchmarks.benchview import guarded_read, where
+from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 
@@ -27,7 +28,7 @@ def show_explain() -> None:
         st.info("The file explain.json holds no lost trial.")
         return
     chart(
-        restored(frame, titles()),
+        restored(frame, data.titles()),
         frame,
         "kvlens-explain",
         "bench_explain",

@@ -16,7 +16,7 @@ from kvlens.figures.quality import AXES, COSTS, quality
 from kvlens.ui.benchmarks import benchview
 from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, read_look, suites
 from kvlens.ui.benchmarks.trials import show_trials
-from kvlens.ui.common import session
+from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart, menu
 from kvlens.ui.common.widgets import copy_link, error, notice, plain
 
@@ -136,7 +136,7 @@ def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
     chart(
-        _figure(table, benchview.titles(), chosen.cell, difference),
+        _figure(table, data.titles(), chosen.cell, difference),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
@@ -150,7 +150,7 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
         plain(
             f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are "
             f"shares of full KV on the "
-            "device; CHESS, which keeps all of it there, is held to that share of attended tokens. Prompts "
+            "device; a method that keeps all of it there is held to that share of attended tokens. Prompts "
             "differ from cell to cell and are "
             f"the same for every method, at most {int(table['n'].max())} in a cell; model {model}, "
             f"{about.get('trials')} of "
@@ -197,7 +197,7 @@ def _against(suite: Suite, task: str) -> None:
         st.info("No trial of this task has been finished.")
         return
     chart(
-        quality(frame, axis, benchview.titles(), panel, names),
+        quality(frame, axis, data.titles(), panel, names),
         partial(pd.DataFrame, frame),
         f"{_file(suite, task)}-by-{axis}",
         f"bench_lines_{axis}",

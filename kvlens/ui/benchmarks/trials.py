@@ -8,7 +8,6 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.grid import Cell
-from kvlens.ui.benchmarks import benchview
 from kvlens.ui.benchmarks.griddata import Suite, trials_of
 from kvlens.ui.common import data, places
 from kvlens.ui.common.submit import submit_trial
@@ -34,7 +33,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     found = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
-    title = f"{benchview.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
+    title = f"{data.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
     done = [row for row in found if row["exact"] is not None]
     right = sum(row["exact"] == 1 for row in done)
     st.markdown(f"##### {plain(f'{title}: {right} of {len(done)} right')}")

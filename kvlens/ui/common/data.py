@@ -17,6 +17,7 @@ from kvlens.figures.metrics import METRICS, metric_of
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.models import catalogue as catalogued
 from kvlens.models.find import default_model
+from kvlens.shape import KVShape
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 from kvlens.ui.common.pagereader import PageReader, shown_frame
 from kvlens.ui.common.player import payload
@@ -58,8 +59,13 @@ def forget_runs() -> None:
 
 @st.cache_data(show_spinner=False)
 def catalogue() -> list[dict[str, Any]]:
-    """The methods with their parameters and presets."""
+    """The methods with their parameters and presets, family by family."""
     return methods.catalogue()
+
+
+def titles() -> dict[str, str]:
+    """Method -> title, of the methods installed here."""
+    return {entry["name"]: entry["title"] for entry in catalogue()}
 
 
 def models() -> list[str]:
@@ -183,3 +189,15 @@ def player_payloads(reader: TraceReader, chosen: Selection, revision: int) -> tu
     loaded = payload.loaded_metrics(reader, names, chosen.metric)
     identity = payload.payload_id(reader.uid, stamp(reader.uid), loaded)
     return _run_payload(reader, identity, names, loaded), _slice_payload(reader, identity, chosen, revision)
+
+
+def kv_shape(reader: TraceReader) -> KVShape:
+    """Sizes of the run's model."""
+    cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta.head_dim)
+    return KVShape(
+        reader.n_layers,
+        reader.q_heads,
+        reader.kv_heads,
+        int(reader.meta.head_dim),
+        int(reader.meta.token_bytes) // cells,
+    )

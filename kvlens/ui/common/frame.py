@@ -23,7 +23,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         return None
     uids = [str(uid) for uid in table["uid"]]
     wanted = chosen.run if chosen.run is not None else _newest_readable(table)
-    left, right = st.columns([6, 1], vertical_alignment="bottom")
+    left, middle, right = st.columns([22, 7, 5], vertical_alignment="bottom")
     labels = dict(zip(uids, (run_label(row) for _, row in table.iterrows()), strict=True))
     options = uids if wanted in uids else [wanted, *uids]
     st.session_state["run_picker"] = wanted
@@ -37,6 +37,9 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     chosen, clamped = data.fit(reader, chosen.merged({"run": wanted}))
     session.store(chosen)
     session.write_selection()
+    with middle:
+        method = str(reader.meta.method)
+        widgets.method_mark(method, data.titles().get(method))
     with right:
         widgets.copy_link()
     widgets.notice(problems + clamped)

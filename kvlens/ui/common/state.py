@@ -104,3 +104,12 @@ def from_player(value: object) -> dict[str, object]:
     if isinstance(metric := value.get("metric"), str):
         change["metric"] = metric
     return change
+
+
+def parse_steps(text: str | None, last: int) -> tuple[int, int]:
+    """'a-b' as a range inside 0..last; anything else is the whole run."""
+    first, _, second = (text or "").partition("-")
+    if not (first.isdigit() and second.isdigit() and len(first) < 10 and len(second) < 10):
+        return 0, last
+    start, end = min(int(first), last), min(int(second), last)
+    return (start, end) if start <= end else (0, last)

@@ -7,13 +7,13 @@ from typing import Any
 
 import streamlit as st
 
-from kvlens import tasks
+from kvlens import methods, tasks
 from kvlens.models.find import DEMO, default_model
 from kvlens.ui.common import data
 from kvlens.ui.common.jobview import manager
 from kvlens.ui.common.request import MethodChoice, PromptChoice, command
+from kvlens.ui.common.sample import sample
 from kvlens.ui.common.tokens import counting
-from kvlens.ui.run.promptform import sample
 
 
 def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
@@ -52,17 +52,16 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
         most,
         0,
         dict(trial.get("overrides") or {}),
-        trial["method"] != "full",
+        trial["method"] != methods.REFERENCE,
     )
     return submit(prompt, choice, "pages/replay.py")
 
 
 def sample_choice() -> tuple[PromptChoice, MethodChoice]:
-    """What the 'Run the sample prompt' button runs: the default model under SeKV, or the first method there is. With
-    the paper's window and sinks, a real model's prompt of this length takes more than half of full KV."""
+    """What the 'Run the sample prompt' button runs: the default model under the usual method. With the paper's
+    window and sinks, a real model's prompt of this length takes more than half of full KV."""
     model = default_model()
-    entries = {entry["name"]: entry for entry in data.catalogue()}
-    entry = entries.get("sekv") or next(iter(entries.values()))
+    entry = next(entry for entry in data.catalogue() if entry["name"] == methods.DEFAULT)
     preset = "demo" if model == DEMO and "demo" in entry["presets"] else next(iter(entry["presets"]), None)
     budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else "60%"
     return sample(model), MethodChoice(entry["name"], model, preset, budget, 48, 0, against=not entry["keeps_all"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import html
 import logging
 import re
 from collections.abc import Callable, Iterable
 
 import streamlit as st
 
+from kvlens.figures.methodmarks import mark
 from kvlens.figures.metrics import head_label
 from kvlens.plaintext import visible
 from kvlens.store.errors import TraceError
@@ -76,6 +78,13 @@ def notice(problems: list[str]) -> None:
     """One notice for everything that had to be changed in the URL's selection."""
     if problems:
         st.warning(plain("; ".join(problems) + "."))
+
+
+def method_mark(name: str, title: str | None = None, before: str = "") -> None:
+    """A method as figures draw it: its symbol in its family's colour, its title, its family in words."""
+    look = mark(name)
+    said = html.escape(f"{title or name} · {look.family.replace('_', ' ')}")
+    st.html(f'{html.escape(before)}<span style="color:{look.color}" aria-hidden="true">{look.character}</span> {said}')
 
 
 def copy_link() -> None:

@@ -12,7 +12,7 @@ from kvlens.compare.pair import ABSENT, KINDS, Pair, config_difference, divergen
 from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
-from kvlens.figures.metrics import counted, metric_of
+from kvlens.figures.metrics import metric_of
 from kvlens.plaintext import visible
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common import data, lensdata, session
@@ -21,9 +21,10 @@ from kvlens.ui.common.pagereader import shown_frame
 from kvlens.ui.common.player import payload
 from kvlens.ui.common.reportbutton import report_button
 from kvlens.ui.common.state import Selection
-from kvlens.ui.common.widgets import plain
+from kvlens.ui.common.widgets import method_mark, plain
 from kvlens.ui.compare import data as comparedata
 from kvlens.ui.compare.player import KEY, pair_player
+from kvlens.units import counted
 
 
 def names(pair: Pair) -> None:
@@ -34,6 +35,10 @@ def names(pair: Pair) -> None:
             f"A: {run_name(pair.a)} · {pair.a.uid}\nB: {run_name(pair.b)} · {pair.b.uid}\nDifferences are B minus A."
         )
     )
+    with left, st.container(horizontal=True):
+        for letter, reader in (("A", pair.a), ("B", pair.b)):
+            method = str(reader.meta.method)
+            method_mark(method, data.titles().get(method), f"{letter} ")
     with right:
         report_button(pair.a, pair.b)
     if pair.apart:

@@ -15,10 +15,12 @@ from kvlens.figures.metrics import Metric, head_label, metric_of, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart
+from kvlens.ui.common.clicks import cell_clicked, clicked
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.download import downloads
-from kvlens.ui.common.state import Selection
-from kvlens.ui.heads.data import AGGREGATES, Series, series, summary
+from kvlens.ui.common.state import Selection, parse_steps
+from kvlens.ui.common.summaries import summary
+from kvlens.ui.heads.data import AGGREGATES, Series, series
 
 
 @dataclass(frozen=True)
@@ -88,15 +90,6 @@ def _step_range(reader: TraceReader, place: st.delta_generator.DeltaGenerator, l
     return int(start), int(end)
 
 
-def parse_steps(text: str | None, last: int) -> tuple[int, int]:
-    """'a-b' as a range inside 0..last; anything else is the whole run."""
-    first, _, second = (text or "").partition("-")
-    if not (first.isdigit() and second.isdigit() and len(first) < 10 and len(second) < 10):
-        return 0, last
-    start, end = min(int(first), last), min(int(second), last)
-    return (start, end) if start <= end else (0, last)
-
-
 def _metric_picked() -> None:
     session.change({"metric": st.session_state["heads_metric"]})
 
@@ -146,22 +139,6 @@ def figures(reader: TraceReader, view: View) -> None:
             "spread",
             "Spread over query heads",
         )
-
-
-def clicked(key: str) -> list[int]:
-    """customdata of the point that was clicked; empty when none was, or when it is not whole numbers."""
-    state = st.session_state.get(key)
-    points = state["selection"]["points"] if state else []
-    found = points[0].get("customdata") if points else None
-    items = found if isinstance(found, list) else [found]
-    return [int(item) for item in items if isinstance(item, (int, float)) and item >= 0]
-
-
-def cell_clicked(key: str, group: int = 1) -> None:
-    """A click on the map drawn under `key` selects its head on every page; of a map of KV heads, the first of `group`
-    query heads."""
-    if len(cell := clicked(key)) == 2:
-        session.change({"layer": cell[0], "head": cell[1] * group})
 
 
 def _step_clicked(key: str) -> None:

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.intervals import covered
-from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
 
 #: What can be mapped by layer and KV head: column of `head_bytes` -> how the page calls it.
@@ -45,18 +44,6 @@ def head_bytes(reader: TraceReader, copies: pd.DataFrame) -> pd.DataFrame:
     lost = reader.truncation()
     lost["beyond_ideal_bytes_total"] = lost["moved_bytes"] - lost["ideal_bytes"]
     return frame.merge(lost[[*keys, "beyond_ideal_bytes_total"]], on=keys, how="left")
-
-
-def kv_shape(reader: TraceReader) -> KVShape:
-    """Sizes of the run's model."""
-    cells = reader.n_layers * reader.kv_heads * 2 * int(reader.meta.head_dim)
-    return KVShape(
-        reader.n_layers,
-        reader.q_heads,
-        reader.kv_heads,
-        int(reader.meta.head_dim),
-        int(reader.meta.token_bytes) // cells,
-    )
 
 
 def judged(copies: pd.DataFrame) -> bool:

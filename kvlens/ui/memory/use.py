@@ -6,11 +6,11 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.memory import mass_curve, use_of_copies
-from kvlens.figures.metrics import si_bytes
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common import parts
 from kvlens.ui.common.chart import chart
 from kvlens.ui.memory import data as memorydata
-from kvlens.ui.method import parts
+from kvlens.units import si_bytes
 
 DEFINITION = (
     "A copy of a span to the device counts as moved and not used when the span was among the recorded top "

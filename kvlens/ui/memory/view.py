@@ -11,22 +11,20 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures import memory as figures
-from kvlens.figures.metrics import duration, si_bytes
 from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.store.export import TIMELINE, export
-from kvlens.ui.benchmarks import gpu as gpubench
-from kvlens.ui.common import data, session
+from kvlens.ui.common import data, parts, session
 from kvlens.ui.common.chart import chart
+from kvlens.ui.common.clicks import cell_clicked
 from kvlens.ui.common.data import TraceReader
-from kvlens.ui.common.state import Selection
+from kvlens.ui.common.state import Selection, parse_steps
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.heads.view import cell_clicked, parse_steps
 from kvlens.ui.memory import data as memorydata
 from kvlens.ui.memory.states import where_spans_lay
 from kvlens.ui.memory.use import use
-from kvlens.ui.method import parts
+from kvlens.units import duration, si_bytes
 
 #: Steps of the overlap timeline when none were chosen.
 _FIRST_LOOK = 8
@@ -47,7 +45,6 @@ def show(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     where_spans_lay(reader, chosen)
     use(reader, copies)
     timeline_export(reader)
-    gpubench.show_bus()
     return query
 
 
@@ -113,7 +110,7 @@ def residency(reader: TraceReader) -> None:
     )
     if holds := meta.hold:
         held = [Hold(**part.stored()) for part in holds]
-        size = si_bytes(held_bytes(held, memorydata.kv_shape(reader)))
+        size = si_bytes(held_bytes(held, data.kv_shape(reader)))
         st.caption(
             plain(
                 f"This run is a what-if: {held_tokens(held):,} tokens are held on the device beside the "

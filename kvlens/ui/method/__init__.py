@@ -1,25 +1,20 @@
 """The Method page: what one method decided, told by a view of its own, or by the generic view of any method.
 
-A view is a module with `show(reader: TraceReader) -> None` that draws below the title. It is loaded when it is needed;
-a method whose view does not exist, or that comes from a plugin, has the generic one."""
+A view is a method's part `view` (kvlens.methods.parts) with `show(reader: TraceReader) -> None` that draws below the
+title. It is loaded when it is needed; a method without one, or that is not installed here, has the generic one."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 
 import streamlit as st
 
+from kvlens import methods
+from kvlens.methods.parts import part
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common.parts import about
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.method.parts import about
-
-#: Method -> 'module:function' of its view.
-VIEWS: dict[str, str] = {
-    name: f"kvlens.ui.method.{name}:show" for name in ("sekv", "chess", "freekv", "sentkv", "compresskv")
-}
-GENERIC = "kvlens.ui.method.generic:show"
+from kvlens.ui.method import generic
 
 
 def show(reader: TraceReader) -> None:
@@ -41,11 +36,9 @@ def title(reader: TraceReader) -> None:
     st.caption(plain(f"{str(entry['paper']).rstrip('.')}."))
 
 
-def view(method: str) -> Callable[[TraceReader], None]:
+def view(name: str) -> Callable[[TraceReader], None]:
     """The view of a method."""
-    path = VIEWS.get(method, GENERIC)
-    if importlib.util.find_spec(path.partition(":")[0]) is None:
-        path = GENERIC
-    module, _, function = path.partition(":")
-    found: Callable[[TraceReader], None] = getattr(importlib.import_module(module), function)
+    method = methods.registry().get(name)
+    module = None if method is None else part(method, "view")
+    found: Callable[[TraceReader], None] = (module or generic).show
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.store.reader import TraceReader
-from kvlens.ui.method import parts
+from kvlens.ui.common import parts
 from kvlens.ui.method.journal import journal
 
 

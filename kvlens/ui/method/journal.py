@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.figures.journal import curves, vector_map
 from kvlens.store.reader import TraceReader
-from kvlens.ui.method.parts import about, download, draw
+from kvlens.ui.common.parts import about, download, draw
 
 
 def journal(reader: TraceReader) -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import counted, head_label, metric_of, si_bytes
-from kvlens.figures.passages import passage
+from kvlens.figures.metrics import head_label, metric_of
 from kvlens.plaintext import visible
 from kvlens.ui.common.chart import canvas_menu
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.payload import cube
+from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
+from kvlens.units import counted, si_bytes
 
 
 def facts(reader: TraceReader) -> None:
@@ -98,22 +99,6 @@ def metric_table(reader: TraceReader, name: str) -> pd.DataFrame:
     return pd.DataFrame(
         {"step": step, "layer": layer, "q_head": head, "kv_head": kv_head, metric_of(name).label: values.ravel()}
     )
-
-
-def span_text(tokens: pd.DataFrame, start: int, end: int, limit: int = 120) -> str:
-    """Text of token positions [start, end), shortened in the middle."""
-    text = passage(tokens, start, end)
-    return text if len(text) <= limit else f"{text[: limit // 2]} … {text[-limit // 2 :]}"
-
-
-def window_range(spans: pd.DataFrame, step: int, written: int) -> tuple[int, int]:
-    """Positions [start, end) of the window at a step: those of the `written` ones that no other living span covers."""
-    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
-    covered = np.zeros(written, bool)
-    for start, end in zip(alive["tok_start"], alive["tok_end"], strict=True):
-        covered[int(start) : int(end)] = True
-    free = np.flatnonzero(~covered)
-    return (int(free[0]), int(free[-1]) + 1) if free.size else (written, written)
 
 
 def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, selected: int | None) -> None:

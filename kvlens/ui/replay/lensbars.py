@@ -13,8 +13,8 @@ from kvlens.ui.common import session
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.payload import needle_tokens
+from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
-from kvlens.ui.replay.details import span_text, window_range
 
 KEY = "lens_bars"
 

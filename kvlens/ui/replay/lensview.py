@@ -6,17 +6,17 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import counted, si_bytes
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.ui.common import data, lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.lens import diverged
 from kvlens.ui.common.player.payload import needle_tokens
+from kvlens.ui.common.spantext import span_text
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.replay import lenswhatif
-from kvlens.ui.replay.details import span_text
 from kvlens.ui.replay.lensbars import sampling, token_range
+from kvlens.units import counted, si_bytes
 
 
 def banner(reader: TraceReader) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
 from kvlens.plaintext import visible
@@ -18,6 +17,7 @@ from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.request import HoldChoice
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
+from kvlens.units import si_bytes
 
 _RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 

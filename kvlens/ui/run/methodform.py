@@ -6,6 +6,7 @@ from typing import Any
 
 import streamlit as st
 
+from kvlens import methods
 from kvlens.ui.common.request import MethodChoice, changed_parameters
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.run.modelform import model_form
@@ -16,14 +17,14 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     chosen = model_form(models)
     model = chosen.model
     names = [entry["name"] for entry in catalogue]
-    titles = {entry["name"]: entry["title"] for entry in catalogue}
+    labels = {e["name"]: f"{e['title']} · {e['family'].replace('_', ' ')}" for e in catalogue}
     method = st.selectbox(
         "Method",
         names,
-        index=names.index("sekv") if "sekv" in names else 0,
+        index=names.index(methods.DEFAULT),
         key="form_method",
         persist_state="session",
-        format_func=lambda name: titles[name],
+        format_func=lambda name: labels[name],
     )
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
@@ -73,7 +74,7 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
 
 def _against(method: str) -> bool:
     """Whether each step is to be compared with full KV, which has nothing to be compared with."""
-    if method == "full":
+    if method == methods.REFERENCE:
         return False
     return st.checkbox(
         "Record the loss against full KV",

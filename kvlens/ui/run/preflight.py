@@ -6,11 +6,11 @@ from typing import Any
 
 import streamlit as st
 
-from kvlens.figures.metrics import si_bytes
 from kvlens.prompts import PromptText
 from kvlens.runs.preflight import estimate
 from kvlens.ui.common import widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
+from kvlens.units import si_bytes
 
 
 @st.cache_data(max_entries=64, show_spinner="Estimating…")

@@ -9,9 +9,8 @@ from kvlens.models.find import DEMO
 from kvlens.plaintext import visible
 from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
 from kvlens.tasks import Encoding
-from kvlens.tasks.encoding import encoding as counted
-from kvlens.tasks.sample import sample_prompt
 from kvlens.ui.common.request import MethodChoice, PromptChoice
+from kvlens.ui.common.sample import SAMPLE, generate
 from kvlens.ui.common.tokens import counting
 from kvlens.ui.common.widgets import error, plain
 
@@ -22,8 +21,6 @@ _TASK_WORDS = {
     "note": "note: a longer note to recite",
     "list": "list: several facts to gather",
 }
-SAMPLE = ("multikey", 1024, 0.4, 4)
-"""task, length in tokens, depth, seed of the toy's sample prompt"""
 REAL_TASK = "niah_multikey"
 """the task that the form opens with for a real model"""
 
@@ -52,19 +49,6 @@ def prompt_form(encoding: Encoding, toy: bool) -> PromptChoice | None:
     if kind == "Paste":
         return _paste()
     return _generated(encoding, toy)
-
-
-def sample(model: str) -> PromptChoice:
-    """The prompt of the 'Run the sample prompt' button: a question about a real text, or one in the toy's language."""
-    if model == DEMO:
-        return generate(counted(DEMO), *SAMPLE)
-    return PromptChoice(sample_prompt(), "a question about kvlens' own licence")
-
-
-def generate(encoding: Encoding, task: str, length: int, depth: float, seed: int) -> PromptChoice:
-    """A generated task; ValueError with one sentence when the length does not hold it."""
-    made = tasks.ask(tasks.get(task), length, depth, seed, encoding)
-    return PromptChoice(tasks.prompt_of(made), f"{task}, {length} tokens, depth {depth:.0%}, seed {seed}")
 
 
 def _generated(encoding: Encoding, toy: bool) -> PromptChoice | None:

@@ -7,19 +7,18 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.spans import Span
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.spans import cuts as spancuts
-from kvlens.ui.spans.cuts import Cut
+from kvlens.ui.spans.cuts import Cut, Threshold
 from kvlens.ui.spans.data import View
 
 
 def cuts_by_surprisal(reader: TraceReader) -> bool:
-    """Whether the run's own spans come from the entropy rule."""
-    config = reader.meta.config
-    return reader.meta.method == "sekv" and config.get("segmentation") in ("feasible", "paper")
+    """Whether the run's own spans come from a threshold on surprisal."""
+    own = spancuts.own_segmenter(reader)
+    return own is not None and bool(own.alpha)
 
 
 def needle(view: View) -> None:
@@ -43,7 +42,9 @@ def needle(view: View) -> None:
                 st.badge(f"Needle, tokens {start}–{end - 1}: inside one span", icon=":material/check:", color="green")
 
 
-def what_if(reader: TraceReader, view: View, usual: Cut, preview: Cut | None, threshold: float) -> None:
+def what_if(
+    reader: TraceReader, view: View, rule: Threshold, usual: Cut, preview: Cut | None, threshold: float
+) -> None:
     """How the boundaries would move, in words."""
     if preview is None:
         own = " as this run had it" if cuts_by_surprisal(reader) else "; this run did not cut by surprisal"
@@ -64,7 +65,7 @@ def what_if(reader: TraceReader, view: View, usual: Cut, preview: Cut | None, th
             if view.tokens.needle
             else ""
         )
-        + _capped(spancuts.entropy_parameters(reader), view, [usual, preview])
+        + _capped(rule, view, [usual, preview])
     )
 
 
@@ -72,9 +73,9 @@ def _some(edges: list[int]) -> str:
     return f" ({spancuts.crossing_text(edges)})" if edges else ""
 
 
-def _capped(params: SeKVParameters, view: View, cuts: list[Cut]) -> str:
+def _capped(rule: Threshold, view: View, cuts: list[Cut]) -> str:
     """Says so where the budget's cap on anchors decides, and not the threshold."""
-    cap = spancuts.anchor_cap(params, view.text)
+    cap = rule.most_anchors(view.text)
     if cap is None or any(sum(span.kind == "anchor" for span in cut.spans) < cap for cut in cuts):
         return ""
     return f" The budget allows {cap} anchors at most; that limit decides here, not the threshold."

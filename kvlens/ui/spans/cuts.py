@@ -11,18 +11,18 @@ import numpy as np
 import pandas as pd
 
 from kvlens import methods
-from kvlens.methods.sekv import layout as sekv_layout
-from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods import Method
+from kvlens.methods.segmenter import Segmenter
 from kvlens.shape import KVShape
-from kvlens.spans import Span, Surprisal, fixed_chunks
+from kvlens.spans import Span, Surprisal
 from kvlens.store.reader import TraceReader
-from kvlens.ui.memory.data import kv_shape
+from kvlens.ui.common.data import kv_shape
 
 
 @dataclass(frozen=True)
 class Text:
-    """A stored run's prompt as methods want it (kvlens.methods.base.PromptFacts). The last prompt token, which step 0
-    feeds, is left out: no method cuts it."""
+    """A stored run's prompt as methods want it (kvlens.methods.segmenter.PromptFacts). The last prompt token, which
+    step 0 feeds, is left out: no method cuts it."""
 
     shape: KVShape
     prompt_tokens: int
@@ -68,20 +68,6 @@ class Cut:
         return {edge for span in self.spans for edge in (span.tok_start, span.tok_end)} - {0}
 
 
-#: Name on the page, method, parameters that differ from the run's preset, and the parameters that decide where it cuts.
-SEGMENTERS: tuple[tuple[str, str, dict[str, Any], tuple[str, ...]], ...] = (
-    (
-        "entropy (SeKV)",
-        "sekv",
-        {"segmentation": "feasible"},
-        ("alpha", "l_min", "l_max", "anchor_share", "sinks", "window"),
-    ),
-    ("entropy as printed (SeKV)", "sekv", {"segmentation": "paper"}, ("alpha", "l_min", "sinks", "window")),
-    ("sentence chunks (SentKVCompress)", "sentkv", {}, ("length", "deviation", "marks", "sinks")),
-    ("pages (FreeKV)", "freekv", {}, ("page", "sinks", "window")),
-)
-
-
 def own_parameters(reader: TraceReader) -> Any | None:
     """The parameters the run's method had; None when the method or one of them is not known here."""
     try:
@@ -102,34 +88,36 @@ def preset_for(reader: TraceReader) -> str:
 
 
 def previews(reader: TraceReader, text: Text) -> list[Cut]:
-    """What the segmenters make of the run's text, with their preset's parameters and the run's budget."""
+    """What the segmenters of all methods make of the run's text: with their preset's parameters and the run's budget;
+    its own method's with the run's parameters, unless the segmenter sets some."""
     preset, found = preset_for(reader), []
-    for name, method, changed, shown in SEGMENTERS:
-        kind = methods.get(method)
-        params = methods.make_parameters(kind, preset, changed)
-        spans = kind.segments(params, text, text.surprisal)
-        assert spans is not None, f"{method} says how it cuts"
-        found.append(Cut(name, tuple(spans), settings(params, shown)))
-    return [*found, *hierarchy(reader, text)]
+    for method in methods.registry().values():
+        for segmenter in method.segmenters:
+            mine = reader.meta.method == method.name and not segmenter.changes
+            own = own_parameters(reader) if mine else None
+            params = own or methods.make_parameters(method, preset, dict(segmenter.changes))
+            found.append(_cut(method, segmenter, params, text))
+    return found
 
 
-def hierarchy(reader: TraceReader, text: Text) -> list[Cut]:
-    """CHESS's pages, chunks and grids: of a CHESS run by its own parameters, else by the preset's."""
-    chess = methods.get("chess")
-    own = own_parameters(reader) if reader.meta.method == "chess" else None
-    params = own or methods.make_parameters(chess, preset_for(reader), {})
-    pages = chess.segments(params, text, text.surprisal) or []
-    end = pages[-1].tok_end if pages else 0
-    chunk = params.page * params.chunk_pages
-    return [
-        Cut("pages (CHESS)", tuple(pages), settings(params, ("page", "sink_pages", "window_pages"))),
-        Cut("chunks (CHESS)", tuple(fixed_chunks(0, end, chunk)), settings(params, ("chunk_pages",))),
-        Cut(
-            "grids (CHESS)",
-            tuple(fixed_chunks(0, end, chunk * params.grid_chunks, kind="grid")),
-            settings(params, ("grid_chunks",)),
-        ),
-    ]
+def _cut(method: type[Method], segmenter: Segmenter, params: Any, text: Text) -> Cut:
+    spans = method.segments(params, text, text.surprisal)
+    assert spans is not None, f"{method.name} says how it cuts"
+    shown = spans if segmenter.cut is None else segmenter.cut(params, spans)
+    return Cut(segmenter.name, tuple(shown), settings(params, segmenter.shown))
+
+
+def is_own(reader: TraceReader, cut: Cut) -> bool:
+    """Whether a cut is the one that the run's own spans come from."""
+    segmenter = own_segmenter(reader)
+    return segmenter is not None and segmenter.name == cut.name
+
+
+def own_segmenter(reader: TraceReader) -> Segmenter | None:
+    """The segmenter that cut the run; None: its method names none, or is not installed here."""
+    method = methods.registry().get(str(reader.meta.method))
+    config = reader.meta.config
+    return next((s for s in method.segmenters if s.serves(config)), None) if method is not None else None
 
 
 def settings(params: Any, names: Sequence[str]) -> str:
@@ -140,23 +128,42 @@ def settings(params: Any, names: Sequence[str]) -> str:
     )
 
 
-def entropy_parameters(reader: TraceReader) -> SeKVParameters:
-    """SeKV's parameters for the what-if threshold: the run's own where it cut by surprisal, else the preset's."""
-    own = own_parameters(reader) if reader.meta.method == "sekv" else None
-    found = own if isinstance(own, SeKVParameters) and own.segmentation != "chunks" else None
-    return found or methods.make_parameters(methods.get("sekv"), preset_for(reader), {})
+@dataclass(frozen=True)
+class Threshold:
+    """The rule behind the what-if slider: cut where surprisal exceeds its mean by a multiple of its deviation."""
 
+    method: type[Method]
+    segmenter: Segmenter
+    params: Any
 
-def anchor_cap(params: SeKVParameters, text: Text) -> int | None:
-    """Most anchors that the budget allows the entropy rule; None: it sets no such limit."""
-    return sekv_layout.anchor_cap(params, text.shape, text.budget_bytes) if params.segmentation == "feasible" else None
+    @classmethod
+    def of(cls, reader: TraceReader) -> Threshold | None:
+        """By the run's own parameters where it was cut so, else by the preset's of the first method that cuts so. None:
+        no method here does."""
+        own, mine = own_segmenter(reader), own_parameters(reader)
+        if own is not None and own.alpha and mine is not None:
+            return cls(methods.get(str(reader.meta.method)), own, mine)
+        for method in methods.registry().values():
+            for segmenter in method.segmenters:
+                if segmenter.alpha:
+                    params = methods.make_parameters(method, preset_for(reader), dict(segmenter.changes))
+                    return cls(method, segmenter, params)
+        return None
 
+    @property
+    def alpha(self) -> float:
+        """How many deviations above the mean."""
+        return float(getattr(self.params, self.segmenter.alpha))
 
-def entropy_cut(params: SeKVParameters, text: Text, alpha: float) -> Cut:
-    """The text cut by surprisal with another alpha, all else as it is."""
-    params = replace(params, alpha=alpha)
-    spans = methods.get("sekv").segments(params, text, text.surprisal) or []
-    return Cut(f"alpha {alpha:g}", tuple(spans), settings(params, ("segmentation", "alpha", "l_min", "l_max")))
+    def cut(self, text: Text, alpha: float) -> Cut:
+        """The text cut with another alpha, all else as it is."""
+        params = replace(self.params, **{self.segmenter.alpha: alpha})
+        return replace(_cut(self.method, self.segmenter, params, text), name=f"alpha {alpha:g}")
+
+    def most_anchors(self, text: Text) -> int | None:
+        """Most boundary tokens that the budget allows; None: it sets no such limit."""
+        limit = self.segmenter.most_anchors
+        return None if limit is None else limit(self.params, text)
 
 
 def crossed(edges: set[int], needle: Sequence[Sequence[int]]) -> list[int]:

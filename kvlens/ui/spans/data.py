@@ -11,8 +11,8 @@ import streamlit as st
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common.player.payload import needle_tokens
+from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
-from kvlens.ui.replay.details import span_text, window_range
 from kvlens.ui.spans.cuts import Cut, Text, previews
 
 

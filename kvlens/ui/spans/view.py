@@ -10,13 +10,13 @@ from kvlens.figures.spans import Curve, Lane, surprisal_figure
 from kvlens.spans import Surprisal
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart
+from kvlens.ui.common.clicks import clicked
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import notice, plain
-from kvlens.ui.heads.view import clicked
 from kvlens.ui.spans import cuts as spancuts
 from kvlens.ui.spans.compare import cuts_by_surprisal, needle, segmenters, what_if
-from kvlens.ui.spans.cuts import Cut, Text
+from kvlens.ui.spans.cuts import Cut, Text, Threshold
 from kvlens.ui.spans.data import COLOURS, Tokens, View, other_cuts, span_table
 
 #: So many tokens are drawn at once.
@@ -77,20 +77,25 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         st.info(plain(f"Only this run's own spans are drawn: {problem}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
-    place, alpha = st.container(), _alpha(reader, view)
-    params = spancuts.entropy_parameters(reader)
-    usual = spancuts.entropy_cut(params, view.text, params.alpha)
-    shown = params.alpha if alpha is None else alpha
-    preview = None if shown == params.alpha else spancuts.entropy_cut(params, view.text, shown)
-    lines = [_threshold(stats, params.alpha, cuts_by_surprisal(reader))]
+    rule = Threshold.of(reader)
+    cuts = [cut for cut in others if not spancuts.is_own(reader, cut)]
+    if rule is None:
+        _draw(reader, view, cuts, [])
+        needle(view)
+        segmenters(reader, view, cuts)
+        return {}
+    place, alpha = st.container(), _alpha(reader, rule)
+    usual = rule.cut(view.text, rule.alpha)
+    shown = rule.alpha if alpha is None else alpha
+    preview = None if shown == rule.alpha else rule.cut(view.text, shown)
+    lines = [_threshold(stats, rule.alpha, cuts_by_surprisal(reader))]
     if preview is not None:
         lines.append(_threshold(stats, shown, False))
-    cuts = [cut for cut in others if not _is_own(reader, cut)]
     lanes = [] if preview is None else [Cut(f"PREVIEW: alpha {shown:g}", preview.spans, preview.settings)]
     with place:
         _draw(reader, view, [*lanes, *cuts], lines)
         needle(view)
-    what_if(reader, view, usual, preview, stats.threshold(shown))
+    what_if(reader, view, rule, usual, preview, stats.threshold(shown))
     segmenters(reader, view, [*lanes, *cuts])
     return {} if preview is None else {"alpha": f"{shown:g}"}
 
@@ -102,7 +107,7 @@ def _threshold(stats: Surprisal, alpha: float, of_run: bool) -> tuple[float, str
     return nats, f"{'' if of_run else 'PREVIEW '}threshold {nats:.2f} nats: {made_of}"
 
 
-def _alpha(reader: TraceReader, view: View) -> float | None:
+def _alpha(reader: TraceReader, rule: Threshold) -> float | None:
     """The slider; None while it has not been moved away from the run's own alpha."""
     st.markdown("##### What if the threshold were another?")
     st.caption(
@@ -110,13 +115,13 @@ def _alpha(reader: TraceReader, view: View) -> float | None:
         "the model would have "
         "answered is not known. The threshold is mean + alpha × standard deviation of the prompt's surprisals."
     )
-    params, key = spancuts.entropy_parameters(reader), f"spans_alpha_{reader.uid}"
-    low, high, step = min(ALPHAS[0], params.alpha), max(ALPHAS[1], params.alpha), ALPHAS[2]
+    key = f"spans_alpha_{reader.uid}"
+    low, high, step = min(ALPHAS[0], rule.alpha), max(ALPHAS[1], rule.alpha), ALPHAS[2]
     if key not in st.session_state:
-        asked = _number(st.query_params.get("alpha"), params.alpha)
+        asked = _number(st.query_params.get("alpha"), rule.alpha)
         st.session_state[key] = min(high, max(low, asked))
     value = float(st.slider("alpha (preview)", low, high, step=step, key=key, persist_state="session"))
-    return None if abs(value - params.alpha) < 1e-9 else value
+    return None if abs(value - rule.alpha) < 1e-9 else value
 
 
 def _number(text: str | None, otherwise: float) -> float:
@@ -131,20 +136,6 @@ def _number(text: str | None, otherwise: float) -> float:
         notice([f"alpha {text[:40]!r} is not a number; showing {otherwise:g}"])
         return otherwise
     return value
-
-
-def _is_own(reader: TraceReader, cut: Cut) -> bool:
-    """Whether a lane would show once more what the run's own strip shows."""
-    own = {
-        "sekv": "entropy (SeKV)",
-        "sentkv": "sentence chunks (SentKVCompress)",
-        "freekv": "pages (FreeKV)",
-        "chess": "pages (CHESS)",
-    }
-    method, config = str(reader.meta.method), reader.meta.config
-    if method == "sekv" and config.get("segmentation") != "feasible":
-        return cut.name == "entropy as printed (SeKV)" and config.get("segmentation") == "paper"
-    return own.get(method) == cut.name
 
 
 def _draw(reader: TraceReader, view: View, cuts: list[Cut], thresholds: list[tuple[float, str]]) -> None:

@@ -29,6 +29,7 @@ from kvlens.methods.sekv.layout import check_dim
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.training import losses
 from kvlens.methods.sekv.training.examples import Example, draw, prepare
+from kvlens.methods.sekv.training.files import save_router
 from kvlens.methods.sekv.training.settings import SeKVTraining
 from kvlens.methods.sekv.training.student import Pass, RouterModule, attending
 
@@ -274,5 +275,5 @@ def train_sekv(
         },
     }
     path = out / "sekv_router.safetensors"
-    sekv_router.save_router(trainer.router(provenance), path)
+    save_router(trainer.router(provenance), path)
     return path

@@ -1,5 +1,5 @@
-"""Train SeKV's router for the demo model: `python -m kvlens.demo.train_router --out DIR`, then install it beside the
-model.
+"""Train SeKV's router for the demo model: `python -m kvlens.methods.sekv.training.demo --out DIR`, then install it
+beside the method.
 
 The documents are drawn as the demo model's own training rows are (documents with questions at their end, and real
 English), from seeds of their own. So, unlike the paper's corpus, they contain the kind of question the demo asks; no
@@ -25,7 +25,7 @@ from kvlens.demo.tokenizer import Encoder
 from kvlens.engine import models
 from kvlens.methods.sekv.training.train import Progress, SeKVTraining, train_sekv
 
-ROUTER = Path(__file__).parent / "sekv_router.safetensors"
+ROUTER = Path(__file__).parents[1] / "demo.safetensors"
 SEED = 77_000_000
 LENGTHS = (1024, 2048, 2048)
 REAL_ENGLISH = 0.25
@@ -66,7 +66,7 @@ def train_router(
     about: dict[str, Any] = {
         "model": "demo",
         "model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-        "documents": "kvlens/demo/train_router.py: rows of the demo language with questions, and real English",
+        "documents": "kvlens/methods/sekv/training/demo.py: rows of the demo language with questions, and real English",
         "documents_seed": SEED,
     }
     params = methods.make_parameters(methods.get("sekv"), "demo", {"router": "trained"})

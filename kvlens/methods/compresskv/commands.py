@@ -1,0 +1,32 @@
+"""`kvlens calibrate compresskv`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlens.cli.calibrate import Dtype, Texts, load_model, read_texts
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
+from kvlens.cli.train import show
+
+
+def calibrate(
+    texts: Texts = None,
+    model: Model = DEFAULT_MODEL,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("compresskv_heads.json"),
+    trials: Annotated[int, typer.Option(help="Prompts to measure on.", min=1)] = 40,
+    length: Annotated[int, typer.Option(help="Tokens of a generated prompt.", min=64)] = 1024,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Which heads of a model retrieve, and how much each layer loses: CompressKV's head scores and layer errors.
+
+    Texts hide generated needles in their sentences; a .json prompt with an answer and a needle is asked as it is.
+    """
+    from kvlens.methods.compresskv import calibrate as measuring
+
+    loaded = load_model(model, device, dtype)
+    written = measuring.calibrate(loaded, read_texts(texts) or None, out, trials=trials, length=length, report=show)
+    typer.echo(str(written))

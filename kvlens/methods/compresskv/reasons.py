@@ -1,0 +1,34 @@
+"""Why CompressKV does not hold all of a page: the scores of its tokens when prefill ended."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvlens.lens.facts import Facts
+from kvlens.lens.own import Told, newest
+
+
+def told(facts: Facts) -> Told | None:
+    """How many of the span's tokens this layer kept, and where the best of the others stood."""
+    reader, step, layer = facts.reader, facts.step, facts.layer
+    row = reader.spans().set_index("span").loc[facts.span]
+    if facts.state not in ("partial", "resident") or row["born_step"] >= 0:
+        return None
+    kept, _ = newest(reader, "kept_tokens", step, layer)
+    score, _ = newest(reader, "token_score", step, layer)
+    if kept is None or score is None:
+        return None
+    at = slice(int(row["tok_start"]), int(row["tok_end"]))
+    dropped = kept[at] == 0
+    if not dropped.any():
+        return None
+    ranked = np.isfinite(score)
+    best = np.nanmax(np.where(dropped, score[at], np.nan))
+    rank = int((score[ranked] > best).sum()) + 1
+    where = (
+        f"rank {rank} of {int(ranked.sum())} by the choosing heads' attention, {int((kept[ranked] == 1).sum())} kept"
+    )
+    return "partly_evicted", (
+        f"{int(dropped.sum())} of its {len(dropped)} tokens were evicted at the end of prefill in this layer, "
+        f"the best of them {where}"
+    )

@@ -1,0 +1,59 @@
+"""`kvlens train sekv`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvlens.cli.options import Device, Model
+from kvlens.cli.train import show
+
+
+def train(
+    documents: Annotated[
+        list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")
+    ] = None,
+    model: Model = "demo",
+    out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path(
+        "build/sekv-router"
+    ),
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 300,
+    batch: Annotated[int, typer.Option(help="Documents per step.")] = 2,
+    lengths: Annotated[
+        str, typer.Option(help="Length curriculum in tokens, comma-separated; an equal share of the steps each.")
+    ] = "",
+    preset: Annotated[
+        str | None, typer.Option(help="SeKV preset whose segmentation and sizes are trained for.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")
+    ] = None,
+    device: Device = "auto",
+    dtype: Annotated[str, typer.Option()] = "float32",
+) -> None:
+    """Train SeKV's router (W, tau, gates; the paper's section 3.3) for a model; the model stays as it is."""
+    if not documents and model == "demo":
+        from kvlens.methods.sekv.training.demo import train_router
+
+        typer.echo(str(train_router(out, steps, batch, progress=show)))
+        return
+    if not documents:
+        raise ValueError("give text files to train on: only the demo model has generated documents.")
+    from kvlens import methods
+    from kvlens.engine.models import load
+    from kvlens.methods.sekv.training.train import SeKVTraining, train_sekv
+    from kvlens.prompts import decode
+    from kvlens.runs.request import default_preset, parse_set
+
+    texts = [decode(path.read_bytes(), path.name).text for path in documents]
+    params = methods.make_parameters(
+        methods.get("sekv"), preset or default_preset("sekv", model), {"router": "trained", **parse_set(set_ or [])}
+    )
+    loaded = load(model, device, dtype)
+    settings = SeKVTraining(batch=batch)
+    if lengths:
+        settings = SeKVTraining(batch=batch, lengths=tuple(int(n) for n in lengths.split(",")))
+    about = {"model": model, "documents": [path.name for path in documents]}
+    typer.echo(str(train_sekv(loaded.model, loaded.tokenizer, out, steps, texts, params, settings, show, about)))

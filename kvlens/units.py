@@ -1,0 +1,34 @@
+"""Numbers in words: counts, bytes, durations."""
+
+from __future__ import annotations
+
+import math
+
+
+def counted(n: float, one: str, many: str = "") -> str:
+    """'1 page', '2,000 pages'. `many`: the plural where it is not `one` with an s."""
+    return f"{n:,.0f} {one if n == 1 else many or one + 's'}"
+
+
+#: From this share of a unit on, three digits of the unit below would read 1e+03.
+_ROUNDS_UP = 0.9995
+
+
+def si_bytes(value: float | None) -> str:
+    """Bytes in decimal units (1 MB = 10^6 bytes); None or NaN is 'not recorded'."""
+    if value is None or not math.isfinite(value):
+        return "not recorded"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(value) >= _ROUNDS_UP * size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B"
+
+
+def duration(us: float) -> str:
+    """Microseconds in the unit that suits them: '1.29 s', '612 ms', '40 us'."""
+    if us >= 999.5e6:
+        return f"{us / 1e6:,.0f} s"
+    for unit, size in (("s", 1e6), ("ms", 1e3)):
+        if us >= _ROUNDS_UP * size:
+            return f"{us / size:.3g} {unit}"
+    return f"{us:.0f} µs"

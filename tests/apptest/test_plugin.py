@@ -1,0 +1,145 @@
+"""A method of somebody else's package, one class in one file, installed by its entry point: run, explained, coloured,
+compared, benched and shown, and nothing in the product names it. docs/adding-a-method.md prints that class."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+
+import pytest
+import streamlit as st
+from uiruns import ROOT, Visit
+
+from kvlens import methods
+from kvlens.figures.methodmarks import FAMILY_COLORS, mark
+from kvlens.lens.reasons import KINDS
+from kvlens.lens.verdict import verdict
+from kvlens.store.reader import TraceReader
+
+PLUGIN = ROOT / "tests" / "plugin"
+SOURCE = PLUGIN / "small_norms.py"
+NAME, TITLE = "small_norms", "Small norms"
+
+
+def install(folder: Path) -> Path:
+    """What `pip install` leaves of the plugin: its module, and the entry point that its pyproject.toml announces."""
+    copy(SOURCE, folder)
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    points = "".join(f"{name} = {at}\n" for name, at in project["entry-points"]["kvlens.methods"].items())
+    (info / "entry_points.txt").write_text(f"[kvlens.methods]\n{points}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture
+def here(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The plugin is installed for this process too."""
+    monkeypatch.syspath_prepend(str(installed))
+    methods.registry.cache_clear()
+    st.cache_data.clear()
+    yield
+    sys.modules.pop(NAME, None)
+    methods.registry.cache_clear()
+    st.cache_data.clear()
+
+
+def kvlens(site: Path, *arguments: str) -> str:
+    """stdout of a command, in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvlens", *arguments], cwd=site, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def lost(installed: Path) -> tuple[Path, str]:
+    """A folder of runs with one of the plugin's beside full KV, in which it loses the answer; its uid."""
+    runs = installed / "runs"
+    prompt = installed / "prompt.json"
+    kvlens(installed, "prompt", "--task", "multikey", "--length", "512", "--seed", "3", "--json", "--out", str(prompt))
+    asked = f"--method {NAME} --budget 10% --max-new 8 --against-full --oracle all"
+    told = kvlens(installed, "run", str(prompt), "--runs", str(runs), *asked.split())
+    return runs, told.split()[-1]
+
+
+def test_the_docs_print_the_class_and_it_is_short() -> None:
+    text = SOURCE.read_text(encoding="utf-8")
+    assert f"```python\n{text}```" in (ROOT / "docs" / "adding-a-method.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
+    product = [path for folder in ("kvlens", "kernels", "store", "pages") for path in (ROOT / folder).rglob("*.py")]
+    assert [path for path in product if NAME in path.read_text(encoding="utf-8")] == []
+
+
+def test_it_is_listed_with_its_family(installed: Path) -> None:
+    listed = {entry["name"]: entry for entry in json.loads(kvlens(installed, "methods", "--json"))}
+    assert listed[NAME]["family"] == "prompt_eviction"
+    assert "window" in kvlens(installed, "methods", NAME)
+
+
+def test_a_loss_of_it_is_explained(lost: tuple[Path, str], here: None) -> None:
+    with TraceReader.open(*lost) as reader:
+        assert reader.meta.method == NAME
+        assert reader.self_checks()["passed"].all()
+        found = verdict(reader)
+        assert found is not None
+        assert found.missed is not None
+        assert found.missed.reason.kind in KINDS
+        assert "evicted" in found.missed.reason.says
+
+
+def test_the_pages_show_it_in_its_colour(lost: tuple[Path, str], here: None, visit: Visit) -> None:
+    runs, uid = lost
+    look = mark(NAME)
+    assert look.color == FAMILY_COLORS["prompt_eviction"]
+    others = [mark(name) for name in methods.of_family("prompt_eviction") if name != NAME]
+    assert all((other.symbol, other.dash) != (look.symbol, look.dash) for other in others)
+    for page in ("replay", "method", "heads", "memory", "spans"):
+        app = visit(runs, page, run=uid)
+        shown = [html.body for html in app.get("html")]
+        assert any(look.color in body and TITLE in body and "prompt eviction" in body for body in shown), page
+    app = visit(runs, "method", run=uid)
+    assert TITLE in [title.value for title in app.subheader]
+    assert "What moved" in " ".join(markdown.value for markdown in app.markdown)
+    app = visit(runs, "compare")
+    assert any(look.color in html.body for html in app.get("html"))
+    assert any(look.color in chart.proto.spec for chart in app.get("plotly_chart"))
+    app = visit(runs, "run")
+    assert f"{TITLE} · prompt eviction" in app.selectbox(key="form_method").options
+
+
+def test_the_quality_table_takes_it(installed: Path) -> None:
+    out = installed / "quality.json"
+    asked = f"bench quality --methods full,{NAME} --tasks needle --budgets 20% --length 256 --prompts 1"
+    said = kvlens(installed, *asked.split(), "--out", str(out), "--kept", str(installed / "kept.jsonl"))
+    assert TITLE in said
+    lines = {line["method"]: line for line in json.loads(out.read_text(encoding="utf-8"))["lines"]}
+    assert lines[NAME]["n"] == 1
+    assert lines[NAME]["resident_share"] <= 0.2
+
+
+def test_a_plugin_that_names_itself_wrongly_is_one_sentence(tmp_path: Path) -> None:
+    install(tmp_path)
+    module = tmp_path / "small_norms.py"
+    module.write_text(module.read_text().replace('name = "small_norms"', 'name = "short_norms"'))
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kvlens", "methods"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "calls itself 'short_norms'" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
