@@ -83,8 +83,8 @@ def methods(
         typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
     elif name is None:
         show_table(
-            ["name", "title", "what it does", "paper"],
-            [[m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
+            ["family", "name", "title", "what it does", "paper"],
+            [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
         )
     else:
         method = entries[0]

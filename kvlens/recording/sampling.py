@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from kvlens.meta import Sampled
+if TYPE_CHECKING:
+    from kvlens.meta import Sampled
 
 AUTO_NUMBERS = 8_000_000
 """'auto': weights of full attention that may be grouped per step, on average over the steps"""
@@ -27,6 +29,8 @@ class OracleSampling:
 
     def meta(self) -> Sampled:
         """As the run's meta holds it."""
+        from kvlens.meta import Sampled  # pydantic, which GPU machines may lack
+
         return Sampled(every=self.every, layers=self.layers)
 
 

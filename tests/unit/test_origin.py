@@ -57,7 +57,7 @@ def test_a_copy_decides_as_the_repository_does(copy: Path) -> None:
         "kvlens/methods/sekv/codec.py",
         "kvlens/tasks/demo.py",
         "kvlens/demo/tasks.py",
-        "kvlens/demo/sekv_router.safetensors",
+        "kvlens/methods/sekv/demo.safetensors",
         "kernels/attend.py",
         "kvlens/bench/trials.py",
     ],
@@ -77,6 +77,7 @@ def test_a_file_that_decides_changes_the_origin(copy: Path, name: str) -> None:
         "kvlens/methods/sekv/view.py",
         "kvlens/methods/sekv/claims.py",
         "kvlens/methods/streaming_llm.py",
+        "kvlens/methods/chess/demo.json",
         "store/queries.py",
     ],
 )
