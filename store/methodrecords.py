@@ -39,6 +39,10 @@ class MethodRecords:
         rank (1 = best) and score of the best of them. Empty: nothing was dropped, or it was not recorded."""
         return self._db.frame(queries.CUTS_OF_HEAD, step=step, layer=layer, kv_head=kv_head, span=span)
 
+    def ranks_what_it_drops(self) -> bool:
+        """The run recorded what its rankings dropped: a span without a row in `cuts` lost nothing by them."""
+        return bool(self._db.rows(queries.ANY_CUT))
+
     def score_history(self, layer: int, kv_head: int) -> pd.DataFrame:
         """As `scores`, for all steps of one KV head in one frame: step, span, score, chosen, rank, n_candidates."""
         return self._db.frame(queries.SCORE_HISTORY, layer=layer, kv_head=kv_head)

@@ -74,6 +74,8 @@ CUTS = f"""
     SELECT step, layer, kv_head, candidates, kept, cut, unnest(span) AS span, unnest(dropped) AS dropped,
       unnest(pos) AS pos, unnest(rank) AS rank, unnest(score) AS score FROM {source("cut")}"""
 
+ANY_CUT = f"SELECT 1 FROM {source('cut')} LIMIT 1"
+
 CUTS_OF_HEAD = f"""
     SELECT step, candidates, kept, cut, span, dropped, pos, rank, score FROM ({CUTS})
     WHERE step <= $step AND (layer IS NULL OR layer = $layer) AND (kv_head IS NULL OR kv_head = $kv_head)

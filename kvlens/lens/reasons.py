@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import Facts
 from kvlens.lens.own import Own, Told
 from kvlens.store.reader import TraceReader
@@ -47,12 +48,16 @@ def reason(facts: Facts) -> Reason:
     """As `explain`, of facts that are at hand."""
     if facts.held:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
+    gone = dropped(facts)
     if facts.state == "evicted":
-        return Reason("evicted", _evicted(facts))
+        return Reason("evicted", _evicted(facts, gone))
+    if facts.state == "partial" and gone is not None:
+        return Reason("partly_evicted", gone)
     told: Told | None = Own.of(facts.reader).say("told", facts)
     if told is not None:
         return Reason(*told)
-    if facts.state == "partial":
+    whole = gone is None and facts.reader.ranks_what_it_drops()  # another head's tokens are what made it partial
+    if facts.state == "partial" and not whole:
         return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")
     if facts.summarised:
         return _summarised(facts)
@@ -61,13 +66,13 @@ def reason(facts: Facts) -> Reason:
     return _not_read(facts)
 
 
-def _evicted(facts: Facts) -> str:
+def _evicted(facts: Facts, ranked: str | None) -> str:
     gone = facts.events[facts.events["kind"] == "evict"]
     when = "at a step that was not recorded"
     if len(gone):
         step = int(gone["step"].iloc[-1])
         when = "at the end of prefill" if step < 0 else f"at step {step}"
-    return f"it was evicted {when} ({facts.why.rstrip('.')})"
+    return f"it was evicted {when} ({facts.why.rstrip('.')})" + ("" if ranked is None else f": {ranked}")
 
 
 # --------------------------------------------------------------------------------------------- spans that lie on the

@@ -1,4 +1,5 @@
-"""Why CompressKV does not hold all of a page: the scores of its tokens when prefill ended."""
+"""Why CompressKV does not hold all of a page: the scores of its tokens when prefill ended. For traces of schema 3 and
+before, which have no cuts."""
 
 from __future__ import annotations
 

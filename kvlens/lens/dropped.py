@@ -1,0 +1,30 @@
+"""What a KV head dropped of a span for good, and where it stood in the ranking: read from the recorded cuts, of any
+method."""
+
+from __future__ import annotations
+
+import math
+
+from kvlens.lens.facts import Facts
+
+
+def dropped(facts: Facts) -> str | None:
+    """One sentence without its full stop; None: no cut was recorded for this span and KV head."""
+    rows = facts.reader.cuts(facts.step, facts.layer, facts.kv_head, facts.span)
+    if rows.empty:
+        return None
+    gone, last = int(rows["dropped"].sum()), rows.iloc[-1]
+    span = facts.reader.spans().set_index("span").loc[facts.span]
+    tokens = int(span["tok_end"] - span["tok_start"])
+    at = int(last["step"])
+    when = "at the end of prefill" if at < 0 else f"one by one, the last of them at step {at}"
+    said = f"{gone} of its {tokens} tokens were evicted {when}"
+    if last["score"] is None or math.isnan(float(last["score"])):
+        return f"{said}, by their position"
+    best = rows.loc[rows["rank"].astype(int).idxmin()]
+    stayed = "" if math.isnan(float(best["cut"])) else f", the lowest that stayed {float(best['cut']):.3g}"
+    rank, candidates = int(best["rank"]), int(best["candidates"])
+    return (
+        f"{said}, the best of them, token {int(best['pos'])}, rank {rank} of {candidates} by the method's score "
+        f"({float(best['score']):.3g}{stayed}), {int(best['kept'])} kept"
+    )
