@@ -43,22 +43,6 @@ from fakestreams import FakeDevice
 device = FakeDevice(eager=True, refused_after=100_000)
 seen.link_for = lambda at, ledger: device.link(ledger)
 """,
-    "pinned while decoding": """
-import kvlens.memory.tiers as seen
-from fakestreams import FakeDevice
-device = FakeDevice(eager=True, refused_after=60_000_000)
-def link(at, ledger):
-    made, begin = device.link(ledger), ledger.start_step
-    def step(number):
-        if number == 3: device.refused_after = 0
-        begin(number)
-    ledger.start_step = step
-    made.host.expect = lambda size: None
-    import kvlens.memory.pinned as pinned
-    pinned.LEAST = 1
-    return made
-seen.link_for = link
-""",
     "no feature": """
 import kvlens.engine.session as seen
 def fails(*arguments): raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
@@ -83,7 +67,6 @@ SENTENCES = {
     "decode": ("the device ran out of memory while decoding (", "take a smaller --budget, --no-coverage"),
     "host": ("the host ran out of memory while reading the prompt; ", "shorter prompt"),
     "pinned": ("pinned host memory could not be had: ", "ulimit -l"),
-    "pinned while decoding": ("pinned host memory could not be had: ", "ulimit -l"),
     "no feature": ("lacks what a kernel needs (CUDA error: no kernel image", "--device cpu"),
     "no triton": ("lacks what a kernel needs (No module named 'triton')", "--device cpu"),
     "device lost": ("the CUDA device failed while decoding (CUDA error: an illegal memory access", "--device cpu"),
@@ -101,8 +84,6 @@ def test_a_shortage_is_one_sentence_and_a_failed_run(warm: WarmProcess, tmp_path
     prompt, runs = tmp_path / "p.txt", tmp_path / "runs"
     prompt.write_text("The river was wide and the bridge was old. The key of Nora is 417. " * 12)
     arguments = ["run", str(prompt), "--method", "freekv", "--budget", "0.5", "--max-new", "60", "--ignore-eos"]
-    if what == "pinned while decoding":
-        arguments[3] = "sekv"
     ended = warm.kvlens(tmp_path, FAKES[what], *arguments, "--runs", str(runs))
     assert ended.returncode == 1, ended.stdout
     lines = ended.stderr.strip().splitlines()
@@ -118,5 +99,5 @@ def test_a_shortage_is_one_sentence_and_a_failed_run(warm: WarmProcess, tmp_path
     with TraceReader.open(runs, str(listed["uid"].iloc[0])) as reader:
         steps = reader.steps()
         assert reader.n_steps == len(steps)
-        assert (len(steps) > 0) == (what in ("decode", "pinned while decoding"))
+        assert (len(steps) > 0) == (what == "decode")
         assert len(reader.events()) > 0 or not len(steps)

@@ -31,7 +31,7 @@ class Case:
     def __init__(self, demo: Any) -> None:
         self.demo = demo
         self.prompt, self.task = task_prompt(demo, "multikey", 900, seed=2, max_new=NEW)
-        self.read = Engine(demo).read(self.prompt)
+        self.read = Engine(demo).read(self.prompt, received=True)
         full = run(demo, self.prompt, "full", max_new=NEW, keep_logits=True, read=self.read)
         self.reference = Reference("", tuple(full.ids), torch.stack(full.logits))
 

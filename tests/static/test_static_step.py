@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from static_support import CASES, FETCHING, Case, decoder
-from support import ListSink, task_prompt
+from support import ListSink, makes, task_prompt
 
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
@@ -99,7 +99,7 @@ def test_forced_tokens_and_no_instruments(demo: Any, asked: Any, engine_runs: An
 
 
 def test_every_method_that_says_it_can_run_static_is_tried() -> None:
-    assert {case.method for case in CASES} == {name for name, found in registry().items() if found.static_ready}
+    assert {case.method for case in CASES} == {name for name in makes() if registry()[name].static_ready}
 
 
 def test_a_method_that_does_not_say_so_is_refused_in_one_sentence(demo: Any, asked: Any) -> None:

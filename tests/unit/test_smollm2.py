@@ -44,14 +44,15 @@ def test_the_sample_is_answered_and_its_form_is_in_the_trace(
     with TraceReader.open(tmp_path, uid) as reader:
         meta, tokens = reader.meta, reader.tokens()
         prompt, stored = tokens[tokens["step"].isna()].sort_values("pos"), reader.prompt_text()
-    assert (meta["stop_ids"], meta["answer_prefix"], meta["device"]) == ([2], source.answer_prefix, "cpu")
-    chat = meta["chat"]
+    assert (meta.stop_ids, meta.answer_prefix, meta.device) == ((2,), source.answer_prefix, "cpu")
+    chat = meta.chat
+    assert chat is not None
     assert chat["template"] == "default"
     assert len(chat["template_sha256"]) == 64
     whole = "".join(prompt["text"])
     assert whole == chat["before"] + stored + chat["after"] + source.answer_prefix
     assert whole.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
-    start, end = meta["needle"][0]
+    start, end = meta.needle[0]
     inside = prompt[(prompt["char_end"] > start) & (prompt["char_start"] < end)]
     assert "".join(inside["text"]).strip() == source.text[start:end]
     assert tokens[tokens["step"].notna()].sort_values("step")["token_id"].iloc[-1] == 2, "it stopped by itself"

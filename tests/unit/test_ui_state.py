@@ -73,5 +73,6 @@ def test_a_commit_may_clear_the_span() -> None:
 )
 def test_data_in_messages_is_kept_from_markdown(text: str) -> None:
     escaped = plain(text)
-    assert escaped.replace("\\", "") == text
+    # a word joiner keeps an icon's name from becoming the icon
+    assert escaped.replace("\\", "").replace("\u2060", "") == text
     assert all(escaped[i - 1] == "\\" for i, letter in enumerate(escaped) if letter in "<>[]()!#`$:*_")
