@@ -16,7 +16,7 @@ from kvlens.store.reader import TraceReader
 KINDS = {
     "held": "a counterfactual held it exactly resident",
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
-    "partly_attended": "only some of its tokens were attended",
+    "partly_attended": "not all of its tokens were attended by all query heads of the group",
     "evicted": "gone from both tiers",
     "partly_evicted": "some of its tokens are gone",
     "refused": "wanted, but there was no room for it within the budget",
@@ -92,7 +92,8 @@ def _attended(facts: Facts) -> Reason:
         )
     which = f"{facts.ranking.words()}" if facts.ranking.wanted else ""
     return Reason(
-        "partly_attended", f"it was read{which}, but only part of its tokens was attended; which ones was not recorded"
+        "partly_attended",
+        f"it was read{which}, but not whole by every query head of the group; which tokens or heads was not recorded",
     )
 
 
