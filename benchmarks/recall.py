@@ -86,12 +86,12 @@ def wishes(memory: Memory) -> Selection:
     """UNITS spans that lie in the cold tier, in equal parts for the KV heads."""
     spans = [row.span for row in memory.spans.rows if row.state in ("cold", "coarse")]
     assert len(spans) * SHAPE.kv_heads >= UNITS, f"{len(spans)} spans are too few"
-    want = torch.full((SHAPE.kv_heads, -(-UNITS // SHAPE.kv_heads)), -1, dtype=torch.long)
+    requested = torch.full((SHAPE.kv_heads, -(-UNITS // SHAPE.kv_heads)), -1, dtype=torch.long)
     for unit in range(UNITS):
         place, head = divmod(unit, SHAPE.kv_heads)
-        want[head, place] = spans[place]
+        requested[head, place] = spans[place]
     fine = torch.ones(SHAPE.kv_heads, SHAPE.group, memory.spans.capacity, dtype=torch.bool)
-    return Selection(fine, want)
+    return Selection(fine, requested)
 
 
 def recall(memory: Memory) -> None:

@@ -142,7 +142,7 @@ def _tables(group: int, page: int, reads: str) -> object:
     spans, (span, position) = 300, _ints(2, HEADS, 3000)
     fine = None if reads == "no selection" else torch.zeros(HEADS, group, spans, dtype=torch.bool)
     tokens = torch.zeros(HEADS, group, spans, dtype=torch.int64) if reads == "parts of spans" else None
-    governed, is_hot = (torch.zeros(*size, dtype=torch.bool) for size in ((spans,), (HEADS, spans)))
+    selectable, is_hot = (torch.zeros(*size, dtype=torch.bool) for size in ((spans,), (HEADS, spans)))
     return slot_tables_triton(
         SlotReads(
             torch.zeros(HEADS, 3000, dtype=torch.uint8),
@@ -150,7 +150,7 @@ def _tables(group: int, page: int, reads: str) -> object:
             position,
             torch.zeros(spans),
             _ints(spans),
-            governed,
+            selectable,
             is_hot,
             group,
             Codes(4, 3, 5, 6),

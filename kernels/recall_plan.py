@@ -52,19 +52,20 @@ class RecallPlan:
         return self.misses.long() * unit_bytes
 
 
-def recall_plan(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
-    """want [B, H_kv, K] int32: wanted pages, most wanted first, none twice, -1: no wish. fire [B, H_kv] int32: 1 where
-    the plan is carried out, 0: this KV head keeps everything as it is. CUDA tensors take Triton, others PyTorch."""
-    return (recall_plan_triton if backend(want) == "triton" else recall_plan_torch)(want, fire, hot)
+def recall_plan(requested: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+    """requested [B, H_kv, K] int32: wanted pages, most wanted first, none twice, -1: no wish. fire [B, H_kv] int32: 1
+    where the plan is carried out, 0: this KV head keeps everything as it is. CUDA tensors take Triton, others
+    PyTorch."""
+    return (recall_plan_triton if backend(requested) == "triton" else recall_plan_torch)(requested, fire, hot)
 
 
-def recall_plan_torch(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+def recall_plan_torch(requested: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
     """The reference, in plain steps; the kernel equals it bit for bit."""
-    kv_heads = want.shape[1]
-    slot, unit, victim = (torch.full_like(want, -1) for _ in range(3))
+    kv_heads = requested.shape[1]
+    slot, unit, victim = (torch.full_like(requested, -1) for _ in range(3))
     hits, misses = torch.zeros_like(fire), torch.zeros_like(fire)
     for b, h in fire.nonzero().tolist():
-        wanted, held, used = want[b, h].tolist(), hot.page[b, h].tolist(), hot.used[b, h].tolist()
+        wanted, held, used = requested[b, h].tolist(), hot.page[b, h].tolist(), hot.used[b, h].tolist()
         newest = max(used) + 1
         candidates = sorted(
             (m for m, page in enumerate(held) if page == FREE or page not in wanted), key=lambda m: (used[m], m)
@@ -85,20 +86,20 @@ def recall_plan_torch(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> 
     return RecallPlan(slot, unit, victim, hits, misses)
 
 
-def recall_plan_triton(want: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
+def recall_plan_triton(requested: torch.Tensor, fire: torch.Tensor, hot: HotPages) -> RecallPlan:
     """Compares all wishes with all slots, and all slots with each other: K and M up to 128 (docs/kernels.md)."""
-    batch, kv_heads, wishes = want.shape
+    batch, kv_heads, wishes = requested.shape
     slots = hot.page.shape[2]
     block = next_power_of_two(slots)
     if not wishes <= slots <= 128:
         raise ValueError(
             f"the Triton kernel plans for at most 128 slots and as many wishes as slots, not {wishes} and {slots}"
         )
-    assert all(x.is_contiguous() for x in (want, fire, hot.slot, hot.page, hot.used))
-    slot, unit, victim = (torch.empty_like(want) for _ in range(3))
+    assert all(x.is_contiguous() for x in (requested, fire, hot.slot, hot.page, hot.used))
+    slot, unit, victim = (torch.empty_like(requested) for _ in range(3))
     hits, misses = torch.empty_like(fire), torch.empty_like(fire)
     _plan[(batch * kv_heads,)](
-        want,
+        requested,
         fire,
         hot.slot,
         hot.page,
@@ -145,14 +146,14 @@ def _plan(  # type: ignore[no-untyped-def]
     is_slot = m < M
     # an int until the last compare: the interpreter refuses masks made from a scalar bool
     fire = (tl.load(fire_ptr + bh) != 0).to(tl.int32)
-    want = tl.load(want_ptr + bh * K + k, mask=k < K, other=-1)
+    requested = tl.load(want_ptr + bh * K + k, mask=k < K, other=-1)
     page = tl.load(hot_page_ptr + bh * M + m, mask=is_slot, other=-1)
     used = tl.load(hot_used_ptr + bh * M + m, mask=is_slot, other=-1)
     name = tl.load(hot_slot_ptr + bh * M + m, mask=is_slot, other=-1)
-    wish = want >= 0
+    wish = requested >= 0
     # one matrix at a time is alive (wishes x slots, slots x slots, wishes x slots), each summed once either way:
     # registers. A sum has one term at most, so it is the number of the slot or wish, counted from 1; 0: none
-    same = (want[:, None] == page[None, :]) & wish[:, None]
+    same = (requested[:, None] == page[None, :]) & wish[:, None]
     hit_at = tl.sum(tl.where(same, m[None, :] + 1, 0), 1)
     stays_for = tl.sum(tl.where(same, k[:, None] + 1, 0), 0)
     miss = (wish & (hit_at == 0)).to(tl.int32)
@@ -168,11 +169,11 @@ def _plan(  # type: ignore[no-untyped-def]
     at = bh * K + k
     moves = (miss * fire) != 0
     tl.store(slot_ptr + at, tl.where((lies_at * fire) != 0, tl.gather(name, index, 0), -1), mask=k < K)
-    tl.store(unit_ptr + at, tl.where(moves, want * HKV + bh % HKV, -1), mask=k < K)
+    tl.store(unit_ptr + at, tl.where(moves, requested * HKV + bh % HKV, -1), mask=k < K)
     tl.store(victim_ptr + at, tl.where(moves, tl.gather(page, index, 0), -1), mask=k < K)
     tl.store(hits_ptr + bh, tl.sum((hit_at != 0).to(tl.int32), 0) * fire)
     tl.store(misses_ptr + bh, tl.sum(miss, 0) * fire)
-    page = tl.gather(want, tl.maximum(taken_for - 1, 0), 0)
+    page = tl.gather(requested, tl.maximum(taken_for - 1, 0), 0)
     tl.debug_barrier()  # all warps have read what is overwritten now
     tl.store(hot_page_ptr + bh * M + m, page, mask=(taken_for * fire) != 0)
     wished = taken_for + stays_for

@@ -48,7 +48,7 @@ class SlotReads:
     """float32 [S]: log of the tokens that a span's summary stands for"""
     starts: torch.Tensor
     """int32 [S]: a span's first position"""
-    governed: torch.Tensor
+    selectable: torch.Tensor
     """bool [S]: spans that are attended where `fine` says so"""
     is_hot: torch.Tensor
     """bool [H, S]: spans that are on the device token by token"""
@@ -76,7 +76,7 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
         offset = reads.position - reads.starts[span]
         read = read & (offset[:, None] < reads.tokens.gather(2, wide))
     token = (role == codes.resident) | (role == codes.reconstructed)
-    unread = (token & reads.governed[span])[:, None] & ~read
+    unread = (token & reads.selectable[span])[:, None] & ~read
     return out.masked_fill(through_summary | unread, float("-inf"))
 
 
@@ -100,7 +100,7 @@ def slot_tables_triton(reads: SlotReads, page: int) -> Live:
         reads.position,
         reads.log_lengths,
         reads.starts,
-        reads.governed,
+        reads.selectable,
         reads.is_hot,
         reads.fine,
         reads.tokens,
@@ -115,7 +115,7 @@ def slot_tables_triton(reads: SlotReads, page: int) -> Live:
     "kvlens::slot_tables",
     mutates_args=(),
     schema=(
-        "(Tensor role, Tensor span, Tensor position, Tensor log_lengths, Tensor starts, Tensor governed, "
+        "(Tensor role, Tensor span, Tensor position, Tensor log_lengths, Tensor starts, Tensor selectable, "
         "Tensor is_hot, Tensor? fine,"
         " Tensor? tokens, int group, int page, int[] codes) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
@@ -126,7 +126,7 @@ def _slot_tables(
     position: torch.Tensor,
     log_lengths: torch.Tensor,
     starts: torch.Tensor,
-    governed: torch.Tensor,
+    selectable: torch.Tensor,
     is_hot: torch.Tensor,
     fine: torch.Tensor | None,
     tokens: torch.Tensor | None,
@@ -139,13 +139,13 @@ def _slot_tables(
     assert page <= SLOTS
     heads, slots = role.shape
     assert role.stride() == span.stride() == position.stride()
-    assert role.stride(1) == log_lengths.stride(0) == starts.stride(0) == governed.stride(0) == is_hot.stride(1) == 1
+    assert role.stride(1) == log_lengths.stride(0) == starts.stride(0) == selectable.stride(0) == is_hot.stride(1) == 1
     places, blocks = -(-slots // page), -(-slots // SLOTS)
     made = _outputs(role, group, page)
     bias, table, page_len, n_page, row = made
     seen = torch.empty(heads, places, dtype=torch.uint8, device=role.device)
     count = torch.empty(heads, blocks, dtype=torch.int32, device=role.device)
-    flags = [x.view(torch.uint8) for x in (governed, is_hot)]
+    flags = [x.view(torch.uint8) for x in (selectable, is_hot)]
     _bias[(blocks, heads)](
         role,
         span,
@@ -203,7 +203,7 @@ def _(
     position: torch.Tensor,
     log_lengths: torch.Tensor,
     starts: torch.Tensor,
-    governed: torch.Tensor,
+    selectable: torch.Tensor,
     is_hot: torch.Tensor,
     fine: torch.Tensor | None,
     tokens: torch.Tensor | None,

@@ -27,14 +27,16 @@ _Moves = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 def zone_plan(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
     """Plan one layer's recall; `tables` and `names` are written. CUDA tensors take Triton, others PyTorch."""
-    return (zone_plan_triton if backend(wishes.want) == "triton" else zone_plan_torch)(tables, names, wishes, source)
+    return (zone_plan_triton if backend(wishes.requested) == "triton" else zone_plan_torch)(
+        tables, names, wishes, source
+    )
 
 
 def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: Source) -> Moves:
     """As `zone_plan_torch`, in one launch, or two where KV heads reuse alike. It needs no number of rounds, and tables
     but `names` and `packed` that are contiguous."""
     unit, moved, rebuilt, came = _plan_zone(
-        wishes.want,
+        wishes.requested,
         wishes.read,
         source.lengths,
         source.starts,
@@ -65,7 +67,7 @@ def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: S
     "kvlens::zone_plan",
     mutates_args=("held", "stamp", "span", "offset", "live", "position", "slot_span", "role", "is_hot"),
     schema=(
-        "(Tensor want, Tensor? read, Tensor lengths, Tensor starts, Tensor? packed, Tensor fire, Tensor clock, "
+        "(Tensor requested, Tensor? read, Tensor lengths, Tensor starts, Tensor? packed, Tensor fire, Tensor clock, "
         "Tensor(a!) held,"
         " Tensor(b!) stamp, Tensor(c!) span, Tensor(d!) offset, Tensor(e!) live, Tensor(f!) position, "
         "Tensor(g!) slot_span, Tensor(h!) role,"
@@ -74,7 +76,7 @@ def zone_plan_triton(tables: ZoneTables, names: Names, wishes: Wishes, source: S
     ),
 )
 def _plan_zone(
-    want: torch.Tensor,
+    requested: torch.Tensor,
     read: torch.Tensor | None,
     lengths: torch.Tensor,
     starts: torch.Tensor,
@@ -98,17 +100,17 @@ def _plan_zone(
     roles: list[int],
 ) -> _Moves:
     """What `zone_plan_triton` is given, one by one -> what `Moves` has, empty for None."""
-    heads, wishes = want.shape
+    heads, wishes = requested.shape
     spans, cells = held.shape[1], span.shape[1]
-    want, fire, read = want.contiguous(), fire.contiguous(), None if read is None else read.contiguous()
+    requested, fire, read = requested.contiguous(), fire.contiguous(), None if read is None else read.contiguous()
     assert all(x.is_contiguous() for x in (held, stamp, span, offset, live, is_hot))
     assert position.stride() == slot_span.stride() == role.stride()
-    ends, count = want.new_empty(2, heads, wishes, dtype=torch.int32)
+    ends, count = requested.new_empty(2, heads, wishes, dtype=torch.int32)
     unit, moved = span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads)
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     there = span.new_empty(heads)
     flags = [x.view(torch.uint8) for x in (fire, live, is_hot, rebuilt, came)]
-    asked = (want, read, lengths, flags[0], held)
+    asked = (requested, read, lengths, flags[0], held)
     sizes = {
         "W": wishes,
         "S": spans,
@@ -164,7 +166,7 @@ def _plan_zone(
 
 @_plan_zone.register_fake
 def _(
-    want: torch.Tensor,
+    requested: torch.Tensor,
     read: torch.Tensor | None,
     lengths: torch.Tensor,
     starts: torch.Tensor,
@@ -187,7 +189,7 @@ def _(
     equal_reuse: bool,
     roles: list[int],
 ) -> _Moves:
-    heads, (_, spans), (_, cells) = len(want), held.shape, span.shape
+    heads, (_, spans), (_, cells) = len(requested), held.shape, span.shape
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     return span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads), rebuilt, came
 

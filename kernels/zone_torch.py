@@ -45,12 +45,12 @@ class Names:
 
 @dataclass(frozen=True)
 class Wishes:
-    """Of one layer: want int64 [H, W], highest priority first, no span twice, below 0: none; read integer [H, G, S]:
-    leading tokens that are read, None: all; fire bool [H]: whose wishes are carried out; clock int64 0-d, larger at
+    """Of one layer: requested int64 [H, W], highest priority first, no span twice, below 0: none; read integer [H, G,
+    S]: leading tokens that are read, None: all; fire bool [H]: whose wishes are carried out; clock int64 0-d, larger at
     every plan of a KV head; rounds: as `fit`; reuse: False: what is there is moved again all the same; equal_reuse:
     every KV head that fires reuses as many cells as the one that can reuse fewest."""
 
-    want: torch.Tensor
+    requested: torch.Tensor
     read: torch.Tensor | None
     fire: torch.Tensor
     clock: torch.Tensor
@@ -116,19 +116,19 @@ def zone_plan_torch(tables: ZoneTables, names: Names, wishes: Wishes, source: So
 
 def decide(tables: ZoneTables, wishes: Wishes, source: Source) -> CellPlan:
     """The plan alone: `tables` are written, nothing is renamed."""
-    want, fire = wishes.want, wishes.fire
-    tokens = source.lengths.long()[want.clamp(min=0)]
+    requested, fire = wishes.requested, wishes.fire
+    tokens = source.lengths.long()[requested.clamp(min=0)]
     if wishes.read is not None:
-        tokens = wishes.read.amax(1).gather(1, want.clamp(min=0))
-    count = torch.where((want >= 0) & fire[:, None], tokens // source.page, 0)
+        tokens = wishes.read.amax(1).gather(1, requested.clamp(min=0))
+    count = torch.where((requested >= 0) & fire[:, None], tokens // source.page, 0)
     accepted = fit(count, tables.live.shape[1], wishes.rounds)
     keep = None
     if not wishes.reuse:
-        keep = torch.zeros(1, 1, dtype=torch.long, device=want.device)
+        keep = torch.zeros(1, 1, dtype=torch.long, device=requested.device)
     elif wishes.equal_reuse:
-        there = reusable(tables, want, count, accepted).sum(1)
+        there = reusable(tables, requested, count, accepted).sum(1)
         keep = torch.where(fire, there, NEVER).min().view(1, 1)
-    return plan(tables, want, count, accepted, wishes.clock, keep)
+    return plan(tables, requested, count, accepted, wishes.clock, keep)
 
 
 def rename(tables: ZoneTables, done: CellPlan, rebuilt: torch.Tensor | None, names: Names, source: Source) -> None:
@@ -174,28 +174,28 @@ def fit(count: torch.Tensor, room: int, rounds: int) -> torch.Tensor:
     return accepted
 
 
-def reusable(tables: ZoneTables, want: torch.Tensor, count: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
+def reusable(tables: ZoneTables, requested: torch.Tensor, count: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
     """Cells of accepted wishes that are there already, [H, W]."""
-    there = tables.held.gather(1, want.clamp(min=0))
+    there = tables.held.gather(1, requested.clamp(min=0))
     return torch.where(accepted, torch.minimum(count, there), 0)
 
 
 def plan(
     tables: ZoneTables,
-    want: torch.Tensor,
+    requested: torch.Tensor,
     count: torch.Tensor,
     accepted: torch.Tensor,
     clock: torch.Tensor,
     keep: torch.Tensor | None = None,
 ) -> CellPlan:
     """Make room for the accepted wishes: spans not wanted give way, the least recently wanted first; of a span held
-    with more cells than wanted the rest is given up. want, count int64 [H, W] by priority; clock int64 0-d, larger at
-    every call for a head; keep [1, 1]: how many cells stay at most, those of lowest priority beyond it are given up and
-    moved again.
+    with more cells than wanted the rest is given up. requested, count int64 [H, W] by priority; clock int64 0-d, larger
+    at every call for a head; keep [1, 1]: how many cells stay at most, those of lowest priority beyond it are given up
+    and moved again.
     """
-    wishes = want.shape[1]
-    index = torch.where(accepted, want, 0)
-    stay = reusable(tables, want, count, accepted)
+    wishes = requested.shape[1]
+    index = torch.where(accepted, requested, 0)
+    stay = reusable(tables, requested, count, accepted)
     if keep is not None:
         stay = torch.minimum(stay, (keep - (stay.cumsum(1) - stay)).clamp(min=0))
     wanted = torch.zeros_like(tables.held, dtype=torch.bool).scatter(1, index, True)
@@ -217,7 +217,7 @@ def plan(
     tables.offset.copy_(torch.where(fill, offset, tables.offset))
     tables.live.copy_(live | fill)
     tables.held.copy_(kept.scatter(1, index, torch.where(accepted, count, 0)))
-    order = torch.arange(wishes, 0, -1, device=want.device).expand_as(want)
+    order = torch.arange(wishes, 0, -1, device=requested.device).expand_as(requested)
     tables.stamp.copy_(tables.stamp.scatter(1, index, clock * wishes + order))
     return CellPlan(fill, gone, total[:, 0])
 

@@ -15,13 +15,13 @@ CODES = Codes(ROLE["coarse"], ROLE["resident"], ROLE["reconstructed"], FREE)
 def slot_reads(
     slots: Slots,
     spans: SpanTable,
-    governed: torch.Tensor,
+    selectable: torch.Tensor,
     is_hot: torch.Tensor,
     group: int,
     selection: Selection | None,
 ) -> SlotReads:
-    """What kvlens.kernels.slot_tables makes a bias and its pages from. governed bool [S]: spans that are attended where
-    the selection says so; is_hot bool [H_kv, S]; group: query heads of a KV head."""
+    """What kvlens.kernels.slot_tables makes a bias and its pages from. selectable bool [S]: spans that are attended
+    where the selection says so; is_hot bool [H_kv, S]; group: query heads of a KV head."""
     fine, tokens = (None, None) if selection is None else (selection.fine, selection.tokens)
     return SlotReads(
         slots.role,
@@ -29,7 +29,7 @@ def slot_reads(
         slots.position,
         spans.log_lengths,
         spans.starts,
-        governed,
+        selectable,
         is_hot,
         group,
         CODES,

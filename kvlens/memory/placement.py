@@ -61,7 +61,7 @@ class Selection:
     fine: torch.Tensor
     """[H_kv, G, S] bool: this query head reads the span token by token if it is hot, through its coarse entry (if any)
     otherwise"""
-    want: torch.Tensor
+    requested: torch.Tensor
     """[H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none"""
     tokens: torch.Tensor | None = None
     """[H_kv, G, S] integer: how many leading tokens of the span are read; None: all of them"""
@@ -93,4 +93,4 @@ class Selection:
     def of(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
         tokens = None if self.tokens is None else self.tokens[heads]
-        return replace(self, fine=self.fine[heads], want=self.want[heads], tokens=tokens)
+        return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens)

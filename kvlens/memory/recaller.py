@@ -103,12 +103,13 @@ class Recaller:
             self._fetch(layer, Fetches.of(plans, self.cold, layer), cause, blocking=not later)
 
     def _wishes(self, selection: Selection, heads: list[int]) -> dict[int, list[Wish]]:
-        want = selection.want.tolist()
+        requested = selection.requested.tolist()
         if selection.tokens is None:
-            return {head: [(s, self.spans.tokens(s)) for s in want[head] if s >= 0] for head in heads}
-        counts = selection.tokens.amax(1).gather(1, selection.want.clamp(min=0)).tolist()
+            return {head: [(s, self.spans.tokens(s)) for s in requested[head] if s >= 0] for head in heads}
+        counts = selection.tokens.amax(1).gather(1, selection.requested.clamp(min=0)).tolist()
         return {
-            head: [(s, c) for s, c in zip(want[head], counts[head], strict=True) if s >= 0 and c > 0] for head in heads
+            head: [(s, c) for s, c in zip(requested[head], counts[head], strict=True) if s >= 0 and c > 0]
+            for head in heads
         }
 
     def _count(self, layer: int, head: int, plan: Plan) -> None:

@@ -56,7 +56,7 @@ class Memory:
         self.layout = layout = self.held.widen(layout, shape.layers)
         self.hot = HotTier(shape, layout, self.dtype, self.device)
         self.spans = SpanTable(layout.span_capacity, self.device)
-        self.governed = torch.zeros(layout.span_capacity, dtype=torch.bool, device=self.device)
+        self.selectable = torch.zeros(layout.span_capacity, dtype=torch.bool, device=self.device)
         self.is_hot = torch.zeros(
             shape.layers, shape.kv_heads, layout.span_capacity, dtype=torch.bool, device=self.device
         )
@@ -69,7 +69,7 @@ class Memory:
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
         self.account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
-        self.account.hold("spans", *self.spans.tensors(), self.governed, self.is_hot)
+        self.account.hold("spans", *self.spans.tensors(), self.selectable, self.is_hot)
         assert self.prompt is not None
         start, end = layout.window_from, self.prompt.tokens
         self.spans.add([SpanRow(WINDOW, "window", start, end, -1, "the newest tokens, always attended")])
@@ -133,8 +133,8 @@ class Memory:
         for span, row in zip(ids, rows, strict=True):
             self._event("span_open", span=span)
             self.held.name(self.hot, row.tok_start, row.tok_end, span)
-        governed = [ids[i] for i in (*placement.offload, *placement.selectable)]
-        self.governed[torch.tensor(governed, dtype=torch.long, device=self.device)] = True
+        selectable = [ids[i] for i in (*placement.offload, *placement.selectable)]
+        self.selectable[torch.tensor(selectable, dtype=torch.long, device=self.device)] = True
         kept = torch.tensor([ids[i] for i in placement.selectable], dtype=torch.long, device=self.device)
         self.is_hot[:, :, kept] = True
         for span, row in zip(ids, rows, strict=True):
@@ -265,7 +265,7 @@ class Memory:
         if not held:
             slots = slots.before(pool.start["held"])
         own = selection if selection is None or len(pool.heads) == self.shape.kv_heads else selection.of(heads)
-        reads = slot_reads(slots, self.spans, self.governed, self.is_hot[layer, heads], self.shape.group, own)
+        reads = slot_reads(slots, self.spans, self.selectable, self.is_hot[layer, heads], self.shape.group, own)
         if by == "torch":
             bias, live = slot_bias(reads), None
         else:

@@ -9,7 +9,8 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from kvlens.methods.base import FAMILIES, Method, MethodInfo, describe, make_parameters
+from kvlens.methods.base import FAMILIES, Method
+from kvlens.methods.parameters import MethodInfo, describe, make_parameters
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.methods.base import param
 from kvlens.methods.families.page_retrieval import PageRetrieval, PageRetrievalParameters
+from kvlens.methods.parameters import param
 
 if TYPE_CHECKING:
     import torch

@@ -152,8 +152,8 @@ def _ranked(selection: Selection) -> Ranked | None:
     """None: it ranked nothing."""
     if selection.score is None:
         return None
-    brings = selection.want.shape[1] > 0
-    return Ranked(selection.score, selection.want, None if brings else selection.fine.any(1))
+    brings = selection.requested.shape[1] > 0
+    return Ranked(selection.score, selection.requested, None if brings else selection.fine.any(1))
 
 
 def _beside(parts: list[Attended]) -> Attended:

@@ -136,13 +136,15 @@ def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     if not layers:
         return [None] * len(shots)
     all_ranked = [ranked for shot in shots for ranked in shot.ranked if ranked is not None]
-    wishes = max(ranked.want.shape[1] for ranked in all_ranked)
+    wishes = max(ranked.requested.shape[1] for ranked in all_ranked)
     score = torch.stack([ranked.score.float() for ranked in all_ranked])
-    want = torch.stack([F.pad(ranked.want, (0, wishes - ranked.want.shape[1]), value=-1) for ranked in all_ranked])
+    requested = torch.stack(
+        [F.pad(ranked.requested, (0, wishes - ranked.requested.shape[1]), value=-1) for ranked in all_ranked]
+    )
     known = score.isfinite()
     best = score.masked_fill(~known, -math.inf).topk(min(top, score.shape[-1]), -1)
     listed = known.gather(-1, best.indices)
-    wanted = _members(want, known)
+    wanted = _members(requested, known)
     read = [torch.zeros_like(known[0]) if ranked.chosen is None else ranked.chosen for ranked in all_ranked]
     wanted |= torch.stack(read)
     columns = (
@@ -160,8 +162,8 @@ def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:
     return [Scores(*(column[t] for column in whole)) for t in range(len(shots))]
 
 
-def _members(want: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Which spans are wished for: want [N, H_kv, W] ids, -1 = none -> bool [N, H_kv, S]."""
+def _members(requested: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Which spans are wished for: requested [N, H_kv, W] ids, -1 = none -> bool [N, H_kv, S]."""
     padded = torch.zeros(*like.shape[:-1], like.shape[-1] + 1, dtype=torch.bool, device=like.device)
-    padded.scatter_(-1, torch.where(want >= 0, want, like.shape[-1]), True)
+    padded.scatter_(-1, torch.where(requested >= 0, requested, like.shape[-1]), True)
     return padded[..., :-1]

@@ -37,12 +37,12 @@ class Zooms:
 
 @dataclass(frozen=True)
 class Ranked:
-    """How one layer ranked spans: score [H_kv, S], NaN = no candidate; want [H_kv, W] span ids, -1 = none."""
+    """How one layer ranked spans: score [H_kv, S], NaN = no candidate; requested [H_kv, W] span ids, -1 = none."""
 
     score: torch.Tensor
-    want: torch.Tensor
+    requested: torch.Tensor
     chosen: torch.Tensor | None = None
-    """bool [H_kv, S], where nothing has to be brought: spans that a query head reads; None: those of `want`"""
+    """bool [H_kv, S], where nothing has to be brought: spans that a query head reads; None: those of `requested`"""
 
 
 @dataclass

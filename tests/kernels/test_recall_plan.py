@@ -27,14 +27,16 @@ def copy(hot: HotPages) -> HotPages:
 
 
 def wishes(batch: int, kv_heads: int, count: int, pages: int, holes: float, g: torch.Generator) -> torch.Tensor:
-    want = torch.stack([torch.randperm(pages, generator=g)[:count] for _ in range(batch * kv_heads)]).view(
+    requested = torch.stack([torch.randperm(pages, generator=g)[:count] for _ in range(batch * kv_heads)]).view(
         batch, kv_heads, count
     )
-    want[torch.rand(want.shape, generator=g) < holes] = -1
-    return want.int()
+    requested[torch.rand(requested.shape, generator=g) < holes] = -1
+    return requested.int()
 
 
-def check_promises(want: torch.Tensor, fire: torch.Tensor, before: HotPages, after: HotPages, plan: RecallPlan) -> None:
+def check_promises(
+    requested: torch.Tensor, fire: torch.Tensor, before: HotPages, after: HotPages, plan: RecallPlan
+) -> None:
     for b, h in torch.cartesian_prod(*(torch.arange(x) for x in fire.shape)).tolist():
         page, old = after.page[b, h], before.page[b, h]
         if not fire[b, h]:
@@ -46,7 +48,7 @@ def check_promises(want: torch.Tensor, fire: torch.Tensor, before: HotPages, aft
         holds = page[page != FREE]
         assert len(holds.unique()) == len(holds), "no page twice"
         at = {int(slot): m for m, slot in enumerate(after.slot[b, h])}
-        for k, wanted in enumerate(want[b, h].tolist()):
+        for k, wanted in enumerate(requested[b, h].tolist()):
             if wanted < 0:
                 assert plan.slot[b, h, k] == plan.unit[b, h, k] == plan.victim[b, h, k] == -1
                 continue
@@ -58,7 +60,7 @@ def check_promises(want: torch.Tensor, fire: torch.Tensor, before: HotPages, aft
                 assert plan.unit[b, h, k] == wanted * fire.shape[1] + h
                 assert plan.victim[b, h, k] == old[m]
         assert plan.misses[b, h] == (plan.unit[b, h] >= 0).sum()
-        assert plan.hits[b, h] + plan.misses[b, h] == (want[b, h] >= 0).sum()
+        assert plan.hits[b, h] + plan.misses[b, h] == (requested[b, h] >= 0).sum()
         assert plan.moved_bytes(16384)[b, h] == 16384 * int((plan.unit[b, h] >= 0).sum())
 
 
@@ -80,14 +82,14 @@ def test_kernel_equals_reference_over_several_steps(
     ours = fresh(batch, kv_heads, count + spare, g)
     theirs = copy(ours)
     for _ in range(3):
-        want = wishes(batch, kv_heads, count, pages, holes, g)
+        requested = wishes(batch, kv_heads, count, pages, holes, g)
         fire = torch.randint(0, 4, (batch, kv_heads), generator=g).clamp(max=1).int()
         before = copy(theirs)
-        found, wanted = recall_plan_triton(want, fire, ours), recall_plan_torch(want, fire, theirs)
+        found, wanted = recall_plan_triton(requested, fire, ours), recall_plan_torch(requested, fire, theirs)
         assert all(torch.equal(getattr(found, name), getattr(wanted, name)) for name in NAMES)
         assert torch.equal(ours.page, theirs.page)
         assert torch.equal(ours.used, theirs.used)
-        check_promises(want, fire, before, theirs, wanted)
+        check_promises(requested, fire, before, theirs, wanted)
 
 
 @pytest.mark.parametrize(("count", "slots"), [(64, 64), (32, 128), (128, 128)])
@@ -96,9 +98,9 @@ def test_shipped_sizes(count: int, slots: int) -> None:
     ours = fresh(1, 2, slots, g)
     theirs = copy(ours)
     for _ in range(2):
-        want = wishes(1, 2, count, 300, 0.1, g)
+        requested = wishes(1, 2, count, 300, 0.1, g)
         fire = torch.ones(1, 2, dtype=torch.int32)
-        found, wanted = recall_plan_triton(want, fire, ours), recall_plan_torch(want, fire, theirs)
+        found, wanted = recall_plan_triton(requested, fire, ours), recall_plan_torch(requested, fire, theirs)
         assert all(torch.equal(getattr(found, name), getattr(wanted, name)) for name in NAMES)
         assert torch.equal(ours.page, theirs.page)
 
@@ -110,9 +112,9 @@ def test_pages_held_are_those_of_the_memory_s_recall_zone(count: int, spare: int
     g = torch.Generator().manual_seed(seed)
     hot, zone = fresh(1, 1, count + spare, g), RecallZone(0, count + spare)
     for _ in range(8):
-        want = wishes(1, 1, count, 14, 0.2, g)
-        plan = recall_plan(want, torch.ones(1, 1, dtype=torch.int32), hot)
-        host = zone.plan([(page, 1) for page in want.flatten().tolist() if page >= 0])
+        requested = wishes(1, 1, count, 14, 0.2, g)
+        plan = recall_plan(requested, torch.ones(1, 1, dtype=torch.int32), hot)
+        host = zone.plan([(page, 1) for page in requested.flatten().tolist() if page >= 0])
         assert int(plan.hits) == len(host.hits)
         assert int(plan.misses) == len(host.misses)
         assert {page for page in plan.victim.flatten().tolist() if page != FREE} == set(host.gone)
@@ -128,14 +130,16 @@ def test_a_plan_s_units_are_what_the_gather_moves() -> None:
     hot = HotPages.empty(slots)
     keys, values = (torch.full((12, 16, 2, 32), torch.nan).transpose(1, 2) for _ in range(2))
     for step in range(4):
-        want = wishes(1, 2, 5, 20, 0.2, g)
-        plan = (recall_plan_triton if step % 2 else recall_plan_torch)(want, torch.ones(1, 2, dtype=torch.int32), hot)
+        requested = wishes(1, 2, 5, 20, 0.2, g)
+        plan = (recall_plan_triton if step % 2 else recall_plan_torch)(
+            requested, torch.ones(1, 2, dtype=torch.int32), hot
+        )
         if step < 2:
             gather_torch(pool, plan.unit, plan.slot, keys, values)
         else:
             move_triton(pool, plan.unit, plan.slot, keys, values, to_pool=False)
         for h in range(2):
-            for page, slot in zip(want[0, h].tolist(), plan.slot[0, h].tolist(), strict=True):
+            for page, slot in zip(requested[0, h].tolist(), plan.slot[0, h].tolist(), strict=True):
                 if page >= 0:
                     assert torch.equal(torch.stack((keys[slot, h], values[slot, h])), pool[page, h])
 

@@ -38,7 +38,7 @@ def drawn(
     seed: int = 0,
     count: torch.dtype = torch.int64,
 ) -> Drawn:
-    """Every role and free slots, governed spans and others, hot and not, read in part by some query heads; a head
+    """Every role and free slots, selectable spans and others, hot and not, read in part by some query heads; a head
     without live slots."""
     g = torch.Generator().manual_seed(seed)
 
@@ -145,7 +145,7 @@ def test_pytorch_is_the_definition() -> None:
             )
             if role == "coarse":
                 wanted = -math.inf if fine else float(reads.log_lengths[span])
-            elif role in ("resident", "reconstructed") and reads.fine is not None and reads.governed[span]:
+            elif role in ("resident", "reconstructed") and reads.fine is not None and reads.selectable[span]:
                 wanted = 0.0 if fine and inside else -math.inf
             else:
                 wanted = -math.inf if role == "free" else 0.0

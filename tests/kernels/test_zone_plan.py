@@ -71,16 +71,16 @@ class Layer:
 
     def wishes(self, mode: str, step: int, holes: float, silent: float) -> Wishes:
         heads, spans = self.tables.held.shape
-        want = torch.stack([1 + torch.randperm(spans - 1, generator=self.g) for _ in range(heads)])
-        want[torch.rand(want.shape, generator=self.g) < holes] = -1
-        want[torch.rand(want.shape, generator=self.g) < holes / 2] = -ABSURD
+        requested = torch.stack([1 + torch.randperm(spans - 1, generator=self.g) for _ in range(heads)])
+        requested[torch.rand(requested.shape, generator=self.g) < holes] = -1
+        requested[torch.rand(requested.shape, generator=self.g) < holes / 2] = -ABSURD
         read = None
         lengths = self.source.lengths.nan_to_num().long()
         if mode in ("part", "equal"):
             assert self.source.page == 1
             part = (torch.rand(heads, 3, spans, generator=self.g) * (lengths + 1)).long()
             read = torch.where(torch.rand(part.shape, generator=self.g) < 0.3, 0, part)
-            wished = torch.zeros(heads, spans, dtype=torch.bool).scatter(1, want.clamp(min=0), True)
+            wished = torch.zeros(heads, spans, dtype=torch.bool).scatter(1, requested.clamp(min=0), True)
             wished[:, 0] = False
             read = torch.where(wished[:, None], read, ABSURD)
         fire = torch.rand(heads, generator=self.g) >= silent
@@ -88,13 +88,13 @@ class Layer:
             (1, int(lengths.max())) if read is not None else (int(lengths[1:].min()), int(lengths.max()))
         )
         rounds = rounds_for(max(1, shortest // self.source.page), max(1, longest // self.source.page))
-        return Wishes(want, read, fire, torch.tensor(step), rounds, mode != "never", mode == "equal")
+        return Wishes(requested, read, fire, torch.tensor(step), rounds, mode != "never", mode == "equal")
 
 
 def check(layer: Layer, other: Layer, wishes: Wishes) -> Moves:
     """Plan `layer` by torch and its copy `other` by the kernel."""
     expected = zone_plan_torch(layer.tables, layer.names, wishes, layer.source)
-    before = [x.clone() for x in (wishes.want, wishes.fire, other.source.starts)]
+    before = [x.clone() for x in (wishes.requested, wishes.fire, other.source.starts)]
     other.poison()
     found = zone_plan_triton(other.tables, other.names, wishes, other.source)
     for field in fields(Moves):
@@ -112,7 +112,8 @@ def check(layer: Layer, other: Layer, wishes: Wishes) -> Moves:
     for mine, theirs in zip(other.pool, layer.pool, strict=True):
         assert torch.equal(mine, theirs), "positions, spans and roles of the pool's slots, the zone's and all others"
     assert all(
-        torch.equal(one, two) for one, two in zip(before, (wishes.want, wishes.fire, other.source.starts), strict=True)
+        torch.equal(one, two)
+        for one, two in zip(before, (wishes.requested, wishes.fire, other.source.starts), strict=True)
     )
     return found
 

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 
-from kvlens.methods.base import param
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.parameters import param
 
 
 @dataclass(frozen=True)

@@ -50,15 +50,17 @@ def test_same_spans_same_moves_as_the_host(
     tables, zones = empty(heads, spans + 1, cells), [RecallZone(0, cells) for _ in range(heads)]
     rounds = rounds_for(1 if mode == "part" else shortest, longest)
     for step in range(12):
-        want = torch.stack([1 + torch.randperm(spans, generator=g) for _ in range(heads)])
-        want[torch.rand(want.shape, generator=g) < 0.4] = -1
+        requested = torch.stack([1 + torch.randperm(spans, generator=g) for _ in range(heads)])
+        requested[torch.rand(requested.shape, generator=g) < 0.4] = -1
         fire = torch.rand(heads, generator=g) < 0.8
-        count = torch.where(want > 0, lengths[want.clamp(min=0)], 0)
+        count = torch.where(requested > 0, lengths[requested.clamp(min=0)], 0)
         if mode == "part":
-            count = torch.where(want > 0, (torch.rand(want.shape, generator=g) * count).long() + 1, 0).minimum(count)
+            count = torch.where(
+                requested > 0, (torch.rand(requested.shape, generator=g) * count).long() + 1, 0
+            ).minimum(count)
         wishes = [
             [(s, c) for s, c in zip(*rows, strict=True) if s > 0]
-            for rows in zip(want.tolist(), count.tolist(), strict=True)
+            for rows in zip(requested.tolist(), count.tolist(), strict=True)
         ]
         due = [head for head in range(heads) if fire[head]]
         cap = min((zones[head].reusable(wishes[head]) for head in due), default=0) if mode == "cap" else None
@@ -67,7 +69,7 @@ def test_same_spans_same_moves_as_the_host(
         count = count * fire[:, None]
         accepted = fit(count, cells, rounds)
         keep = None if cap is None else torch.full((1, 1), cap)
-        found = plan(tables, want, count, accepted, torch.tensor(step + 1), keep)
+        found = plan(tables, requested, count, accepted, torch.tensor(step + 1), keep)
         check_cells(tables)
         for head in range(heads):
             held = {s: len(slots) for s, slots in zones[head]._held.items()}
@@ -82,7 +84,7 @@ def test_same_spans_same_moves_as_the_host(
             assert found.gone[head].nonzero()[:, 0].tolist() == sorted(host.gone)
             refused = [
                 s
-                for s, a, c in zip(want[head].tolist(), accepted[head].tolist(), count[head].tolist(), strict=True)
+                for s, a, c in zip(requested[head].tolist(), accepted[head].tolist(), count[head].tolist(), strict=True)
                 if c and not a
             ]
             assert refused == host.refused

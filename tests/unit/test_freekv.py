@@ -82,7 +82,7 @@ def test_speculation_and_correction_by_hand(tau: float, reads: list[int], correc
         # candidate, but not read.
         assert positions[0] == [0, 1, 2 + 2 * read, 3 + 2 * read, *{0: (10, 11), 1: (10, 11, 12), 2: (12, 13)}[step]]
         assert selection.fine[0, 0].nonzero().flatten().tolist() == [2 + read]
-        assert selection.want[0].tolist() == [2 + (B, C, C)[step]]
+        assert selection.requested[0].tolist() == [2 + (B, C, C)[step]]
         if corrected[step] is None:
             assert selection.now is None
             assert selection.head_columns == selection.kv_columns == {}
@@ -138,23 +138,27 @@ def test_every_step_equals_the_reference(params: FreeKVParameters, n: int) -> No
         for step in range(30):
             out = trial.step(step)
             for layer, slow in enumerate(layers):
-                want = slow.step(trial.k[layer], trial.v[layer], trial.q[layer])
+                requested = slow.step(trial.k[layer], trial.v[layer], trial.q[layer])
                 selection, positions = trial.seen[layer]
                 if layer < params.dense_layers:
                     assert selection is None
                     assert positions == [list(range(n + step + 1))] * SHAPE.kv_heads
                     continue
-                ids = [[s - trial.first_id for s in row if s >= 0] for row in selection.want.tolist()]
-                assert ids == want.selected, (seed, step, layer)
-                assert positions == want.positions, (seed, step, layer)
+                ids = [[s - trial.first_id for s in row if s >= 0] for row in selection.requested.tolist()]
+                assert ids == requested.selected, (seed, step, layer)
+                assert positions == requested.positions, (seed, step, layer)
                 read = [(row.nonzero().flatten() - trial.first_id).tolist() for row in selection.fine[:, 0]]
-                assert read == [sorted(pages) for pages in want.read]
+                assert read == [sorted(pages) for pages in requested.read]
                 if step:
-                    assert selection.head_columns["corrected"].unflatten(0, (2, 2))[:, 0].tolist() == want.corrected
-                    np.testing.assert_allclose(selection.kv_columns["similarity"].numpy(), want.similarity, atol=1e-6)
-                assert trial.moved(layer, True) == want.blocking
-                assert trial.moved(layer, False) == want.background
-                np.testing.assert_allclose(out[layer].numpy(), want.out, atol=2e-5)
+                    assert (
+                        selection.head_columns["corrected"].unflatten(0, (2, 2))[:, 0].tolist() == requested.corrected
+                    )
+                    np.testing.assert_allclose(
+                        selection.kv_columns["similarity"].numpy(), requested.similarity, atol=1e-6
+                    )
+                assert trial.moved(layer, True) == requested.blocking
+                assert trial.moved(layer, False) == requested.background
+                np.testing.assert_allclose(out[layer].numpy(), requested.out, atol=2e-5)
         assert sum(len(slow.chosen[0]) for slow in layers) > 0
         trial.session.close()
 

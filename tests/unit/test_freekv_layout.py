@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.base import make_parameters
 from kvlens.methods.freekv import layout as freekv_layout
 from kvlens.methods.freekv import score as freekv_score
 from kvlens.methods.freekv.method import FreeKV
 from kvlens.methods.freekv.params import FreeKVParameters
+from kvlens.methods.parameters import make_parameters
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     assert selection is not None
     torch.testing.assert_close(selection.score[0, [2, 4]], torch.tensor([math.log(4), 3 / math.sqrt(2) + math.log(9)]))
     assert selection.fine[0, 0].nonzero().flatten().tolist() == [4]
-    assert [s for s in selection.want[0].tolist() if s >= 0] == [4]
+    assert [s for s in selection.requested[0].tolist() if s >= 0] == [4]
     assert selection.zoomable.nonzero().flatten().tolist() == [2, 4]
     coarse, fine = trial.masses(0)
     exact = [*range(2), 6, *range(16, 20)]
@@ -226,7 +226,7 @@ def test_a_decode_step_equals_the_reference(seed: int) -> None:
         for g in range(SHAPE.kv_heads):
             hot = {i for i, span in enumerate(ids) if trial.session.memory.is_hot[layer, g, span]}
             assert hot == step.hot[g]
-            fetched = [ids.index(s) for s in selection.want[g].tolist() if s >= 0 and ids.index(s) in hot]
+            fetched = [ids.index(s) for s in selection.requested[g].tolist() if s >= 0 and ids.index(s) in hot]
             assert fetched == step.order[g]
         coarse, fine = trial.masses(layer)
         np.testing.assert_allclose(coarse[:, ids], step.coarse, atol=2e-5)

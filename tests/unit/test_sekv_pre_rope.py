@@ -135,17 +135,19 @@ def test_ranks_and_errors_that_are_noted_are_those_of_numpy(form: str, pre_rope:
         for at in np.ndindex(SHAPE.layers, SHAPE.kv_heads):
             post = trial.keys[at][a:b]
             pre = reference.turn(post, a, 10000.0, back=True)
-            want = {where: kept(x, 0.8, 6) for where, x in (("pre", pre), ("post", post), ("v", trial.values[at][a:b]))}
-            rank = want["pre" if pre_rope else "post"]
+            requested = {
+                where: kept(x, 0.8, 6) for where, x in (("pre", pre), ("post", post), ("v", trial.values[at][a:b]))
+            }
+            rank = requested["pre" if pre_rope else "post"]
             assert notes["rank_k"][at][s] == rank
-            assert notes["rank_v"][at][s] == want["v"]
+            assert notes["rank_v"][at][s] == requested["v"]
             if pre_rope:
-                assert notes["rank_k_post_rope"][at][s] == want["post"]
+                assert notes["rank_k_post_rope"][at][s] == requested["post"]
                 assert notes["err_k_pre_rope"][at][s] == pytest.approx(error(pre, rank), abs=1e-4)
                 assert notes["err_k_post_rope"][at][s] == pytest.approx(error(post, rank), abs=1e-4)
             row = stored[(span, *at)]
             if row.form == "factors":
-                assert (row.rank_k, row.rank_v) == (rank, want["v"])
+                assert (row.rank_k, row.rank_v) == (rank, requested["v"])
                 # In the space of attention: turning the reconstruction and the keys alike leaves the error as it was.
                 approximate = truncated(pre, rank)
                 after = np.linalg.norm(reference.turn(approximate, a, 10000.0) - post) / np.linalg.norm(post)

@@ -13,7 +13,8 @@ import torch
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.base import RunContext, StepEnd, make_parameters
+from kvlens.methods.base import RunContext, StepEnd
+from kvlens.methods.parameters import make_parameters
 from kvlens.methods.sentkv.method import SentKVCompress
 from kvlens.methods.sentkv.params import SentKVParameters
 from kvlens.shape import KVShape
@@ -146,7 +147,7 @@ def test_small_case_worked_out_by_hand() -> None:
     trial.step(0, q=np.array([[[2.0, -1.0]]]))
     selection = trial.selections[0]
     torch.testing.assert_close(selection.score[0, 2:5], torch.tensor([2.0, 3.0, 4.0]))
-    assert selection.want[0, :2].tolist() == [4, 3]
+    assert selection.requested[0, :2].tolist() == [4, 3]
     assert trial.read(0) == [[{4, 6, 7, 8, 9, 10}]]
     assert counts.counts["recalled_tokens"].item() == 6
     (entry,) = trial.session.memory.ledger.opened

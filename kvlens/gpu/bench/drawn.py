@@ -75,11 +75,11 @@ def zone_wishes(zone: Zone, heads: int, group: int, step: int, fires: float = 1.
     """Of step `step`, on the CPU: a third of them is new at every step. They do not always fit."""
     order = torch.Generator().manual_seed(0)
     ids = torch.stack([1 + torch.randperm(zone.spans - 1, generator=order) for _ in range(heads)])
-    want = ids[:, (torch.arange(zone.wishes) + step * max(1, zone.wishes // 3)) % (zone.spans - 1)].contiguous()
+    requested = ids[:, (torch.arange(zone.wishes) + step * max(1, zone.wishes // 3)) % (zone.spans - 1)].contiguous()
     read = torch.randint(0, zone.longest + 1, (heads, group, zone.spans)) if zone.parts else None
     shortest = 1 if zone.parts else max(1, zone.longest // 2)
     rounds = 1 if zone.page > 1 else rounds_for(shortest, zone.longest)
-    return Wishes(want, read, torch.rand(heads) < fires, torch.tensor(step), rounds, True, zone.parts)
+    return Wishes(requested, read, torch.rand(heads) < fires, torch.tensor(step), rounds, True, zone.parts)
 
 
 def there(value: Any, device: torch.device) -> Any:
@@ -139,11 +139,21 @@ def slots_read(heads: int, group: int, slots: int, spans: int, parts: bool) -> S
     role[:, slots // 3 : slots // 2] = CODES.free
     role[0] = CODES.free
     span, position = (torch.randint(0, size, (heads, slots), dtype=torch.int32) for size in (spans, 32))
-    governed, is_hot, fine = (torch.rand(size) < 0.7 for size in ((spans,), (heads, spans), (heads, group, spans)))
+    selectable, is_hot, fine = (torch.rand(size) < 0.7 for size in ((spans,), (heads, spans), (heads, group, spans)))
     logs = torch.randint(1, 99, (spans,)).float().log()
     tokens = torch.randint(0, 32, (heads, group, spans)) if parts else None
     return SlotReads(
-        role, span, position, logs, torch.zeros(spans, dtype=torch.int32), governed, is_hot, group, CODES, fine, tokens
+        role,
+        span,
+        position,
+        logs,
+        torch.zeros(spans, dtype=torch.int32),
+        selectable,
+        is_hot,
+        group,
+        CODES,
+        fine,
+        tokens,
     )
 
 

@@ -45,8 +45,8 @@ class Replay:
         orders = [torch.randperm(len(full)) for _ in range(1 if self.alike else kv.kv_heads)]
         self.order = torch.tensor(full)[torch.stack(orders).expand(kv.kv_heads, -1)].to(device)
         self.step = torch.zeros(1, dtype=torch.long, device=device)
-        self.want = self._window(wanted)
-        self.before = self.want.clone()
+        self.requested = self._window(wanted)
+        self.before = self.requested.clone()
         self.waits = (torch.rand(TURNS, kv.layers, kv.kv_heads) < self.shape.waited).to(device)
 
     def _window(self, wanted: int) -> torch.Tensor:
@@ -55,21 +55,21 @@ class Replay:
 
     def next(self) -> None:
         """Another step: its wishes, and those of the one before."""
-        self.before.copy_(self.want)
+        self.before.copy_(self.requested)
         self.step.add_(1)
-        self.want.copy_(self._window(self.wanted))
+        self.requested.copy_(self._window(self.wanted))
 
     def answer(self, layer: int, found: Selection) -> Selection:
         """`found` with the replayed wishes in the place of its own. Where all KV heads wait there is one plan, not one
         before the attention and an empty one after it."""
-        now, read = None, self.want
+        now, read = None, self.requested
         if found.now is not None and self.shape.waited < 1:
             now = self.waits.index_select(0, self.step % TURNS)[0, layer]
-            read = torch.where(now[:, None], self.want, self.before)
+            read = torch.where(now[:, None], self.requested, self.before)
         fine = torch.zeros_like(found.fine[:, 0]).scatter(1, read, True)[:, None].expand_as(found.fine)
         tokens = None if found.tokens is None else torch.where(fine, self.tokens, 0)
-        want = self.want if self.moves else self.want[:, :0]
-        return replace(found, fine=fine, want=want, tokens=tokens, now=now)
+        requested = self.requested if self.moves else self.requested[:, :0]
+        return replace(found, fine=fine, requested=requested, tokens=tokens, now=now)
 
 
 def replayed(method: type[Method], replay: Replay) -> type[Method]:

@@ -102,12 +102,12 @@ class StaticRecall:
     ) -> torch.Tensor | None:
         """The wishes of the KV heads in `fire` bool [H_kv], as far as they fit. clock int64 0-d: the step's position.
         -> bytes moved [H_kv]; None where the layer has no recall zone or nobody can wish."""
-        tables, want = self.tables.get(layer), selection.want
-        if tables is None or want.shape[1] == 0:
+        tables, requested = self.tables.get(layer), selection.requested
+        if tables is None or requested.shape[1] == 0:
             return None
         memory, cold, factors = self.memory, self.cold, self.factors
         rounds = 1 if selection.fits else self._rounds(tables.live.shape[1])
-        wishes = Wishes(want, selection.tokens, fire, clock, rounds, selection.reuse, selection.equal_reuse)
+        wishes = Wishes(requested, selection.tokens, fire, clock, rounds, selection.reuse, selection.equal_reuse)
         packed = None if factors is None else factors.tokens_of(cold.at(layer))
         spans, unit_bytes = memory.spans, cold.page * memory.shape.head_token_bytes
         source = Source(spans.lengths, spans.starts, packed, cold.page, cold.origin, unit_bytes)

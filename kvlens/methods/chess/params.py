@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import param
+from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 
 

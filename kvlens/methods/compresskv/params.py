@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.methods.base import param
+from kvlens.methods.parameters import param
 
 OBSERVED = 64
 """prompt queries a run keeps for the window: the largest window that can be asked for"""

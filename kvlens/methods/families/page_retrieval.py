@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave, param
+from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks

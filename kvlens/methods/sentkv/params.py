@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvlens.methods.base import param
+from kvlens.methods.parameters import param
 from kvlens.spans.marks import SETS
 from kvlens.spans.sentences import Splitter
 

@@ -1,0 +1,105 @@
+"""A method's parameters: how their dataclass fields are declared, shown in lists and forms, and read from text."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvlens.methods.base import Method
+
+SWITCH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+"""how a parameter that is on or off may be written"""
+
+
+def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = (), ours: bool = False) -> Any:
+    """A field of a method's parameters. `ours` marks a decision of ours where the paper is silent or contradicts
+    itself."""
+    return field(default=default, metadata={"doc": doc, "symbol": symbol, "choices": tuple(choices), "ours": ours})
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """A method as the command line and the forms show it."""
+
+    name: str
+    title: str
+    paper: str
+    summary: str
+    family: str
+    parameters: list[dict[str, Any]]
+    presets: dict[str, dict[str, Any]]
+    journal_names: dict[str, str]
+    keeps_all: bool
+
+
+def describe(method: type[Method]) -> MethodInfo:
+    """Read a method's parameters from its dataclass."""
+    return MethodInfo(
+        method.name,
+        method.title,
+        method.paper,
+        method.summary,
+        method.family,
+        [_describe(f) for f in dataclasses.fields(method.Parameters)],
+        {name: dict(values) for name, values in method.presets.items()},
+        dict(method.journal_names),
+        method.keeps_all,
+    )
+
+
+def _describe(f: dataclasses.Field[Any]) -> dict[str, Any]:
+    choices = list(f.metadata.get("choices", ()))
+    kind = "choice" if choices else type(f.default).__name__
+    return {
+        "name": f.name,
+        "type": kind,
+        "default": f.default,
+        "choices": choices,
+        "doc": f.metadata.get("doc", ""),
+        "symbol": f.metadata.get("symbol", ""),
+        "ours": f.metadata.get("ours", False),
+    }
+
+
+def make_parameters(method: type[Method], preset: str | None, overrides: dict[str, str | Any]) -> Any:
+    """Parameters from the defaults, a preset and overrides (text is converted to the field's type).
+
+    Raises ValueError with one sentence for an unknown preset or parameter, or a value of the wrong kind.
+    """
+    values: dict[str, Any] = {}
+    if preset:
+        if preset not in method.presets:
+            known = ", ".join(sorted(method.presets)) or "none"
+            raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {known}.")
+        values.update(method.presets[preset])
+    fields = {f.name: f for f in dataclasses.fields(method.Parameters)}
+    for key, value in overrides.items():
+        if key not in fields:
+            raise ValueError(f"{method.name} has no parameter '{key}'; it has: {', '.join(fields) or 'none'}.")
+        values[key] = _convert(method.name, fields[key], value)
+    try:
+        return method.Parameters(**values)
+    except ValueError as error:
+        raise ValueError(f"{method.name}: {error}") from None
+
+
+def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
+    choices = f.metadata.get("choices", ())
+    kind: Any = type(f.default)
+    if isinstance(value, str) and kind is not str:
+        text = value.strip().lower()
+        try:
+            value = SWITCH[text] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"{method}: parameter '{f.name}' takes {kind.__name__}, not '{value}'.") from None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise ValueError(f"{method}: parameter '{f.name}' takes {kind.__name__}, not {value!r}.")
+    if choices and value not in choices:
+        raise ValueError(f"{method}: parameter '{f.name}' is one of {', '.join(map(str, choices))}, not '{value}'.")
+    return value
