@@ -10,7 +10,7 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.hot import FREE
-from kvlens.methods.base import Peeked, RunContext, StepEnd
+from kvlens.methods.base import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)
@@ -21,7 +21,14 @@ class Trial:
     """Keys, values and queries of `n` prompt tokens, drawn; `kept` and `step` look at what the method made of them."""
 
     def __init__(
-        self, name: str, n: int, max_new: int, seed: int = 0, budget: int | None = None, **params: Any
+        self,
+        name: str,
+        n: int,
+        max_new: int,
+        seed: int = 0,
+        budget: int | None = None,
+        rotate: Rotate | None = None,
+        **params: Any,
     ) -> None:
         rng = np.random.default_rng(seed)
         self.shape, self.n, self.method = SHAPE, n, methods.get(name)
@@ -31,10 +38,12 @@ class Trial:
         self.last_q = rng.standard_normal((SHAPE.layers, SHAPE.q_heads, 1, SHAPE.head_dim))
         self.last_k = rng.standard_normal((SHAPE.layers, SHAPE.kv_heads, 1, SHAPE.head_dim))
         full = SHAPE.full_kv_bytes(n + max_new)
-        context = RunContext(SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"))
+        context = RunContext(
+            SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"), rotate=rotate
+        )
         chosen = methods.make_parameters(self.method, None, params)
         self.session = Session(self.method, chosen, context)
-        seen = self.queries[:, :, max(n - 128, 0) :]
+        seen = self.queries[:, :, max(n - max(128, self.method.observed_queries), 0) :]
         peeked = Peeked(_t(self.last_q), _t(self.last_k), _t(self.last_k))
         received = _t(self.received()) if self.method.needs_received else None
         self.session.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)

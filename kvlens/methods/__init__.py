@@ -22,7 +22,13 @@ BUILT_IN = {
     "compresskv": "kvlens.methods.compresskv.method:CompressKV",
     "snapkv": "kvlens.methods.snapkv:SnapKV",
     "keydiff": "kvlens.methods.keydiff:KeyDiff",
+    "pyramidkv": "kvlens.methods.pyramidkv:PyramidKV",
+    "adakv": "kvlens.methods.adakv:AdaKV",
+    "chunkkv": "kvlens.methods.chunkkv:ChunkKV",
+    "cake": "kvlens.methods.cake:Cake",
+    "expected_attention": "kvlens.methods.expected_attention:ExpectedAttention",
     "h2o": "kvlens.methods.h2o:H2O",
+    "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
 }
 REFERENCE = "full"

@@ -19,7 +19,6 @@ from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import FREE
 from kvlens.methods.base import RunContext
-from kvlens.methods.compresskv import budget
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
@@ -230,7 +229,7 @@ def test_allocation_adds_up_and_favours_errors(data: st.DataObject) -> None:
     floor = data.draw(st.integers(1, 40))
     most = data.draw(st.integers(floor, 400))
     total = data.draw(st.integers(len(errors) * floor, len(errors) * most))
-    tokens = budget.allocate(errors, total, floor, most)
+    tokens = kept_tokens.allocate(errors, total, floor, most)
     assert sum(tokens) == total
     assert all(floor <= t <= most for t in tokens)
     for a, x in zip(errors, tokens, strict=True):

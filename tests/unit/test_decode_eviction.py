@@ -89,3 +89,37 @@ def test_a_span_thins_out_and_is_gone_at_its_last_token() -> None:
     decoded = [span for span in row.values() if span.tok_start >= N and span.kind != "window"]
     assert decoded
     assert all(span.tok_end - span.tok_start == 8 for span in decoded)
+
+
+def shares(trial: Trial, layer: int, q: np.ndarray, keys: dict[int, np.ndarray]) -> np.ndarray:
+    """Mean over all query heads of a layer of the attention q [Hq, D] pays: keys by position [H_kv, D] -> [positions]
+    in ascending order."""
+    order = sorted(keys)
+    found = np.zeros(len(order))
+    for head in range(SHAPE.q_heads):
+        scores = np.array([keys[p][head // SHAPE.group] for p in order]) @ q[head] / SHAPE.head_dim**0.5
+        weights = np.exp(scores - scores.max())
+        found += weights / weights.sum() / SHAPE.q_heads
+    return found
+
+
+def test_tova_evicts_what_the_newest_query_attends_to_least_in_a_whole_layer() -> None:
+    trial = Trial("tova", N, NEW, tokens=PLACES)
+    lying, worth = [], []
+    for layer in range(SHAPE.layers):
+        prompt = {p: trial.keys[layer, :, p] for p in range(N)}
+        last = shares(trial, layer, trial.queries[layer, :, N - 1], prompt)
+        first = sorted(range(N), key=lambda p: (-last[p], p))[: PLACES - 1]
+        lying.append({p: prompt[p] for p in first})
+        worth.append(dict(enumerate(last)))
+    assert trial.lies(0, 0) != trial.lies(1, 0)
+    for step in range(NEW):
+        q, k = trial.step(step)
+        for layer, keys in enumerate(lying):
+            if len(keys) == PLACES:
+                able = [p for p in keys if p < N + step]
+                del keys[min(able, key=lambda p: worth[layer][p])]
+            keys[N + step] = k[layer]
+            worth[layer] = dict(zip(sorted(keys), shares(trial, layer, q[layer], keys), strict=True))
+            for kv_head in range(SHAPE.kv_heads):
+                assert trial.lies(layer, kv_head) == sorted(keys), (step, layer)

@@ -9,6 +9,7 @@ from kvlens.methods.base import Prefilled, RunContext
 from kvlens.methods.compresskv import budget
 from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, chosen
 from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParameters
+from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
 
@@ -75,7 +76,7 @@ class CompressKV(PromptEviction):
         else:
             floor = min(p.floor, n)
             most = max(budget.ceiling_of(total, layers, p.ceiling, n), floor)
-            tokens = [[count] for count in budget.allocate(self._calibration.errors, total, floor, most)]
+            tokens = [[count] for count in kept_tokens.allocate(self._calibration.errors, total, floor, most)]
         self._note_calibration([count for (count,) in tokens])
         return tokens
 

@@ -23,6 +23,41 @@ def divided(total: int, layers: int) -> Tokens:
     return [[total // layers + (layer < total % layers)] for layer in range(layers)]
 
 
+def allocate(shares: Sequence[float], total: int, floor: int, most: int) -> list[int]:
+    """Prompt tokens of each layer (CompressKV, sec. 3.4): `floor` each, the rest in proportion to `shares`, no layer
+    above `most`; what rounding and clipping leave over is given, token by token, to the layers of largest share first,
+    or taken from those of smallest share.
+
+    shares >= 0, one per layer, of any scale; all zero count as equal. Adds up to `total`, which must lie between
+    len(shares) * floor and len(shares) * most.
+    """
+    layers = len(shares)
+    assert layers * floor <= total <= layers * most, (layers, floor, total, most)
+    scale = sum(shares)
+    part = [one / scale for one in shares] if scale > 0 else [1 / layers] * layers
+    spare = total - layers * floor
+    tokens = [min(floor + round(one * spare), most) for one in part]
+    order = sorted(range(layers), key=lambda layer: -shares[layer])
+    while (left := total - sum(tokens)) != 0:
+        if left > 0:
+            able = [layer for layer in order if tokens[layer] < most]
+        else:
+            able = [layer for layer in order[::-1] if tokens[layer] > floor]
+        for layer in able[: abs(left)]:
+            tokens[layer] += 1 if left > 0 else -1
+    return tokens
+
+
+def rounded(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers nearest to `shares`, which add up to `total` but for rounding: all rounded down, and one more for
+    those of the largest fractions, the first among equals."""
+    counts = [int(share) for share in shares]
+    order = sorted(range(len(shares)), key=lambda at: counts[at] - shares[at])
+    for at in order[: total - sum(counts)]:
+        counts[at] += 1
+    return counts
+
+
 def layout(tokens: Tokens, window: int, prompt_tokens: int, max_new: int, page: int, last: int) -> Layout:
     """Layout of KV heads that keep `tokens` of the prompt, the last `window` of them in the window zone with everything
     decoded.

@@ -39,15 +39,19 @@ def observed(
     return queries, keys
 
 
-def received(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Attention that the window gives every token before it: queries [H, w, D] of the last w positions, keys [H, n, D]
-    of the KV head of each -> float32 [H, n - w]. Softmax over all keys with a causal mask inside the window, summed
-    over the window."""
+def paid(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Attention that each query of the window pays: queries [H, w, D] of the last w positions, keys [H, n, D] of the KV
+    head of each -> float32 [H, w, n]. Softmax over all keys with a causal mask inside the window."""
     w, n = queries.shape[1], keys.shape[1]
     scores = queries.float() @ keys.float().transpose(-1, -2) * keys.shape[-1] ** -0.5
     unseen = torch.ones(w, n, dtype=torch.bool, device=keys.device).triu(n - w + 1)
-    weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
-    return weights[:, :, : n - w].sum(1)
+    return scores.masked_fill(unseen, float("-inf")).softmax(-1)
+
+
+def received(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Attention that the window gives every token before it, summed over the window: float32 [H, n - w]; shapes as
+    `paid`."""
+    return paid(queries, keys)[:, :, : keys.shape[1] - queries.shape[1]].sum(1)
 
 
 def pooled(scores: torch.Tensor, kernel: int, how: str) -> torch.Tensor:
