@@ -138,7 +138,7 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     asked, prompt, read = (
         prompts.asked(trial),
         prompts.prompt(trial),
-        prompts.read(trial, methods.get(trial.method).needs_received),
+        prompts.read(trial, methods.get(trial.method)),
     )
     case = _Case(engine, prompt, read, asked, trial, row)
     try:

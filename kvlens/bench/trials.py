@@ -82,10 +82,10 @@ class Prompts:
         self._prompt: Prompt | None = None
         self._read: ReadPrompt | None = None
 
-    def __call__(self, task: str, length: int, index: int, received: bool = False) -> tuple[Asked, Prompt, ReadPrompt]:
+    def __call__(self, task: str, length: int, index: int) -> tuple[Asked, Prompt, ReadPrompt]:
         """Prompt `index` of the quality table, whose depth goes round with the index."""
         trial = Trial(task, length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, "", "")
-        return self.asked(trial), self.prompt(trial), self.read(trial, received)
+        return self.asked(trial), self.prompt(trial), self.read(trial)
 
     def asked(self, trial: Trial) -> Asked:
         """The trial's prompt as text. Raises ValueError with one sentence."""
@@ -103,11 +103,12 @@ class Prompts:
             self._prompt = tokenize(tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new)
         return self._prompt
 
-    def read(self, trial: Trial, received: bool = False) -> ReadPrompt:
-        """Prefilled; received: for a method that `needs_received`, too."""
+    def read(self, trial: Trial, method: type[Method] = Method) -> ReadPrompt:
+        """Prefilled, with all that `method` asks to see of it."""
         prompt = self.prompt(trial)
-        if self._read is None or (received and self._read.received is None):
-            self._read = self.engine.read(prompt, received=received)
+        if self._read is None or not self._read.serves(method):
+            queries = max(128, method.observed_queries)
+            self._read = self.engine.read(prompt, queries=queries, received=method.needs_received)
         return self._read
 
 
@@ -144,7 +145,7 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
     try:
         result = engine.run(
-            prompt, method, params, limit, options, sink, read=prompts.read(trial, method.needs_received)
+            prompt, method, params, limit, options, sink, read=prompts.read(trial, method)
         )
     except BudgetInfeasible as error:
         return row | infeasible(error)

@@ -11,7 +11,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.engine.surprisal import chunk_surprisal
-from kvlens.methods.base import Peeked
+from kvlens.methods.base import Method, Peeked
 from kvlens.prompts import Prompt
 
 
@@ -30,6 +30,11 @@ class ReadPrompt:
     """float32 [tokens of the prompt], nats, NaN at position 0"""
     received: torch.Tensor | None = None
     """float32 [L, Hq, n]; None: it was not asked for"""
+
+    def serves(self, method: type[Method]) -> bool:
+        """Whether all that `method` asks to see was kept."""
+        queries = self.last_queries.shape[2] >= min(method.observed_queries, self.keys.shape[2])
+        return queries and (self.received is not None or not method.needs_received)
 
 
 def prefill(

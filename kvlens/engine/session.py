@@ -199,7 +199,8 @@ class Session:
                 )
             self._received.copy_(received)
         assert self.memory.prompt is not None
-        assert queries.shape[2] >= min(self._wanted, keys.shape[2])
+        if queries.shape[2] < min(self._wanted, keys.shape[2]):
+            raise ValueError(f"{self.method.name} looks at more prompt queries than were read.")
         for layer in range(self.shape.layers):
             self.memory.prompt.append(layer, keys[layer], values[layer])
             if self._wanted:

@@ -154,6 +154,8 @@ class Recaller:
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
+        if not self._under_way[layer]:
+            return  # nor need the layer's KV heads lie in one pool: where they do not, nothing is recalled
         self._wait(layer)
         slots = self.hot.slots(layer)
         for arrival in self._under_way[layer]:

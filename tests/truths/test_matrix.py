@@ -204,7 +204,9 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
 def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
     prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
     settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
-    read = Engine(demo).read(prompt, received=methods.get(name).needs_received)
+    method = methods.get(name)
+    read = Engine(demo).read(prompt, queries=max(128, method.observed_queries), received=method.needs_received)
+    assert read.serves(method)
     for _ in range(2):
         shared = run(demo, prompt, name, read=read, **settings)
     whole = run(demo, prompt, name, **settings)
