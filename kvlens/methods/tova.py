@@ -40,7 +40,7 @@ class Tova(DecodeEviction):
     paper = "Oren et al., Transformers are Multi-State RNNs, EMNLP 2024"
     summary = "drops, for every token that comes, the one that the newest query attends to least, for a whole layer"
     Parameters = TovaParameters
-    presets = {"paper": {}}  # noqa: RUF012
+    presets = {"paper": {}, "demo": {"recent": 4}}  # noqa: RUF012
     watches = True
     observed_queries = 1
     params: TovaParameters
