@@ -19,7 +19,7 @@ import torch
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.methods import make_parameters
-from kvlens.methods.chess.claims import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
+from kvlens.methods.chess.claims_cases import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.tree import page_vectors
 from kvlens.runs.machine import machine

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
 from kvlens.methods.base import MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.chess.journal import JOURNAL
 from kvlens.methods.chess.params import PRESETS, ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.segmenters import SEGMENTERS
 from kvlens.methods.chess.trigger import THRESHOLDS, page_uncertainty, thresholds
@@ -50,42 +51,7 @@ class Chess(Method):
     keeps_all = True
     selects_between_steps = True
     untrained = {"trigger": "fixed"}  # noqa: RUF012
-    journal_names = {  # noqa: RUF012
-        "grid_score": (
-            "inner product of query anchor and the grid's vector, by grid; scale of squared keys; "
-            "none: not in "
-            "the hierarchy"
-        ),
-        "chunk_score": (
-            "inner product of query anchor and the chunk's vector, by chunk; scale of squared keys; "
-            "none: not "
-            "in the hierarchy"
-        ),
-        "page_score": (
-            "inner product of query anchor and the page's vector, by page; scale of squared keys; "
-            "none: not in "
-            "the hierarchy"
-        ),
-        "grid_kept": "1 if the grid was kept at this reconstruction, else 0, by grid",
-        "chunk_kept": "1 if the chunk was kept at this reconstruction, else 0, by chunk",
-        "page_kept": (
-            "1 if the page was kept at this reconstruction, else 0, by page; sinks and window are attended besides"
-        ),
-        "safe_pages": "always attended at this reconstruction: number of sink pages, first page of the window, its end",
-        "page_completed": "number of the page whose last token the step before this one fed",
-        "page_entropy_nats": (
-            "mean entropy of the next-token distributions of that page's tokens; none: it holds prompt tokens"
-        ),
-        "page_varentropy_nats2": "varentropy of that page in nats squared, as the parameter varentropy defines it; "
-        "none: it "
-        "holds prompt "
-        "tokens",
-        "reconstructed": "of that page: 0 no, 1 yes since it was uncertain, 2 yes since its turn had come",
-        "threshold_entropy_nats": "above it a page's entropy is high; noted once; none: the trigger uses no threshold",
-        "threshold_varentropy_nats2": (
-            "above it a page's varentropy is high; noted once; none: the trigger uses no threshold"
-        ),
-    }
+    journal_names = JOURNAL
     params: ChessParameters
 
     def __init__(self, params: ChessParameters, context: RunContext) -> None:
@@ -108,8 +74,7 @@ class Chess(Method):
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         return [_span(params, page) for page in range(Sizes.of(params, prompt.prompt_tokens, prompt.max_new).leaving)]
 
-    # ------------------------------------------------------------------------------------------------------------ end
-    # of prefill
+    # ---- end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -176,8 +141,7 @@ class Chess(Method):
         ):
             self.note(f"threshold_{name}", torch.tensor([value]))
 
-    # ---------------------------------------------------------------------------------------------------------------
-    # the hierarchy
+    # ---- the hierarchy
     def _advance(self, complete: int, left: int) -> None:
         """`complete` pages are written, `left` of them have left the window."""
         self._complete, self._left = complete, left
@@ -219,8 +183,7 @@ class Chess(Method):
         shape = self.context.shape
         self._selection = Selection(self._mask.expand(shape.kv_heads, shape.group, -1), self._want)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # decoding
+    # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         return self._selection
 

@@ -24,7 +24,7 @@ def divided(total: int, layers: int) -> Tokens:
 
 
 def allocate(shares: Sequence[float], total: int, floor: int, most: int) -> list[int]:
-    """Prompt tokens of each layer (CompressKV, sec. 3.4): `floor` each, the rest in proportion to `shares`, no layer
+    """Prompt tokens of each layer: `floor` each, the rest in proportion to `shares`, no layer
     above `most`; what rounding and clipping leave over is given, token by token, to the layers of largest share first,
     or taken from those of smallest share.
 
