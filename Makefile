@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test lint types soak clean
+.PHONY: app test lint types resolve soak clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
@@ -21,6 +21,11 @@ lint: $(DEV_STAMP)
 
 types: $(DEV_STAMP)
 	$(BIN)/mypy
+
+# Whether the requirements have a solution for every Python that is supported, with torch's CUDA build and its CPU build.
+# Asks the package index and installs nothing; fails when the index cannot be reached.
+resolve: $(DEV_STAMP)
+	$(BIN)/python tests/resolve.py
 
 # Kills, damaged files and hostile files for so many minutes; fails when anything was lost, hung or crashed.
 MINUTES ?= 20

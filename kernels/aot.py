@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,9 @@ class _Absent:
         return GPUTarget("cuda", self.arch, 32)
 
 
-def compile_all(architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
-    """Every case for every architecture; a kernel that two cases share is named once, with the first."""
+def compile_all(architectures: Sequence[int] = ARCHITECTURES, only: Container[str] | None = None) -> list[Binary]:
+    """Every case, or those that `only` has, for every architecture; a kernel that two cases share is named once, with
+    the first."""
     found: dict[tuple[int, str], Binary] = {}
     launch = JITFunction.run
     label = ""
@@ -81,8 +82,9 @@ def compile_all(architectures: Sequence[int] = ARCHITECTURES) -> list[Binary]:
         for arch in architectures:
             triton.runtime.driver.set_active(_Absent(arch))
             for case, run in cases():
-                label = case
-                run()
+                if only is None or case in only:
+                    label = case
+                    run()
     finally:
         JITFunction.run = launch
         triton.runtime.driver._active = None

@@ -19,6 +19,7 @@ for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
     if child == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, path in enumerate(order["streams"], 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         ended = 0
@@ -33,6 +34,7 @@ for line in sys.stdin:
             ended = 1
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(ended)
+    print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -59,13 +61,27 @@ class WarmProcess:
         self._parent.stdin.close()
         self._parent.wait(20)
 
-    def kvlens(self, folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`kvlens *arguments` after `code`, which fakes something. folder: for what it prints."""
-        streams = [str(folder / name) for name in ("out", "err")]
+    def begin(self, folder: Path, code: str, *arguments: str) -> int:
+        """The process id of `kvlens *arguments` after `code`, which fakes something. folder: for what it prints."""
+        self._arguments, self._streams = arguments, [folder / name for name in ("out", "err")]
+        for path in self._streams:
+            path.unlink(missing_ok=True)
         assert self._parent.stdin is not None
-        assert self._parent.stdout is not None
-        print(
-            json.dumps({"code": code, "arguments": arguments, "streams": streams}), file=self._parent.stdin, flush=True
+        order = {"code": code, "arguments": arguments, "streams": [str(path) for path in self._streams]}
+        print(json.dumps(order), file=self._parent.stdin, flush=True)
+        return self._told()
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        """Waits for what was begun. Its status is -9 when it was killed by signal 9."""
+        return subprocess.CompletedProcess(
+            self._arguments, self._told(), *(path.read_text(encoding="utf-8") for path in self._streams)
         )
-        ended = int(self._parent.stdout.readline())
-        return subprocess.CompletedProcess(arguments, ended, *(Path(path).read_text() for path in streams))
+
+    def kvlens(self, folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Begun and waited for."""
+        self.begin(folder, code, *arguments)
+        return self.end()
+
+    def _told(self) -> int:
+        assert self._parent.stdout is not None
+        return int(self._parent.stdout.readline())

@@ -5,7 +5,6 @@ by a fake here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,12 +70,6 @@ SENTENCES = {
     "no triton": ("lacks what a kernel needs (No module named 'triton')", "--device cpu"),
     "device lost": ("the CUDA device failed while decoding (CUDA error: an illegal memory access", "--device cpu"),
 }
-
-
-@pytest.fixture(scope="module")
-def warm() -> Iterator[WarmProcess]:
-    with WarmProcess() as process:
-        yield process
 
 
 @pytest.mark.parametrize("what", list(FAKES))

@@ -4,6 +4,9 @@ it."""
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -159,19 +162,34 @@ def test_the_map_marks_the_needle_with_a_star_and_the_selection_with_a_ring(own:
 
 # -------------------------------------------------------------------------------------------------------------------
 # UMAP's process
-@pytest.mark.slow
-def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+TWICE = """
+import sys
+from kvlens.runs import spanmap
+for out in sys.argv[5:]:
+    assert spanmap.main([*sys.argv[1:5], "5", out]) == 0
+"""
+
+
+def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path) -> None:
+    """umap-learn's code as Python, which its compiler takes three times as long to compile as this takes to run;
+    compiled, as people run it, it is in tests/browser/test_spans.py."""
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 24, prompt_tokens=300)
-    maps = []
-    for name in ("a.json", "b.json"):
-        out = tmp_path / "maps" / name
-        assert umapjob.main([str(tmp_path), uid, "1", "0", "5", str(out)]) == 0
-        maps.append(json.loads(out.read_text()))
-    said = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    out = [tmp_path / "maps" / name for name in ("a.json", "b.json")]
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE, str(tmp_path), uid, "1", "0", *map(str, out)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    maps = [json.loads(path.read_text(encoding="utf-8")) for path in out]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [report["phase"] for report in said[:4]] == ["load", "import", "fit", "done"]
     assert maps[0] == maps[1]
     spans = np.array(maps[0]["spans"])
-    found = spansmap.load_map(tmp_path / "maps" / "a.json", spans, umapjob.settings(1, 0, 5))
+    found = spansmap.load_map(out[0], spans, umapjob.settings(1, 0, 5))
     assert found is not None
     assert found.shape == (len(spans), 2)
     assert np.ptp(found, axis=0).min() > 0
