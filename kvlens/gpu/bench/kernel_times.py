@@ -24,7 +24,8 @@ from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
 from kvlens.kernels.zone_plan import zone_plan
-from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
+from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import zone_plan_torch
 
 AIM = 0.8
 SPAN, RANK = 64, 16
