@@ -111,9 +111,10 @@ def _pool(dim: int, dtype: torch.dtype) -> object:
 
 
 def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:
-    bounds = torch.empty(1, HEADS, PLACES, dim, dtype=dtype)
+    bounds, there = torch.empty(1, HEADS, PLACES, dim, dtype=dtype), torch.ones(PLACES, dtype=torch.bool)
+    there = there.expand(1, HEADS, -1)
     return page_scores_triton(
-        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, _ints(1, HEADS), pooling, dim**-0.5
+        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, there, pooling, dim**-0.5
     )
 
 

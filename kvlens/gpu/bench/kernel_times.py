@@ -97,10 +97,10 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
 def _score_step(bench: Bench, places: int, top: bool) -> Step:
     kv = bench.model.kv
     q, lo, hi = calls.context(bench, places)
-    count = torch.full((1, kv.kv_heads), places, dtype=torch.int32, device=bench.device.at)
+    every = torch.ones(places, dtype=torch.bool, device=bench.device.at).expand(1, kv.kv_heads, -1)
 
     def step() -> None:
-        scores = page_scores(q, lo, hi, count, "MeanS", 1.0)
+        scores = page_scores(q, lo, hi, every, "MeanS", 1.0)
         if top:
             scores.topk(min(32, places), dim=-1)
 
