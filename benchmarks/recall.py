@@ -23,6 +23,7 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.cold import RawCodec
+from kvlens.memory.kept import Kept
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.tiers import Memory
@@ -61,7 +62,7 @@ def raw() -> tuple[Memory, Callable[[], None]]:
         memory.prompt.append(layer, keys[layer], values[layer])
     memory.lay_out(Layout(Zones(0, 0, n, 8), SPANS + 2, window_from=n))
     spans = [Span(i * TOKENS, (i + 1) * TOKENS, "page", "") for i in range(SPANS)]
-    every, none = list(range(SPANS)), torch.empty(0, dtype=torch.long)
+    every, none = list(range(SPANS)), Kept.everywhere(torch.empty(0, dtype=torch.long))
     placement = Placement(spans, ["cold"] * SPANS, ["resident"] * SPANS, none, offload=every, codec=RawCodec())
     return memory, lambda: memory.place_prompt(placement)
 

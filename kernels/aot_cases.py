@@ -19,10 +19,9 @@ from kvlens.kernels.page_attend import Pages, page_attention_triton
 from kvlens.kernels.page_moves import move_triton
 from kvlens.kernels.page_scores import Pooling, page_scores_triton
 from kvlens.kernels.pool_attend import pool_attention
-from kvlens.kernels.recall_plan import HotPages, recall_plan_triton
 from kvlens.kernels.slot_tables import Codes, SlotReads, slot_tables_triton
 from kvlens.kernels.zone_plan import zone_plan_triton
-from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
 
 Case = tuple[str, Callable[[], object]]
 """What is compiled, in words, and the launch."""
@@ -66,8 +65,6 @@ def cases() -> Iterator[Case]:
             yield f"{way}, D {dim}, page {page}, bf16", lambda d=dim, p=page, to=to_pool: _move(d, p, to)  # type: ignore[misc]
     for page in (1, 32):
         yield f"gather in order, D 128, page {page}, bf16", lambda p=page: _move(128, p, False, ordered=True)  # type: ignore[misc]
-    for count in (32, 64, 128):
-        yield f"K = M = {count}", lambda n=count: _plan(n)  # type: ignore[misc]
     for name, page, wishes, cells, what in (
         ("pages of 32", 32, 32, 32, ""),
         ("pages of 32, nothing reused", 32, 32, 32, "anew"),
@@ -114,9 +111,10 @@ def _pool(dim: int, dtype: torch.dtype) -> object:
 
 
 def _score(dim: int, dtype: torch.dtype, pooling: Pooling) -> object:
-    bounds = torch.empty(1, HEADS, PLACES, dim, dtype=dtype)
+    bounds, there = torch.empty(1, HEADS, PLACES, dim, dtype=dtype), torch.ones(PLACES, dtype=torch.bool)
+    there = there.expand(1, HEADS, -1)
     return page_scores_triton(
-        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, _ints(1, HEADS), pooling, dim**-0.5
+        torch.empty(1, HEADS * GROUP, dim, dtype=dtype), bounds, bounds, there, pooling, dim**-0.5
     )
 
 
@@ -130,11 +128,6 @@ def _lowrank(dim: int, rank: int, dtype: torch.dtype) -> None:
 def _move(dim: int, page: int, to_pool: bool, ordered: bool = False) -> None:
     pool, moves = torch.empty(4, HEADS, 2, page, dim, dtype=BF16), _ints(HEADS, 32)
     move_triton(pool, moves, None if ordered else moves, _slots(page, dim, BF16), _slots(page, dim, BF16), to_pool)
-
-
-def _plan(count: int) -> object:
-    hot = HotPages.empty(_ints(1, HEADS, count))
-    return recall_plan_triton(_ints(1, HEADS, count), _ints(1, HEADS), hot)
 
 
 def _tables(group: int, page: int, reads: str) -> object:
@@ -169,11 +162,11 @@ def _zone(page: int, wishes: int, cells: int, what: str) -> object:
         return torch.zeros(HEADS, *size, dtype=dtype)
 
     position, name, role = (made(slots, dtype=dtype)[:, 500:-500] for dtype in (torch.int32, torch.int32, torch.uint8))
-    fire, live, is_hot = (made(*size, dtype=torch.bool) for size in ((), (cells,), (spans,)))
+    fire, is_hot = (made(*size, dtype=torch.bool) for size in ((), (spans,)))
     read = made(GROUP, spans) if what in ("parts", "equal") else None
     packed = made(spans, 4)[..., 1] if what == "factors" else None
     return zone_plan_triton(
-        ZoneTables(made(spans), made(spans), made(cells), made(cells), live),
+        ZoneTables.empty(HEADS, spans, cells),
         Names(position, name, role, is_hot, (0, 1, 2)),
         Wishes(made(wishes), read, fire, torch.zeros((), dtype=torch.int64), 1, what != "anew", what == "equal"),
         Source(torch.zeros(spans), _ints(spans), packed, page, 512, 1 << 14),

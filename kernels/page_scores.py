@@ -1,16 +1,17 @@
 """k2: scores of pages from the elementwise bounds of their keys, pooled over the query heads of a group
 (docs/kernels.md, Sources).
 
-The score of a page is an upper bound of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q-
-= min(q, 0) that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection
-is torch.topk.
+The bound of a page is one of every token's score: sum_d max(q_d lo_d, q_d hi_d). With q+ = max(q, 0) and q- = min(q, 0)
+that is q+ . hi + q- . lo, two matrix products and nothing of size group x pages x D in between. Selection follows.
 
 MaxQ, MeanQ pool the queries before scoring; MaxQK, MeanQK pool the scores; MaxS, MeanS pool the softmax over pages of
-the scores. Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places for pages, D head size.
+the scores, and give its logarithm: of unscaled scores the softmax underflows, and pages would be ranked by nothing.
+Shapes: B sequences, Hq query heads, H_kv KV heads, G = Hq / H_kv, N places for pages, D head size.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -26,60 +27,79 @@ TILE = 64
 
 
 def page_scores(
-    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scaling: float
 ) -> torch.Tensor:
-    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; n_page [B, H_kv] int32, live
-    places, 0 is allowed -> [B, H_kv, N] float32, -inf behind the live ones.
+    """q [B, Hq, D]; lo, hi [B, H_kv, N, D], least and largest key of each page by element; candidate bool [B, H_kv, N]
+    -> [B, H_kv, N] float32, -inf where no candidate; of MaxS and MeanS the logarithm of the share.
 
-    An unscaled softmax is scaling = 1. CUDA tensors take Triton, others PyTorch.
+    An unscaled softmax is scaling = 1. CUDA tensors take Triton, but for head sizes that are no powers of two; others
+    PyTorch.
     """
-    if backend(q) == "triton":
-        return page_scores_triton(q, lo, hi, n_page, pooling, scaling)
-    return page_scores_torch(q, lo, hi, n_page, pooling, scaling)
+    if backend(q) == "triton" and fits(q.shape[-1]):
+        return page_scores_triton(q, lo, hi, candidate, pooling, scaling)
+    return page_scores_torch(q, lo, hi, candidate, pooling, scaling)
+
+
+def fits(head_dim: int) -> bool:
+    """Whether the kernel takes this head size."""
+    return head_dim >= MIN_DOT and not head_dim & (head_dim - 1)
+
+
+def bound(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor) -> torch.Tensor:
+    """Largest q . k that a key within a page's limits could reach: q [..., G, D]; lo, hi [..., N, D] -> [..., G, N]. A
+    positive q_d takes the largest value, a negative one the least."""
+    return q.clamp(min=0) @ hi.transpose(-1, -2) + q.clamp(max=0) @ lo.transpose(-1, -2)
 
 
 def page_scores_torch(
-    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scaling: float
 ) -> torch.Tensor:
     """The reference, as the definition has it: float32 inside, float64 where q is float64."""
-    batch, kv_heads, places = lo.shape[:3]
     wide = q.dtype if q.dtype == torch.float64 else torch.float32
-    live = (torch.arange(places, device=q.device) < n_page[..., None])[:, :, None]
-    grouped = q.to(wide).view(batch, kv_heads, -1, q.shape[-1])
+    grouped, mean = q.to(wide).unflatten(1, (lo.shape[1], -1)), pooling.startswith("Mean")
     if pooling in ("MaxQ", "MeanQ"):
-        grouped = grouped.amax(2, keepdim=True) if pooling == "MaxQ" else grouped.mean(2, keepdim=True)
-    low, high = (x.to(wide).masked_fill(~live[:, :, 0, :, None], 0)[:, :, None] for x in (lo, hi))
-    query = grouped[:, :, :, None]
-    scores = torch.maximum(query * low, query * high).sum(-1) * scaling
+        grouped = grouped.mean(2, keepdim=True) if mean else grouped.amax(2, keepdim=True)
+    scores = (bound(grouped, lo.to(wide), hi.to(wide)) * scaling).masked_fill(~candidate[:, :, None], -torch.inf)
     if pooling in ("MaxS", "MeanS"):
-        scores = scores.masked_fill(~live, -torch.inf).softmax(-1)
-    pooled = scores.mean(2) if pooling in ("MeanQK", "MeanS") else scores.amax(2)
-    return pooled.masked_fill(~live[:, :, 0], -torch.inf)
+        scores = scores.log_softmax(-1).masked_fill(~candidate[:, :, None], -torch.inf)
+        pooled = scores.logsumexp(2) - math.log(scores.shape[2]) if mean else scores.amax(2)
+    else:
+        pooled = scores.mean(2) if mean else scores.amax(2)
+    return pooled.masked_fill(~candidate, -torch.inf)
 
 
 def page_scores_triton(
-    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, n_page: torch.Tensor, pooling: Pooling, scaling: float
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scaling: float
 ) -> torch.Tensor:
     """lo and hi alike in strides, q and they contiguous in the last dimension. MaxS and MeanS take a second launch: the
     softmax needs all pages."""
+    return _page_scores(q, lo, hi, candidate, pooling, scaling)
+
+
+# A custom operator, so that torch.compile takes it as one call.
+@torch.library.custom_op("kvlens::page_scores", mutates_args=())
+def _page_scores(
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: str, scaling: float
+) -> torch.Tensor:
+    """As `page_scores_triton`."""
     batch, heads, dim = q.shape
     kv_heads, places = lo.shape[1:3]
     group = heads // kv_heads
     power_of_two(head_dim=dim)
     assert lo.stride() == hi.stride()
     assert q.stride(2) == lo.stride(3) == 1
-    assert n_page.is_contiguous()
     tiles = -(-places // TILE)
     soft = pooling in ("MaxS", "MeanS")
     out = torch.empty(batch, kv_heads, places, dtype=torch.float32, device=q.device)
     raw = torch.empty(batch, heads, places, dtype=torch.float32, device=q.device) if soft else out
     stats = torch.empty(2, batch, heads, tiles, dtype=torch.float32, device=q.device) if soft else (None, None)
+    flags = candidate.view(torch.uint8)
     common = {"HKV": kv_heads, "G": group, "TILE": TILE, "enable_fp_fusion": True}
     _score[(batch * kv_heads, tiles)](
         q,
         lo,
         hi,
-        n_page,
+        flags,
         raw,
         stats[0],
         stats[1],
@@ -88,6 +108,7 @@ def page_scores_triton(
         q.stride(0),
         q.stride(1),
         *lo.stride()[:3],
+        *flags.stride(),
         GP=max(MIN_DOT, next_power_of_two(group)),
         D=dim,
         POOL=pooling,
@@ -101,10 +122,12 @@ def page_scores_triton(
             raw,
             stats[0],
             stats[1],
-            n_page,
+            flags,
             out,
+            math.log(group),
             places,
             tiles,
+            *flags.stride(),
             TP=next_power_of_two(tiles),
             MEAN=pooling == "MeanS",
             num_warps=2,
@@ -113,12 +136,19 @@ def page_scores_triton(
     return out
 
 
+@_page_scores.register_fake
+def _(
+    q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: str, scaling: float
+) -> torch.Tensor:
+    return q.new_empty(lo.shape[:3], dtype=torch.float32)
+
+
 @jit
 def _score(  # type: ignore[no-untyped-def]
     q_ptr,
     lo_ptr,
     hi_ptr,
-    n_page_ptr,
+    candidate_ptr,
     score_ptr,
     top_ptr,
     sum_ptr,
@@ -129,6 +159,9 @@ def _score(  # type: ignore[no-untyped-def]
     p_b,
     p_h,
     p_n,
+    c_b,
+    c_h,
+    c_n,
     HKV: tl.constexpr,
     G: tl.constexpr,
     TILE: tl.constexpr,
@@ -148,7 +181,7 @@ def _score(  # type: ignore[no-untyped-def]
     real = g < G
     d = tl.arange(0, D)
     page = tile * TILE + tl.arange(0, TILE)
-    live = page < tl.load(n_page_ptr + bh)
+    live = tl.load(candidate_ptr + b * c_b + h * c_h + page * c_n, mask=page < places, other=0) != 0
     # first of all in fp32, whatever the storage: the interpreter cannot compute in bf16
     q = tl.load(q_ptr + b * q_b + (h * G + g)[:, None] * q_h + d[None, :], mask=real[:, None], other=0.0).to(tl.float32)
     if POOL == "MaxQ":
@@ -183,22 +216,29 @@ def _pool_softmax(  # type: ignore[no-untyped-def]
     score_ptr,
     top_ptr,
     sum_ptr,
-    n_page_ptr,
+    candidate_ptr,
     out_ptr,
+    log_group,
     places,
     tiles,
+    c_b,
+    c_h,
+    c_n,
     HKV: tl.constexpr,
     G: tl.constexpr,
     TILE: tl.constexpr,
     TP: tl.constexpr,
     MEAN: tl.constexpr,
 ):
-    """Finish the softmax over all pages from the tiles' maxima and sums, and pool it over the group."""
+    """Finish the log-softmax over all pages from the tiles' maxima and sums, and pool it over the group: the largest,
+    or the mean as a sum of exponentials above the largest so far."""
     bh = tl.program_id(0).to(tl.int64)
     page = tl.program_id(1) * TILE + tl.arange(0, TILE)
     each = tl.arange(0, TP)
-    live = page < tl.load(n_page_ptr + bh)
-    pooled = tl.zeros((TILE,), tl.float32)
+    at = candidate_ptr + (bh // HKV) * c_b + (bh % HKV) * c_h + page * c_n
+    live = tl.load(at, mask=page < places, other=0) != 0
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    above = tl.zeros((TILE,), tl.float32)
     for g in tl.static_range(G):
         row = bh * G + g
         tops = tl.load(top_ptr + row * tiles + each, mask=each < tiles, other=float("-inf"))
@@ -206,7 +246,12 @@ def _pool_softmax(  # type: ignore[no-untyped-def]
         top = tl.max(tops, 0)
         top = tl.where(top == float("-inf"), 0.0, top)
         total = tl.sum(tl.exp(tops - top) * sums, 0)
-        s = tl.load(score_ptr + row * places + page, mask=live, other=float("-inf"))
-        share = tl.exp(s - top) / tl.where(total > 0, total, 1.0)
-        pooled = pooled + share / G if MEAN else tl.maximum(pooled, share)
-    tl.store(out_ptr + bh * places + page, tl.where(live, pooled, float("-inf")), mask=page < places)
+        level = top + tl.log(tl.where(total > 0, total, 1.0))
+        share = tl.load(score_ptr + row * places + page, mask=live, other=0.0) - level
+        highest = tl.maximum(best, share)
+        if MEAN:
+            above = above * tl.exp(best - highest) + tl.exp(share - highest)
+        best = highest
+    if MEAN:
+        best = best + tl.log(above) - log_group
+    tl.store(out_ptr + bh * places + page, tl.where(live, best, float("-inf")), mask=page < places)

@@ -1,11 +1,6 @@
 """The recall of one layer's static step, planned in one launch: which wishes fit, what of them is there, which spans
 give way, what each cell holds from now on and what its slots are called. The reference is kernels/zone_torch.py, and
-what lies where is equal bit for bit.
-
-Unlike k5's pages (kernels/recall_plan.py) spans have any length and of a span the leading cells are held. A program
-plans for one KV head. It goes through wishes, spans and cells a block at a time, so none of their numbers is bounded,
-and nothing is sorted: held spans were wished for at different times, so those that give way are the ones up to one
-time, which is searched for. Shapes: H KV heads, W wishes, S span ids, M cells of P tokens, G query heads of a KV head.
+what lies where is equal bit for bit; the kernel itself is in kernels/zone_kernel.py. Shapes: kernels/zone_tables.py.
 """
 
 from __future__ import annotations
@@ -13,9 +8,11 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import jit, next_power_of_two, tl
-from kvlens.kernels.zone_parts import accepted, oldest, reusable
-from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
+from kvlens.kernels.compat import next_power_of_two
+from kvlens.kernels.zone_kernel import plan
+from kvlens.kernels.zone_parts import reusable
+from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import zone_plan_torch
 
 BLOCK = 1024
 """wishes, spans or slots taken at a time"""
@@ -123,7 +120,7 @@ def _plan_zone(
         reusable[(heads,)](*asked, there, **sizes, **fixed)
     names = next_power_of_two(page)
     strides = (0, 0) if packed is None else packed.stride()
-    _plan[(heads,)](
+    plan[(heads,)](
         *asked,
         there,
         starts,
@@ -192,172 +189,3 @@ def _(
     heads, (_, spans), (_, cells) = len(requested), held.shape, span.shape
     rebuilt, came = (live.new_empty((heads, size) if packed is not None else (0,)) for size in (cells, spans))
     return span.new_empty(heads, cells, dtype=torch.int32), span.new_empty(heads), rebuilt, came
-
-
-@jit
-def _plan(  # type: ignore[no-untyped-def]
-    want_ptr,
-    read_ptr,
-    lengths_ptr,
-    fire_ptr,
-    held_ptr,
-    there_ptr,
-    starts_ptr,
-    packed_ptr,
-    clock_ptr,
-    stamp_ptr,
-    span_ptr,
-    offset_ptr,
-    live_ptr,
-    position_ptr,
-    name_ptr,
-    role_ptr,
-    hot_ptr,
-    ends_ptr,
-    count_ptr,
-    unit_ptr,
-    moved_ptr,
-    rebuilt_ptr,
-    came_ptr,
-    packed_h,
-    packed_s,
-    slots_h,
-    origin,
-    unit_bytes,
-    W,
-    S,
-    M,
-    G,
-    R,
-    H: tl.constexpr,
-    HP: tl.constexpr,
-    P: tl.constexpr,
-    READ: tl.constexpr,
-    REUSE: tl.constexpr,
-    FACTORS: tl.constexpr,
-    RAW: tl.constexpr,
-    FACTORED: tl.constexpr,
-    FREE: tl.constexpr,
-    STEPS: tl.constexpr,
-    B: tl.constexpr,
-    BC: tl.constexpr,
-    PP: tl.constexpr,
-    T: tl.constexpr,
-):
-    """One program per KV head. REUSE: 0 nothing stays, 1 all, 2 as much as `there` says of the KV head that can reuse
-    fewest.
-
-    While it runs, -1 - n in `held` marks a span that is wished for and keeps n cells. Barriers stand where a thread
-    reads what another has written, or overwrites what another may still have to read: a block may lie in several
-    threads at once.
-    """
-    h = tl.program_id(0)
-    block = tl.arange(0, B)
-    fires = (tl.load(fire_ptr + h) != 0).to(tl.int32)
-    keep = tl.full((), 0, tl.int64)
-    if REUSE == 2:
-        heads = tl.arange(0, HP)
-        keep = tl.min(tl.load(there_ptr + heads, mask=heads < H, other=0x7FFFFFFFFFFFFFFF), 0)
-    left = M
-    total = tl.full((), 0, tl.int32)
-    for start in range(0, W, B):
-        span, count, left = accepted(want_ptr, read_ptr, lengths_ptr, fires, left, h, start, W, G, R, P, READ, B)
-        stay = tl.minimum(count, tl.load(held_ptr + h * S + span, mask=count > 0, other=0).to(tl.int32))
-        if REUSE == 0:
-            stay = tl.full((B,), 0, tl.int32)
-        if REUSE == 2:
-            before = tl.cumsum(stay, 0) - stay
-            reused = tl.sum(stay, 0)
-            stay = tl.minimum(stay, tl.maximum(keep - before, 0)).to(tl.int32)
-            keep -= reused
-        missing = count - stay
-        inside = start + block < W
-        tl.store(ends_ptr + h * W + start + block, total + tl.cumsum(missing, 0), mask=inside)
-        tl.store(count_ptr + h * W + start + block, count, mask=inside)
-        total += tl.sum(missing, 0)
-        tl.debug_barrier()
-        tl.store(held_ptr + h * S + span, (-1 - stay).to(tl.int64), mask=count > 0)
-    tl.debug_barrier()
-
-    until = tl.full((), -1, tl.int64)
-    if total > 0:
-        until = oldest(held_ptr, stamp_ptr, total, h, S, M, B, T)
-    tl.debug_barrier()
-    for start in range(0, S, B):
-        at = h * S + start + block
-        inside = start + block < S
-        held = tl.load(held_ptr + at, mask=inside, other=0)
-        stamp = tl.load(stamp_ptr + at, mask=inside, other=0)
-        hot = tl.load(hot_ptr + at, mask=inside, other=0)
-        gone = (held > 0) & (stamp <= until)
-        hot = tl.where(gone, 0, tl.where(held != 0, 1, hot))
-        tl.debug_barrier()
-        tl.store(held_ptr + at, 0, mask=gone)
-        tl.store(hot_ptr + at, hot, mask=inside)
-        if FACTORS:
-            tl.store(came_ptr + at, 0, mask=inside)
-    tl.debug_barrier()
-
-    free_before = tl.full((), 0, tl.int32)
-    raw_cells = tl.full((), 0, tl.int64)
-    cell = tl.arange(0, BC)
-    page = tl.arange(0, PP)
-    for start in range(0, M, BC):
-        inside = start + cell < M
-        at = h * M + start + cell
-        live = tl.load(live_ptr + at, mask=inside, other=0)
-        span = tl.load(span_ptr + at, mask=inside, other=0)
-        offset = tl.load(offset_ptr + at, mask=inside, other=0)
-        kept = tl.load(held_ptr + h * S + span, mask=live != 0, other=0)
-        kept = tl.where(kept < 0, -1 - kept, kept)
-        stays = (live != 0) & (offset < kept)
-        free = (inside & (stays.to(tl.int32) == 0)).to(tl.int32)
-        rank = free_before + tl.cumsum(free, 0) - 1
-        fill = (free != 0) & (rank < total)
-        if free_before < total:
-            # the first wish whose last missing cell comes after this one
-            low = tl.full((BC,), 0, tl.int32)
-            high = low + W
-            for _ in range(STEPS):
-                middle = (low + high) // 2
-                behind = tl.load(ends_ptr + h * W + middle, mask=fill & (middle < W), other=0x7FFFFFFF) <= rank
-                low = tl.where(behind, middle + 1, low)
-                high = tl.where(behind, high, middle)
-            wish = h * W + low
-            span = tl.where(fill, tl.load(want_ptr + wish, mask=fill, other=0), span)
-            into = tl.load(count_ptr + wish, mask=fill, other=0) - tl.load(ends_ptr + wish, mask=fill, other=0) + rank
-            offset = tl.where(fill, into.to(tl.int64), offset)
-        free_before += tl.sum(free, 0)
-        lives = stays | fill
-        packed = tl.full((BC,), 0, tl.int64)
-        if FACTORS:
-            packed = tl.load(packed_ptr + h * packed_h + span * packed_s, mask=lives, other=0)
-        first = tl.load(starts_ptr + span, mask=fill, other=0).to(tl.int64)
-        raw = fill & (packed <= 0)
-        raw_cells += tl.sum(raw.to(tl.int64), 0)
-        row = (first - origin) // P + offset
-        role = tl.where(lives, tl.where(packed > 0, FACTORED, RAW), FREE)
-        slot = h * slots_h + (start + cell)[:, None] * P + page[None, :]
-        named = inside[:, None] & (page < P)[None, :]
-        new = fill[:, None] & (page < P)[None, :]
-        tl.debug_barrier()
-        tl.store(span_ptr + at, span, mask=fill)
-        tl.store(offset_ptr + at, offset, mask=fill)
-        tl.store(live_ptr + at, lives.to(tl.uint8), mask=inside)
-        tl.store(unit_ptr + at, tl.where(raw, row * H + h, -1).to(tl.int32), mask=inside)
-        if FACTORS:
-            tl.store(rebuilt_ptr + at, (fill & (packed > 0)).to(tl.uint8), mask=inside)
-            tl.store(came_ptr + h * S + span, (fill & (packed > 0)).to(tl.uint8), mask=fill & (packed > 0))
-        tl.store(position_ptr + slot, ((first + offset * P)[:, None] + page[None, :]).to(tl.int32), mask=new)
-        tl.store(name_ptr + slot, tl.broadcast_to(span.to(tl.int32)[:, None], (BC, PP)), mask=new)
-        tl.store(role_ptr + slot, tl.broadcast_to(role.to(tl.uint8)[:, None], (BC, PP)), mask=named)
-    tl.store(moved_ptr + h, raw_cells * unit_bytes)
-    tl.debug_barrier()
-
-    clock = tl.load(clock_ptr)
-    for start in range(0, W, B):
-        w = start + block
-        count = tl.load(count_ptr + h * W + w, mask=w < W, other=0)
-        span = tl.load(want_ptr + h * W + w, mask=count > 0, other=0)
-        tl.store(held_ptr + h * S + span, count.to(tl.int64), mask=count > 0)
-        tl.store(stamp_ptr + h * S + span, clock * W + W - w, mask=count > 0)

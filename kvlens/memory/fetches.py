@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
+from itertools import count
 
 import numpy as np
 import torch
@@ -30,13 +30,10 @@ class Fetches:
     packed: np.ndarray
 
     @staticmethod
-    def of(plans: Sequence[tuple[int, Plan]], cold: ColdTier, layer: int) -> Fetches:
-        """What the plans of KV heads miss, in their order."""
-        missed = [(head, fetch) for head, plan in plans for fetch in plan.misses]
-        units = np.array([(head, fetch.span, fetch.first, len(fetch.slots)) for head, fetch in missed], dtype=np.int64)
-        heads, spans, firsts, counts = units.reshape(-1, 4).T
-        slots = np.fromiter(chain.from_iterable(fetch.slots for _, fetch in missed), dtype=np.int64)
-        return Fetches(heads, spans, firsts, counts, slots, cold.packed(layer, heads, spans))
+    def of(plan: Plan, cold: ColdTier, layer: int) -> Fetches:
+        """What a layer's KV heads miss, in the plan's order."""
+        heads, spans, firsts, counts = plan.missing
+        return Fetches(heads, spans, firsts, counts, plan.slots, cold.packed(layer, heads, spans))
 
     def __len__(self) -> int:
         return len(self.spans)

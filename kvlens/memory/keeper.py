@@ -3,19 +3,17 @@ in their slots, and, in a bag, the eviction of single tokens. Tells what is gone
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from kvlens.memory.events import Tell
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.kept import cuts
 from kvlens.memory.placement import Eviction, Placement
 from kvlens.memory.spantable import WINDOW, SpanTable
 from kvlens.rows import CutRow
-
-Tell = Callable[[str, int | None, int | None, int | None, float | None], None]
-"""kind, layer, KV head, span, value"""
 
 
 class Keeper:

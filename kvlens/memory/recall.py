@@ -1,113 +1,92 @@
-"""The recall zone of the hot tier: which spans are there for each (layer, KV head), in which slots, and what has to go.
+"""The recall zones of a layer: which spans are there for each KV head, in which slots, and what has to go.
 
-Host bookkeeping only: it decides, `Memory` moves. Of a span the zone may hold the leading tokens only.
+Host bookkeeping only: it decides (kernels/zone_torch.py says how), `Memory` moves. Of a span the zone may hold the
+leading tokens only. Shapes: H_kv KV heads, S span ids, W wishes.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-Wish = tuple[int, int]
-"""(span, how many of its leading tokens)"""
+import numpy as np
+import torch
 
-
-@dataclass(frozen=True)
-class Fetch:
-    """Tokens [first, first + len(slots)) of a span go into `slots`."""
-
-    span: int
-    first: int
-    slots: list[int]
+from kvlens.kernels.zone_tables import CellPlan, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import decide
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one recall does for one (layer, KV head)."""
+    """What one recall of a layer does. Tokens; rows go by KV head, then by priority.
 
-    hits: list[int]
-    """spans all of whose wanted tokens stay where they are"""
-    misses: list[Fetch]
-    given_up: list[tuple[int, list[int]]]
-    """(span, its slots that are free now)"""
-    gone: list[int]
-    """spans of which nothing is left in the zone"""
-    refused: list[int]
-    """spans that do not fit the zone beside the ones of higher priority"""
-    reused: int
-    """tokens"""
+    missing int64 [4, n]: KV head, span, which of its tokens comes first, and how many of them have to come; slots int64
+    [sum of these]: where they go; freed bool [H_kv, size]: the zone's slots whose content is given up, taken again or
+    not; gone int64 [2, m]: KV head and span of which nothing is left, the least recently wanted first; refused int64
+    [2, r]: those that do not fit the zone beside the ones of higher priority.
+    """
 
-    @property
-    def fetched(self) -> int:
-        """Tokens to be moved."""
-        return sum(len(fetch.slots) for fetch in self.misses)
+    missing: np.ndarray
+    slots: np.ndarray
+    freed: torch.Tensor
+    gone: np.ndarray
+    refused: np.ndarray
+    counts: dict[str, np.ndarray]
+    """int64 [H_kv]: n_recalled, n_reused (spans), recalled_tokens, reused_tokens, ideal_tokens: what had to come if
+    all that is there were reused"""
 
 
 class RecallZone:
-    """Slots [first, first + size) of one (layer, KV head). Spans stay until their slots are needed, the least recently
-    used go first."""
+    """Slots [first, first + size) of every KV head of one layer. Spans stay until their slots are needed, the least
+    recently used go first. page: all spans are pages of so many tokens; 1: they have any length."""
 
-    def __init__(self, first: int, size: int) -> None:
-        self.size = size
-        self._free = list(range(first + size - 1, first - 1, -1))
-        self._held: OrderedDict[int, list[int]] = OrderedDict()
+    def __init__(self, kv_heads: int, spans: int, first: int, size: int, page: int = 1) -> None:
+        self.first, self.size, self.page = first, size // page * page, page
+        self.tables = ZoneTables.empty(kv_heads, spans, size // page)
+        self._stamped = 0
+        """no span has a larger stamp"""
 
-    def holds(self, span: int) -> bool:
-        return span in self._held
+    def plan(
+        self,
+        requested: torch.Tensor,
+        lengths: torch.Tensor,
+        fire: torch.Tensor,
+        read: torch.Tensor | None = None,
+        *,
+        fits: bool = False,
+        reuse: bool = True,
+        equal_reuse: bool = False,
+    ) -> Plan:
+        """Fit the wishes of the KV heads that `fire` into their zones, write that down and return it: as
+        kvlens.kernels.zone_tables.Wishes has them, on the CPU, with at least one column. lengths [S]: tokens of spans.
+        fits: they never exceed the zone."""
+        wishes = requested.shape[1]
+        clock = -(-self._stamped // wishes)
+        self._stamped = (clock + 1) * wishes
+        rounds = 1 if fits else None
+        asked = Wishes(requested, read, fire, torch.tensor(clock), rounds, reuse, equal_reuse)
+        return self._told(decide(self.tables, asked, lengths, self.page), requested)
 
-    def _fit(self, wanted: Sequence[Wish]) -> tuple[list[Wish], list[int]]:
-        """(accepted, refused): greedy in the given order, skipping what does not fit and trying the next."""
-        room, accepted, refused = self.size, [], []
-        for span, count in wanted:
-            if count <= room:
-                room -= count
-                accepted.append((span, count))
-            else:
-                refused.append(span)
-        return accepted, refused
-
-    def reusable(self, wanted: Sequence[Wish]) -> int:
-        """Wanted tokens that are here already."""
-        return sum(min(count, len(self._held.get(span, ()))) for span, count in self._fit(wanted)[0])
-
-    def plan(self, wanted: Sequence[Wish], reuse_at_most: int | None = None) -> Plan:
-        """Fit `wanted` (highest priority first) into the zone. Spans not wanted give way, the least recently used
-        first; of a span held with more tokens than wanted the rest is given up. `reuse_at_most` tokens stay, those of
-        lowest priority beyond it are given up and fetched again. Applies the plan to this bookkeeping and returns it.
-        """
-        accepted, refused = self._fit(wanted)
-        stay = {span: min(count, len(self._held.get(span, ()))) for span, count in accepted}
-        excess = 0 if reuse_at_most is None else max(0, sum(stay.values()) - reuse_at_most)
-        for span, _ in reversed(accepted):
-            cut = min(excess, stay[span])
-            stay[span] -= cut
-            excess -= cut
-        given_up = []
-        for span, _ in accepted:
-            if span in self._held and len(self._held[span]) > stay[span]:
-                given_up.append((span, self._held[span][stay[span] :]))
-                self._free.extend(reversed(given_up[-1][1]))
-                self._held[span] = self._held[span][: stay[span]]
-        shortage = sum(count - stay[span] for span, count in accepted) - len(self._free)
-        gone = []
-        for span in [s for s in self._held if s not in stay]:
-            if shortage <= 0:
-                break
-            slots = self._held.pop(span)
-            given_up.append((span, slots))
-            gone.append(span)
-            self._free.extend(slots)
-            shortage -= len(slots)
-        hits, misses = [], []
-        for span, count in accepted:
-            missing = count - stay[span]
-            if not missing:
-                hits.append(span)
-                continue
-            slots = [self._free.pop() for _ in range(missing)]
-            misses.append(Fetch(span, stay[span], slots))
-            self._held.setdefault(span, []).extend(slots)
-        for span, _ in reversed(accepted):
-            self._held.move_to_end(span)
-        return Plan(hits, misses, given_up, gone, refused, sum(stay.values()))
+    def _told(self, found: CellPlan, requested: torch.Tensor) -> Plan:
+        page, missing = self.page, found.missing
+        at = missing.nonzero(as_tuple=True)
+        rows = torch.stack((at[0], requested[at], found.stay[at] * page, missing[at] * page))
+        slots = self.first + found.fill.nonzero()[:, 1:] * page + torch.arange(page)
+        heads, spans = found.gone.nonzero(as_tuple=True)
+        order = np.lexsort((self.tables.stamp[heads, spans].numpy(), heads.numpy()))
+        over = ((found.count > 0) & ~found.accepted).nonzero(as_tuple=True)
+        accepted = torch.where(found.accepted, found.count, 0).sum(1)
+        counts = {
+            "n_recalled": (missing > 0).sum(1),
+            "n_reused": (found.accepted & (missing == 0)).sum(1),
+            "recalled_tokens": missing.sum(1) * page,
+            "reused_tokens": found.stay.sum(1) * page,
+            "ideal_tokens": (accepted - found.there.sum(1)) * page,
+        }
+        return Plan(
+            rows.numpy(),
+            slots.flatten().numpy(),
+            found.freed.repeat_interleave(page, 1) if page > 1 else found.freed,
+            torch.stack((heads, spans)).numpy()[:, order],
+            torch.stack((over[0], requested[over])).numpy(),
+            {name: count.numpy() for name, count in counts.items()},
+        )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from kvlens.memory.cold import Codec, ColdTier, RawCodec
+from kvlens.memory.events import EventLog
 from kvlens.memory.fetches import Between, Fetches, Recalled, Stage
 from kvlens.memory.hot import FREE, ROLE, HotTier
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.placement import Selection
-from kvlens.memory.recall import Plan, RecallZone, Wish
+from kvlens.memory.recall import Plan, RecallZone
 from kvlens.memory.spantable import SpanTable
 from kvlens.shape import KVShape
 
@@ -23,9 +23,6 @@ ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"
 """Event that tells of a span's arrival, by the cause of its transfer; 'recall' for the others."""
 DEPARTURE = {"zoom": "zoom_out"}
 """Event that tells that the device gave a span up; 'release' for the others."""
-
-Tell = Callable[[str, int | None, int | None, int | None, float | None], None]
-"""kind, layer, KV head, span, value"""
 
 
 @dataclass
@@ -52,10 +49,10 @@ class Recaller:
         is_hot: torch.Tensor,
         ledger: Ledger,
         link: Link,
-        tell: Tell,
+        events: EventLog,
     ) -> None:
         self.shape, self.layout, self.hot, self.cold, self.spans = shape, layout, hot, cold, spans
-        self.is_hot, self.ledger, self.link, self.tell = is_hot, ledger, link, tell
+        self.is_hot, self.ledger, self.link, self.events = is_hot, ledger, link, events
         self.codec: Codec = RawCodec()
         keys = hot.pools[0].keys
         size = layout.staging_bytes // keys.dtype.itemsize
@@ -64,9 +61,12 @@ class Recaller:
         ]
         self.stage = Stage(self.buffers, layout.streamed)
         self.zones = [
-            [RecallZone(hot.pool(layer).start["recall"], layout.of(layer).recall) for _ in range(shape.kv_heads)]
+            RecallZone(
+                shape.kv_heads, spans.capacity, hot.pool(layer).start["recall"], layout.of(layer).recall, cold.page
+            )
             for layer in range(shape.layers)
         ]
+        self._lengths = torch.from_numpy(spans.host_lengths)
         self._under_way: list[list[_Arrival]] = [[] for _ in range(shape.layers)]
         self.start_step()
 
@@ -79,61 +79,51 @@ class Recaller:
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
         """Start moving the wishes of the KV heads that are due now (or later), as far as they fit. A span in the cold
         tier stays there; the device's copy is given up without a transfer."""
-        due = [True] * self.shape.kv_heads if selection.now is None else selection.now.tolist()
-        heads = [head for head, now in enumerate(due) if now != later]
-        if not heads:
+        kv_heads = self.shape.kv_heads
+        fire = (torch.ones(kv_heads, dtype=torch.bool) if selection.now is None else selection.now.cpu()) != later
+        if not fire.any():
             return
+        truncated = selection.equal_reuse or not selection.reuse
+        if truncated:
+            self.counts["ideal_bytes"][layer, fire.numpy()] = 0.0
+        if not selection.requested.shape[1]:
+            return
+        assert selection.tokens is None or self.cold.page == 1, "of a page all tokens are read"
+        plan = self.zones[layer].plan(
+            selection.requested.cpu(),
+            self._lengths,
+            fire,
+            None if selection.tokens is None else selection.tokens.amax(1, keepdim=True).cpu(),
+            fits=selection.fits,
+            reuse=selection.reuse,
+            equal_reuse=selection.equal_reuse,
+        )
+        assert not (selection.fits and plan.refused.size), "the method said that its wishes fit"
+        for name, count in plan.counts.items():
+            if name != "ideal_tokens":
+                self.counts[name][layer] += count
+        if truncated:
+            ideal = plan.counts["ideal_tokens"] * self.shape.head_token_bytes
+            self.counts["ideal_bytes"][layer] = np.where(fire.numpy(), ideal, self.counts["ideal_bytes"][layer])
         cause = selection.later_cause if later else selection.cause
-        wishes = self._wishes(selection, heads)
-        least = None
-        if truncated := selection.equal_reuse or not selection.reuse:
-            reusable = {head: self.zones[layer][head].reusable(wishes[head]) for head in heads}
-            least = min(reusable.values()) if selection.reuse else 0
-        plans = []
-        for head in heads:
-            plan = self.zones[layer][head].plan(wishes[head], least)
-            assert not (selection.fits and plan.refused), "the method said that its wishes fit"
-            self._count(layer, head, plan)
-            if truncated:
-                missing = plan.fetched - (reusable[head] - plan.reused)
-                self.counts["ideal_bytes"][layer, head] = missing * self.shape.head_token_bytes
-            plans.append((head, plan))
-        self._give_up(layer, plans, cause)
-        if any(plan.misses for _, plan in plans):
-            self._fetch(layer, Fetches.of(plans, self.cold, layer), cause, blocking=not later)
+        self._give_up(layer, plan, cause)
+        if plan.slots.size:
+            self._fetch(layer, Fetches.of(plan, self.cold, layer), cause, blocking=not later)
 
-    def _wishes(self, selection: Selection, heads: list[int]) -> dict[int, list[Wish]]:
-        requested = selection.requested.tolist()
-        if selection.tokens is None:
-            return {head: [(s, self.spans.tokens(s)) for s in requested[head] if s >= 0] for head in heads}
-        counts = selection.tokens.amax(1).gather(1, selection.requested.clamp(min=0)).tolist()
-        return {
-            head: [(s, c) for s, c in zip(requested[head], counts[head], strict=True) if s >= 0 and c > 0]
-            for head in heads
-        }
-
-    def _count(self, layer: int, head: int, plan: Plan) -> None:
-        counts = self.counts
-        counts["n_recalled"][layer, head] += len(plan.misses)
-        counts["n_reused"][layer, head] += len(plan.hits)
-        counts["recalled_tokens"][layer, head] += plan.fetched
-        counts["reused_tokens"][layer, head] += plan.reused
-
-    def _give_up(self, layer: int, plans: Sequence[tuple[int, Plan]], cause: str) -> None:
-        role = self.hot.slots(layer).role
-        free = [(head, slot) for head, plan in plans for _, slots in plan.given_up for slot in slots]
-        if free:
-            heads, slots = torch.tensor(free, device=role.device).T
-            role[heads, slots] = FREE
-        gone = [(head, span) for head, plan in plans for span in plan.gone]
-        if gone:
-            heads, spans = torch.tensor(gone, device=self.is_hot.device).T
+    def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
+        if plan.freed.any():
+            zone, role = self.zones[layer], self.hot.slots(layer).role
+            role[:, zone.first : zone.first + zone.size].masked_fill_(plan.freed.to(role.device), FREE)
+        gone, refused = plan.gone, plan.refused
+        if gone.size:
+            heads, spans = torch.from_numpy(gone).to(self.is_hot.device)
             self.is_hot[layer][heads, spans] = False
-        for head, plan in plans:
-            for span in plan.gone:
-                self.tell(DEPARTURE.get(cause, "release"), layer, head, span, None)
-            for span in plan.refused:
-                self.tell("refused", layer, head, span, float(self.spans.tokens(span)))
+        if gone.size or refused.size:
+            told = np.concatenate((gone, refused), 1)
+            order = told[0].argsort(kind="stable")  # of a KV head what is gone comes first
+            kinds = [DEPARTURE.get(cause, "release")] * gone.shape[1] + ["refused"] * refused.shape[1]
+            values = np.concatenate((np.full(gone.shape[1], np.nan), self.spans.token_counts(refused[1])))
+            self.events.tell_units([kinds[at] for at in order], layer, *told[:, order], values[order])
 
     def _fetch(self, layer: int, fetches: Fetches, cause: str, blocking: bool) -> None:
         whole = self.spans.token_counts(fetches.spans) == fetches.counts
@@ -171,8 +161,8 @@ class Recaller:
             slots.role[heads, at] = role.to(torch.uint8)
             units = torch.from_numpy(np.stack((fetches.kv_heads, fetches.spans))).to(slots.role.device)
             self.is_hot[layer][units[0], units[1]] = True
-            for _, kv_head, moved, size in entry.lines():
-                self.tell(ARRIVAL.get(entry.cause, "recall"), layer, kv_head, moved, float(size))
+            kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
+            self.events.tell_units(kind, layer, entry.kv_heads, entry.spans, sizes)
         self._under_way[layer].clear()
 
     def settle(self) -> None:

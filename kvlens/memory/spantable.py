@@ -28,7 +28,9 @@ class SpanTable:
         self.lengths = torch.ones(capacity, device=device)
         self.log_lengths = torch.zeros(capacity, device=device)
         self.starts = torch.zeros(capacity, dtype=torch.int32, device=device)
-        self._host_lengths = [1] * capacity
+        self.host_lengths = np.ones(capacity, dtype=np.int64)
+        """tokens of each span, as `lengths`"""
+        self._host_starts = np.zeros(capacity, dtype=np.int64)
         self._born: list[SpanRow] = []
 
     def __len__(self) -> int:
@@ -42,10 +44,9 @@ class SpanTable:
             stored = dataclasses.replace(row, span=span)
             self.rows.append(stored)
             self._born.append(stored)
-            self._host_lengths[span] = max(1, row.tok_end - row.tok_start)
-            self.lengths[span] = self._host_lengths[span]
+            self.host_lengths[span] = self.lengths[span] = max(1, row.tok_end - row.tok_start)
             self.log_lengths[span] = self.lengths[span].log()
-            self.starts[span] = row.tok_start
+            self._host_starts[span] = self.starts[span] = row.tok_start
         return ids
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -53,15 +54,17 @@ class SpanTable:
 
     def tokens(self, span: int) -> int:
         """Tokens of a span, read on the host."""
-        return self._host_lengths[span]
+        return int(self.host_lengths[span])
 
     def token_counts(self, spans: np.ndarray) -> np.ndarray:
         """Tokens of spans [n], read on the host."""
-        return np.array([self._host_lengths[span] for span in spans.tolist()], dtype=np.int64)
+        found: np.ndarray = self.host_lengths[spans]
+        return found
 
     def first_positions(self, spans: np.ndarray) -> np.ndarray:
         """Positions that spans [n] begin with, read on the host."""
-        return np.array([self.rows[span].tok_start for span in spans.tolist()], dtype=np.int64)
+        found: np.ndarray = self._host_starts[spans]
+        return found
 
     def drain_born(self) -> list[SpanRow]:
         """Rows added since the last call."""

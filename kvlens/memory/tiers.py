@@ -11,6 +11,7 @@ from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, Cut, Stored
+from kvlens.memory.events import EventLog
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
 from kvlens.memory.keeper import Keeper
@@ -41,7 +42,7 @@ class Memory:
         self.cold = ColdTier(self.link.host)
         self.prompt: PromptStore | None = PromptStore(shape, dtype, device, prompt_tokens)
         self.account.hold("prompt", *self.prompt.tensors())
-        self.events: list[EventRow] = []
+        self.events = EventLog()
         self._stored: list[tuple[Entry, Stored]] = []
         """what went to the cold tier since `drain_span_heads`"""
         self.step = -1
@@ -60,11 +61,11 @@ class Memory:
         self.is_hot = torch.zeros(
             shape.layers, shape.kv_heads, layout.span_capacity, dtype=torch.bool, device=self.device
         )
-        self.recaller = Recaller(
-            shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self._event
-        )
-        self.keeper = Keeper(self.hot, self.spans, self.is_hot, self._event)
         self.cold.lay_out(shape, layout, self.spans, self.dtype, self.held.positions)
+        self.recaller = Recaller(
+            shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self.events
+        )
+        self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
@@ -131,7 +132,7 @@ class Memory:
         ]
         ids = self.spans.add(rows)
         for span, row in zip(ids, rows, strict=True):
-            self._event("span_open", span=span)
+            self.events.tell("span_open", span=span)
             self.held.name(self.hot, row.tok_start, row.tok_end, span)
         selectable = [ids[i] for i in (*placement.offload, *placement.selectable)]
         self.selectable[torch.tensor(selectable, dtype=torch.long, device=self.device)] = True
@@ -139,7 +140,7 @@ class Memory:
         self.is_hot[:, :, kept] = True
         for span, row in zip(ids, rows, strict=True):
             if row.state == "evicted":
-                self._event("evict", span=span, value=float(row.tok_end - row.tok_start))
+                self.events.tell("evict", span=span, value=float(row.tok_end - row.tok_start))
         return ids
 
     def _place(
@@ -178,14 +179,14 @@ class Memory:
         ticket = self.link.submit(entry, moves)
         self._stored.append((entry, stored))
         for cut in cuts:
-            self._event("offload", span=cut.span, value=float(cut.end - cut.start))
+            self.events.tell("offload", span=cut.span, value=float(cut.end - cut.start))
         ticket.wait()
 
     # -------------------------------------------------------------------------------------------------------------
     # decoding
     def start_step(self, step: int) -> None:
         """A new step: the ledger, the account's peak and counts begin anew."""
-        self.step = step
+        self.step = self.events.step = step
         self.link.resolve(
             step - 2
         )  # the host has seen what the step before this one came to, so it need not wait for these
@@ -202,7 +203,7 @@ class Memory:
             if pool.bag is None:
                 pool.take_window(position, position + 1, WINDOW)
         for layer, kv_head, span in self.held.start_step(self.hot, self.step, position):
-            self._event("hold", layer, kv_head, span)
+            self.events.tell("hold", layer, kv_head, span)
 
     def advance(self, position: int) -> None:
         """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
@@ -302,8 +303,7 @@ class Memory:
         self.link.close()
 
     def drain_events(self) -> list[EventRow]:
-        events, self.events = self.events, []
-        return events
+        return self.events.drain()
 
     def drain_cuts(self) -> list[CutRow]:
         return self.keeper.drain_cuts()
@@ -312,15 +312,3 @@ class Memory:
         """How what went to the cold tier since the last call lies there."""
         stored, self._stored = self._stored, []
         return [row for entry, one in stored for row in one.rows(entry)]
-
-    # -------------------------------------------------------------------------------------------------------------
-    # internal
-    def _event(
-        self,
-        kind: str,
-        layer: int | None = None,
-        kv_head: int | None = None,
-        span: int | None = None,
-        value: float | None = None,
-    ) -> None:
-        self.events.append(EventRow(self.step, layer, kv_head, None, kind, span, value))

@@ -48,5 +48,6 @@ class Quest(PageRetrieval):
         return torch.cat((keys.amin(-2), keys.amax(-2)), -1)
 
     def rank(self, q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
-        low, high = summary.chunk(2, -1)
-        return q.clamp(min=0) @ high.transpose(-1, -2) + q.clamp(max=0) @ low.transpose(-1, -2)
+        from kvlens.kernels.page_scores import bound
+
+        return bound(q, *summary.chunk(2, -1))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from kvlens.kernels import zone_plan as kernel
 from kvlens.kernels.zone_plan import zone_plan_triton
-from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
+from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
 
 ABSURD = 1 << 30
 RESIDENT, FACTORED, FREE = 2, 5, 9
@@ -29,9 +30,7 @@ class Layer:
         self, g: torch.Generator, heads: int, cells: int, lengths: list[int], page: int, factors: bool
     ) -> None:
         spans, slots, self.g = len(lengths) + 1, cells * page, g
-        held, stamp = torch.zeros(2, heads, spans, dtype=torch.long)
-        span, offset = torch.zeros(2, heads, cells, dtype=torch.long)
-        self.tables = ZoneTables(held, stamp, span, offset, torch.zeros(heads, cells, dtype=torch.bool))
+        self.tables = ZoneTables.empty(heads, spans, cells)
         # a zone lies in the midst of a pool of slots
         pool = torch.full((2, heads, slots + 7), ABSURD, dtype=torch.int32)
         role = torch.full((heads, slots + 7), 77, dtype=torch.uint8)
@@ -55,7 +54,7 @@ class Layer:
     def copy(self) -> Layer:
         """The same zone, and absurd numbers in cells that hold nothing and in stamps of spans that are not held."""
         other = object.__new__(Layer)
-        other.tables = ZoneTables(*(getattr(self.tables, field.name).clone() for field in fields(ZoneTables)))
+        other.tables = ZoneTables(*(table.clone() for table in self.tables.tensors()))
         pool, role = other.pool = tuple(x.clone() for x in self.pool)  # type: ignore[assignment]
         other.names = Names(
             pool[0][:, 3:-4], pool[1][:, 3:-4], role[:, 3:-4], self.names.is_hot.clone(), self.names.roles

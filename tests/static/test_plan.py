@@ -1,5 +1,5 @@
-"""The plan on the device equals the host's recall zone: the same spans on the device with as many tokens, the same
-moves, step by step."""
+"""The plan of a recall in torch operations of fixed shape equals the plan in plain loops: the same spans with as many
+cells, the same moves, step by step."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recall_oracle import LoopZone
 
-from kvlens.kernels.zone_torch import ZoneTables, fit, plan, rounds_for
-from kvlens.memory.recall import RecallZone
+from kvlens.kernels.zone_tables import Wishes, ZoneTables
+from kvlens.kernels.zone_torch import decide, fit, rounds_for
 
-MODES = ("all", "part", "cap")
-"""whole spans; their leading cells; whole spans with equal reuse"""
-
-
-def empty(heads: int, spans: int, cells: int) -> ZoneTables:
-    held, stamp = torch.zeros(2, heads, spans, dtype=torch.long)
-    span, offset = torch.zeros(2, heads, cells, dtype=torch.long)
-    return ZoneTables(held, stamp, span, offset, torch.zeros(heads, cells, dtype=torch.bool))
+MODES = ("all", "part", "equal", "never")
+"""whole spans; their leading cells; leading cells with equal reuse; whole spans moved whether they are there or not"""
 
 
 def check_cells(tables: ZoneTables) -> None:
@@ -41,53 +36,45 @@ def check_cells(tables: ZoneTables) -> None:
     st.sampled_from(MODES),
     st.integers(0, 999),
 )
-def test_same_spans_same_moves_as_the_host(
+def test_same_spans_same_moves_as_the_loops(
     cells: int, spans: int, longest: int, shortest: int, mode: str, seed: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
     heads, shortest = 2, min(shortest, longest)
     lengths = torch.randint(shortest, longest + 1, (spans + 1,), generator=g)
-    tables, zones = empty(heads, spans + 1, cells), [RecallZone(0, cells) for _ in range(heads)]
-    rounds = rounds_for(1 if mode == "part" else shortest, longest)
+    tables, loops = ZoneTables.empty(heads, spans + 1, cells), [LoopZone(cells) for _ in range(heads)]
+    parts = mode in ("part", "equal")
+    rounds = rounds_for(1 if parts else shortest, longest)
     for step in range(12):
         requested = torch.stack([1 + torch.randperm(spans, generator=g) for _ in range(heads)])
         requested[torch.rand(requested.shape, generator=g) < 0.4] = -1
         fire = torch.rand(heads, generator=g) < 0.8
-        count = torch.where(requested > 0, lengths[requested.clamp(min=0)], 0)
-        if mode == "part":
-            count = torch.where(
-                requested > 0, (torch.rand(requested.shape, generator=g) * count).long() + 1, 0
-            ).minimum(count)
+        read = (torch.rand(heads, 2, spans + 1, generator=g) * (lengths + 1)).long() if parts else None
+        tokens = lengths.expand(heads, -1) if read is None else read.amax(1)
         wishes = [
-            [(s, c) for s, c in zip(*rows, strict=True) if s > 0]
-            for rows in zip(requested.tolist(), count.tolist(), strict=True)
+            [(span, int(tokens[head, span])) for span in requested[head].tolist() if span > 0 and tokens[head, span]]
+            for head in range(heads)
         ]
         due = [head for head in range(heads) if fire[head]]
-        cap = min((zones[head].reusable(wishes[head]) for head in due), default=0) if mode == "cap" else None
-        hosts = {head: zones[head].plan(wishes[head], cap) for head in due}
+        least = min((loops[head].reusable(wishes[head]) for head in due), default=0)
+        cap = {"never": 0, "equal": least}.get(mode)
+        told = {head: loops[head].plan(wishes[head], cap) for head in due}
 
-        count = count * fire[:, None]
-        accepted = fit(count, cells, rounds)
-        keep = None if cap is None else torch.full((1, 1), cap)
-        found = plan(tables, requested, count, accepted, torch.tensor(step + 1), keep)
+        asked = Wishes(requested, read, fire, torch.tensor(step), rounds, mode != "never", mode == "equal")
+        found = decide(tables, asked, lengths, 1)
         check_cells(tables)
         for head in range(heads):
-            held = {s: len(slots) for s, slots in zones[head]._held.items()}
-            assert held == {s: c for s, c in enumerate(tables.held[head].tolist()) if c}
-            if head not in hosts:
-                assert found.moved[head] == 0
+            held = {span: count for span, count in enumerate(tables.held[head].tolist()) if count}
+            assert held == {span: count for span, count in loops[head].held.items() if count}
+            assert int(found.fill[head].sum()) == int(found.missing[head].sum())
+            if head not in told:
                 assert not found.fill[head].any()
                 assert not found.gone[head].any()
                 continue
-            host = hosts[head]
-            assert int(found.moved[head]) == host.fetched == int(found.fill[head].sum())
-            assert found.gone[head].nonzero()[:, 0].tolist() == sorted(host.gone)
-            refused = [
-                s
-                for s, a, c in zip(requested[head].tolist(), accepted[head].tolist(), count[head].tolist(), strict=True)
-                if c and not a
-            ]
-            assert refused == host.refused
+            assert int(found.fill[head].sum()) == sum(count for *_, count in told[head].misses)
+            assert found.gone[head].nonzero()[:, 0].tolist() == sorted(told[head].gone)
+            over = (found.count[head] > 0) & ~found.accepted[head]
+            assert requested[head][over].tolist() == told[head].refused
 
 
 @pytest.mark.parametrize(("shortest", "longest", "rounds"), [(1, 1, 1), (8, 64, 8), (8, 8, 1), (1, 5, 5)])
@@ -95,11 +82,13 @@ def test_rounds(shortest: int, longest: int, rounds: int) -> None:
     assert rounds_for(shortest, longest) == rounds
 
 
+@pytest.mark.parametrize("rounds", [rounds_for(2, 9), None])
 @settings(max_examples=80, deadline=None, derandomize=True)
-@given(st.lists(st.integers(2, 9), min_size=1, max_size=25), st.integers(0, 60))
-def test_fit_is_greedy_with_skipping(counts: list[int], room: int) -> None:
+@given(counts=st.lists(st.integers(2, 9), min_size=1, max_size=25), room=st.integers(0, 60))
+def test_fit_is_greedy_with_skipping(rounds: int | None, counts: list[int], room: int) -> None:
+    """In the rounds that suffice, and in as many as it takes."""
     left, expected = room, []
     for count in counts:
         expected.append(count <= left)
         left -= count if count <= left else 0
-    assert fit(torch.tensor([counts]), room, rounds_for(2, 9))[0].tolist() == expected
+    assert fit(torch.tensor([counts]), room, rounds)[0].tolist() == expected

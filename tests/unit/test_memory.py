@@ -1,80 +1,15 @@
-"""The recall zone's bookkeeping, the ledger, the account, and bytes that really move."""
+"""The ledger, the account, and bytes that really move."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import HostLink
 from kvlens.memory.move import Move
-from kvlens.memory.recall import RecallZone
-
-LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
-
-
-@given(
-    LENGTHS,
-    st.integers(1, 30),
-    st.lists(st.lists(st.integers(0, 11), unique=True, max_size=8), max_size=8),
-    st.booleans(),
-    st.integers(0, 20),
-)
-def test_recall_zone_never_lends_a_slot_twice(
-    lengths: list[int], size: int, wanted: list[list[int]], parts: bool, most: int
-) -> None:
-    zone = RecallZone(100, size)
-    held: dict[int, list[int]] = {}
-    for turn, spans in enumerate(wanted):
-        whole = {span: lengths[span % len(lengths)] for span in spans}
-        wish = [(span, 1 + turn % whole[span] if parts else whole[span]) for span in spans]
-        limit = most if turn % 2 else None
-        reusable = zone.reusable(wish)
-        plan = zone.plan(wish, limit)
-        for span, slots in plan.given_up:
-            assert held[span][-len(slots) :] == slots, "the last tokens of a span go first"
-            held[span] = held[span][: -len(slots)]
-        for span in plan.gone:
-            assert held.pop(span) == []
-            assert span not in dict(wish) or span in plan.refused
-        for fetch in plan.misses:
-            mine = held.setdefault(fetch.span, [])
-            assert len(mine) == fetch.first
-            mine.extend(fetch.slots)
-        accepted = {span: count for span, count in wish if span not in plan.refused}
-        assert plan.reused == (reusable if limit is None else min(limit, reusable))
-        assert plan.reused + plan.fetched == sum(accepted.values())
-        assert all(len(held[span]) == count and zone.holds(span) for span, count in accepted.items())
-        assert set(plan.hits) == set(accepted) - {fetch.span for fetch in plan.misses}
-        slots = [slot for group in held.values() for slot in group]
-        assert len(slots) == len(set(slots)) <= size
-        assert all(100 <= slot < 100 + size for slot in slots)
-        room = size  # greedy: what was refused did not fit beside the accepted ones of higher priority
-        for span, count in wish:
-            if span in plan.refused:
-                assert count > room
-            else:
-                room -= count
-
-
-def test_least_recently_wanted_goes_first() -> None:
-    zone = RecallZone(0, 4)
-    zone.plan([(1, 2), (2, 2)])
-    zone.plan([(1, 2)])
-    assert zone.plan([(3, 2)]).gone == [2]
-
-
-def test_truncated_reuse_gives_up_the_tokens_of_lowest_priority() -> None:
-    zone = RecallZone(0, 6)
-    zone.plan([(7, 4), (8, 2)])
-    plan = zone.plan([(7, 4), (8, 2)], reuse_at_most=3)
-    assert plan.given_up == [(7, [3]), (8, [4, 5])]
-    assert [(f.span, f.first, len(f.slots)) for f in plan.misses] == [(7, 3, 1), (8, 0, 2)]
-    assert (plan.reused, plan.fetched, plan.gone) == (3, 3, [])
 
 
 def test_account_counts_storage_once_and_refuses_to_pass_its_limit() -> None:

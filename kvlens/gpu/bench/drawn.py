@@ -12,7 +12,8 @@ from kvlens.gpu.bench.floors import PAGE
 from kvlens.gpu.bench.part import Bench
 from kvlens.kernels.page_attend import Pages
 from kvlens.kernels.slot_tables import SlotReads
-from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for
+from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import rounds_for
 from kvlens.memory.bias import CODES
 
 ROLES = (0, 1, 2)

@@ -100,11 +100,11 @@ def _scores(bench: Bench) -> Iterator[CheckRow]:
     places, live = (70, 66) if bench.dry else (1024, 1000)
     q, one, two = (bench.device.normal(*shape) for shape in ((1, HEADS * GROUP, DIM), *[(1, HEADS, places, DIM)] * 2))
     lo, hi = torch.minimum(one, two), torch.maximum(one, two)
-    count = torch.full((1, HEADS), live, dtype=torch.int32, device=bench.device.at)
+    there = (torch.arange(places, device=bench.device.at) < live).expand(1, HEADS, -1)
     for pooling in page_scores.POOLINGS:
         scaling = DIM**-0.5
-        found = page_scores.page_scores(q, lo, hi, count, pooling, scaling)[..., :live]
-        exact = page_scores.page_scores(*_wide(q, lo, hi), count.cpu(), pooling, scaling)[..., :live]
+        found = page_scores.page_scores(q, lo, hi, there, pooling, scaling)[..., :live]
+        exact = page_scores.page_scores(*_wide(q, lo, hi), there.cpu(), pooling, scaling)[..., :live]
         yield _near(f"k2 {pooling}", found, exact)
 
 

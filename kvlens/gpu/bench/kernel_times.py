@@ -24,7 +24,8 @@ from kvlens.kernels.page_scores import page_scores
 from kvlens.kernels.pool_attend import Live
 from kvlens.kernels.slot_tables import SlotReads, slot_tables, slot_tables_torch
 from kvlens.kernels.zone_plan import zone_plan
-from kvlens.kernels.zone_torch import Moves, Names, Source, Wishes, ZoneTables, zone_plan_torch
+from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import zone_plan_torch
 
 AIM = 0.8
 SPAN, RANK = 64, 16
@@ -96,10 +97,10 @@ def _attend(bench: Bench) -> Iterator[KernelRow]:
 def _score_step(bench: Bench, places: int, top: bool) -> Step:
     kv = bench.model.kv
     q, lo, hi = calls.context(bench, places)
-    count = torch.full((1, kv.kv_heads), places, dtype=torch.int32, device=bench.device.at)
+    every = torch.ones(places, dtype=torch.bool, device=bench.device.at).expand(1, kv.kv_heads, -1)
 
     def step() -> None:
-        scores = page_scores(q, lo, hi, count, "MeanS", 1.0)
+        scores = page_scores(q, lo, hi, every, "MeanS", 1.0)
         if top:
             scores.topk(min(32, places), dim=-1)
 

@@ -8,7 +8,8 @@ from kvlens.gpu.static import cuda
 from kvlens.gpu.static.factors import FactorRows
 from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.zone_plan import zone_plan_triton
-from kvlens.kernels.zone_torch import Names, Source, Wishes, ZoneTables, rounds_for, zone_plan_torch
+from kvlens.kernels.zone_tables import Names, Source, Wishes, ZoneTables
+from kvlens.kernels.zone_torch import rounds_for, zone_plan_torch
 from kvlens.memory.cold import Pools
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
@@ -42,12 +43,7 @@ class StaticRecall:
         for layer in range(shape.layers):
             cells = memory.layout.of(layer).recall // self.cold.page
             if cells:
-                # storages of their own: a compiled function may not write to inputs that lie in one
-                sizes = (spans, spans, cells, cells)
-                held, stamp, span, offset = (
-                    torch.zeros(shape.kv_heads, size, dtype=torch.long, device=device) for size in sizes
-                )
-                self.tables[layer] = ZoneTables(held, stamp, span, offset, torch.zeros_like(span, dtype=torch.bool))
+                self.tables[layer] = ZoneTables.empty(shape.kv_heads, spans, cells, device)
         self.moved = torch.zeros(2, shape.layers, shape.kv_heads, dtype=torch.long, device=device)
         self.factors = self._reserve(form, host)
         if self.factors is not None:
@@ -93,7 +89,7 @@ class StaticRecall:
 
     @property
     def bytes(self) -> int:
-        tables = [x for t in self.tables.values() for x in (t.held, t.stamp, t.span, t.offset, t.live)]
+        tables = [x for t in self.tables.values() for x in t.tensors()]
         factors = self.factors.bytes if self.factors is not None else 0
         return factors + sum(x.numel() * x.element_size() for x in (*tables, self.moved))
 

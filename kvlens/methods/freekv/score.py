@@ -1,13 +1,14 @@
-"""FreeKV's tensor maths: page summaries, page scores, what a group agrees on, query similarity.
+"""FreeKV's tensor maths: page summaries, their scores, what a group agrees on, query similarity.
 
 Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P rows of the summary table, R pages selected.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
+
+from kvlens.kernels import page_scores as kernel
+from kvlens.kernels.page_scores import Pooling
 
 
 def summarise(keys: torch.Tensor, page: int) -> torch.Tensor:
@@ -17,33 +18,13 @@ def summarise(keys: torch.Tensor, page: int) -> torch.Tensor:
     return torch.stack((paged.amin(-2), paged.amax(-2)), -2)
 
 
-def bound(q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
-    """Largest q . k a key within a page's limits could reach, sum over d of max(q_d min_d, q_d max_d): q [H_kv, G, D],
-    summary [H_kv, P, 2, D] -> [H_kv, G, P]. A positive q_d takes the largest value, a negative one the smallest."""
-    low, high = summary.unbind(-2)
-    return q.clamp(min=0) @ high.transpose(-1, -2) + q.clamp(max=0) @ low.transpose(-1, -2)
-
-
 def page_scores(
-    q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: str, scale: float
+    q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
     """What pages are ranked by: q [Hq, D], summary [H_kv, P, 2, D], candidate bool [P] -> [H_kv, P], -inf where no
-    candidate.
-
-    pooling: one of freekv_params.POOLINGS (app. B.2); of MeanS and MaxS the logarithm, since unscaled scores make
-    softmax of float32 underflow, and pages would be ranked by nothing. `scale` multiplies the bounds.
-    """
-    summary, grouped = summary.float(), q.float().unflatten(0, (summary.shape[0], -1))
-    mean = pooling.startswith("Mean")
-    if pooling.endswith("Q"):
-        grouped = grouped.mean(1, keepdim=True) if mean else grouped.amax(1, keepdim=True)
-    scores = (bound(grouped, summary) * scale).masked_fill(~candidate, float("-inf"))
-    if pooling.endswith("S"):
-        scores = scores.log_softmax(-1).masked_fill(~candidate, float("-inf"))
-        pooled = scores.logsumexp(1) - math.log(scores.shape[1]) if mean else scores.amax(1)
-    else:
-        pooled = scores.mean(1) if mean else scores.amax(1)
-    return pooled.masked_fill(~candidate, float("-inf"))
+    candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies the bounds."""
+    low, high = summary[None].unbind(-2)
+    return kernel.page_scores(q[None], low, high, candidate.expand(1, len(summary), -1), pooling, scale)[0]
 
 
 def published(scores: torch.Tensor, pooling: str) -> torch.Tensor:
