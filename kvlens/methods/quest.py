@@ -47,6 +47,6 @@ class Quest(PageRetrieval):
 
         return torch.cat((keys.amin(-2), keys.amax(-2)), -1)
 
-    def rank(self, q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
+    def rank(self, q: torch.Tensor, summary: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         low, high = summary.chunk(2, -1)
         return q.clamp(min=0) @ high.transpose(-1, -2) + q.clamp(max=0) @ low.transpose(-1, -2)
