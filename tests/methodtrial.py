@@ -10,7 +10,7 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.hot import FREE
-from kvlens.methods.base import Peeked, Rotate, RunContext, StepEnd
+from kvlens.methods.base import Method, Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)
@@ -22,7 +22,7 @@ class Trial:
 
     def __init__(
         self,
-        name: str,
+        method: str | type[Method],
         n: int,
         max_new: int,
         seed: int = 0,
@@ -30,8 +30,10 @@ class Trial:
         rotate: Rotate | None = None,
         **params: Any,
     ) -> None:
+        """method: a registered one's name, or a class."""
         rng = np.random.default_rng(seed)
-        self.shape, self.n, self.method = SHAPE, n, methods.get(name)
+        self.shape, self.n = SHAPE, n
+        self.method = methods.get(method) if isinstance(method, str) else method
         self.rng = rng
         self.keys, self.values = rng.standard_normal((2, SHAPE.layers, SHAPE.kv_heads, n, SHAPE.head_dim))
         self.queries = rng.standard_normal((SHAPE.layers, SHAPE.q_heads, n, SHAPE.head_dim))
@@ -67,6 +69,12 @@ class Trial:
         pool = self.session.memory.hot.pool(layer, kv_head)
         slots, at = pool.slots(layer), kv_head - pool.heads.start
         return sorted(slots.position[at][slots.role[at] != FREE].tolist())
+
+    def attended(self, layer: int, head: int, bias: torch.Tensor | None) -> list[int]:
+        """Positions that a query head reads through this bias, ascending."""
+        slots, kv_head = self.session.memory.attended_slots(layer, bias), head // SHAPE.group
+        seen = slots.role[kv_head] != FREE if bias is None else bias[kv_head, head % SHAPE.group] > -torch.inf
+        return sorted(slots.position[kv_head][seen].tolist())
 
     def step(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """One decode step with drawn tensors -> its queries [L, Hq, D] and the keys [L, H_kv, D] of its token."""

@@ -47,7 +47,7 @@ class Quest(PageRetrieval):
 
         return torch.cat((keys.amin(-2), keys.amax(-2)), -1)
 
-    def rank(self, q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
+    def rank(self, q: torch.Tensor, summary: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
         from kvlens.kernels.page_scores import bound
 
         return bound(q, *summary.chunk(2, -1))

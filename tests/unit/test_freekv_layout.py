@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kvlens.kernels.page_scores import bound
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.freekv import layout as freekv_layout
+from kvlens.methods.families import cold_plan
+from kvlens.methods.families.host_pages import best
 from kvlens.methods.freekv import score as freekv_score
 from kvlens.methods.freekv.method import FreeKV
 from kvlens.methods.freekv.params import FreeKVParameters
@@ -78,7 +79,7 @@ def test_pages_partition_and_leave_in_time(sinks: int, window: int, page: int, r
         assert window + {"average": page // 2, "at_least": page - 1, "at_most": 0}[rule] < page
         return
     first = min(sinks, n)
-    starts = [freekv_layout.window_from(params, first, tokens) for tokens in range(n + 1, n + max_new + 1)]
+    starts = [cold_plan.window_from(params, first, tokens) for tokens in range(n + 1, n + max_new + 1)]
     assert starts[0] <= n, "the window begins inside the prompt, or at its end"
     for tokens, start in enumerate(starts, n + 1):
         assert (start - first) % page == 0
@@ -86,7 +87,7 @@ def test_pages_partition_and_leave_in_time(sinks: int, window: int, page: int, r
         if start > first:
             assert tokens - start + page > params.ring, "no page leaves before it must"
     assert all(b - a in (0, page) for a, b in itertools.pairwise(starts)), "one page at a time"
-    plan = freekv_layout.smallest_plan(params, SHAPE, n, max_new)
+    plan = cold_plan.smallest_plan(params, SHAPE, n, max_new, page)
     assert (plan is None) == (starts[-1] == first)
     if plan is not None:
         assert plan.window_from == starts[0]
@@ -100,18 +101,19 @@ def test_a_page_score_is_an_upper_bound_of_its_keys(seed: int, pages: int, page:
     generator = torch.Generator().manual_seed(seed)
     keys = torch.randn(2, pages * page, 5, generator=generator)
     q = torch.randn(2, 3, 5, generator=generator)
-    best = (q @ keys.transpose(-1, -2)).unflatten(-1, (pages, page)).amax(-1)
-    assert (bound(q, *freekv_score.summarise(keys, page).unbind(-2)) >= best - 1e-5).all()
+    highest = (q @ keys.transpose(-1, -2)).unflatten(-1, (pages, page)).amax(-1)
+    low, high = freekv_score.summarise(keys.unflatten(1, (pages, page))).chunk(2, -1)
+    assert (bound(q, low, high) >= highest - 1e-5).all()
 
 
 def test_scores_far_apart_are_still_ranked() -> None:
     """Unscaled scores of large heads differ by hundreds: their softmax underflows to zero, their logarithm does not."""
-    summary = torch.zeros(1, 4, 2, 2)
-    summary[0, :, :, 0] = torch.tensor([-300.0, 500.0, -200.0, 100.0])[:, None]
+    summary = torch.zeros(1, 4, 4)
+    summary[0, :, ::2] = torch.tensor([-300.0, 500.0, -200.0, 100.0])[:, None]
     scores = freekv_score.page_scores(
-        torch.tensor([[1.0, 0.0]] * 2), summary, torch.ones(4, dtype=torch.bool), "MeanS", 1.0
+        torch.tensor([[[1.0, 0.0]] * 2]), summary, torch.ones(4, dtype=torch.bool), "MeanS", 1.0
     )
-    assert freekv_score.select(scores, 4)[0].tolist() == [1, 3, 2, 0]
+    assert best(scores, 4)[0].tolist() == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 A method of this family says how it summarises pages (`summarise`) and by what it ranks them (`rank`). Pages, window,
 selection, bytes and the record of score, rank and cut are the family's. Here every page stays on the device, so that
 reading shrinks and memory does not; a page is selectable from the moment it is full, the open one is always attended.
+host_pages.py is the family with its pages in host memory.
 Shapes: L layers, Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P pages, F numbers of a summary.
 """
 
@@ -51,13 +52,8 @@ class PageRetrievalParameters:
             raise ValueError("keep must lie between 0 and 1 and dense_layers be at least 0.")
 
 
-class PageRetrieval(Method):
-    """Base of the family. `params` is a PageRetrievalParameters, or has its fields."""
-
-    family = "page_retrieval"
-    keeps_all = True
-    exact_without_budget = False
-    params: Any
+class PageSummaries(Method):
+    """What a method of the family says, wherever its pages lie."""
 
     @classmethod
     @abstractmethod
@@ -69,8 +65,18 @@ class PageRetrieval(Method):
         """keys [L, H_kv, P, page, D], post-RoPE -> summaries [L, H_kv, P, F]."""
 
     @abstractmethod
-    def rank(self, q: torch.Tensor, summary: torch.Tensor) -> torch.Tensor:
-        """q [H_kv, G, D], summary [H_kv, P, F] -> float32 [H_kv, G, P], the highest attended."""
+    def rank(self, q: torch.Tensor, summary: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+        """q [H_kv, G, D], summary [H_kv, P, F], both float32, there bool [P]: rows that hold a page -> float32 [H_kv,
+        G, P], or [H_kv, 1, P] where a group ranks together; the highest are attended."""
+
+
+class PageRetrieval(PageSummaries):
+    """Base of the family whose pages stay on the device. `params` is a PageRetrievalParameters, or has its fields."""
+
+    family = "page_retrieval"
+    keeps_all = True
+    exact_without_budget = False
+    params: Any
 
     # --------------------------------------------------------------------------------------------------------- how many
     @classmethod
@@ -131,9 +137,8 @@ class PageRetrieval(Method):
         if layer < p.dense_layers or room >= self._complete:
             return None
         grouped = q.float().unflatten(0, (shape.kv_heads, -1))
-        score = self.rank(grouped, self._summary[layer].float())
-        there = torch.arange(score.shape[-1], device=score.device) < self._pages
-        score = score.masked_fill(~there, float("-inf"))
+        there = torch.arange(self._summary.shape[2], device=q.device) < self._pages
+        score = self.rank(grouped, self._summary[layer].float(), there).masked_fill(~there, float("-inf"))
         if p.group != "native":
             score = score.mean(1, keepdim=True) if p.group == "mean" else score.amax(1, keepdim=True)
         best = score.topk(room, -1).indices

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.methods.families.cold_plan import ColdPagesParameters
 from kvlens.methods.parameters import param
 
 POOLINGS = ("MeanS", "MaxS", "MeanQK", "MaxQK", "MeanQ", "MaxQ")
 
 
 @dataclass(frozen=True)
-class FreeKVParameters:
+class FreeKVParameters(ColdPagesParameters):
     """Lengths are in tokens. Defaults are the paper's for long inputs (appendix A) where it gives one."""
 
     tokens: int = param(
@@ -72,26 +73,9 @@ class FreeKVParameters:
     )
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "sinks", "window", "dense_layers"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0.")
-        if self.page < 1:
-            raise ValueError("page must be at least 1 token.")
+        super().__post_init__()
         if not 0 <= self.tau <= 1:
             raise ValueError("tau must lie between 0 (no correction) and 1 (no speculation).")
-        if self.ring < self.page:
-            raise ValueError(
-                f"window={self.window} is too small for pages of {self.page}: the page being written must fit "
-                f"into the window."
-            )
-        if 0 < self.tokens < self.sinks + self.window + self.page:
-            least = self.sinks + self.window + self.page
-            raise ValueError(f"tokens must be 0 or at least {least}: sinks, window and one page.")
-
-    @property
-    def ring(self) -> int:
-        """Most tokens in the window, the step's own included."""
-        return self.window + {"average": self.page // 2, "at_least": self.page - 1, "at_most": 0}[self.window_rule]
 
 
 #: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to

@@ -1,6 +1,6 @@
 """FreeKV's tensor maths: page summaries, their scores, what a group agrees on, query similarity.
 
-Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P rows of the summary table, R pages selected.
+Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P rows of the summary table.
 """
 
 from __future__ import annotations
@@ -11,32 +11,25 @@ from kvlens.kernels import page_scores as kernel
 from kvlens.kernels.page_scores import Pooling
 
 
-def summarise(keys: torch.Tensor, page: int) -> torch.Tensor:
-    """Smallest and largest value of each key dimension per page: keys [..., m * page, D] -> [..., m, 2, D] (sec.
-    3.2)."""
-    paged = keys.unflatten(-2, (-1, page))
-    return torch.stack((paged.amin(-2), paged.amax(-2)), -2)
+def summarise(keys: torch.Tensor) -> torch.Tensor:
+    """Smallest and largest value of each key dimension of a page: keys [..., page, D] -> [..., 2 D] (sec. 3.2)."""
+    return torch.cat((keys.amin(-2), keys.amax(-2)), -1)
 
 
 def page_scores(
     q: torch.Tensor, summary: torch.Tensor, candidate: torch.Tensor, pooling: Pooling, scale: float
 ) -> torch.Tensor:
-    """What pages are ranked by: q [Hq, D], summary [H_kv, P, 2, D], candidate bool [P] -> [H_kv, P], -inf where no
-    candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies the bounds."""
-    low, high = summary[None].unbind(-2)
-    return kernel.page_scores(q[None], low, high, candidate.expand(1, len(summary), -1), pooling, scale)[0]
+    """What pages are ranked by: q [H_kv, G, D], summary [H_kv, P, 2 D], both float32, candidate bool [P] -> [H_kv, P],
+    -inf where no candidate; of MeanS and MaxS the logarithm (app. B.2; kernels/page_scores.py). `scale` multiplies the
+    bounds."""
+    low, high = summary[None].chunk(2, -1)
+    able = candidate.expand(1, len(summary), -1)
+    return kernel.page_scores(q.flatten(0, 1)[None], low, high, able, pooling, scale)[0]
 
 
 def published(scores: torch.Tensor, pooling: str) -> torch.Tensor:
     """Scores of `page_scores` on the paper's scale: shares for MeanS and MaxS, the others as they are."""
     return scores.exp() if pooling.endswith("S") else scores
-
-
-def select(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows of the `count` best pages per KV head, best first, the older page where two are equal: [H_kv, P] -> [H_kv,
-    count], -1 where there is no further candidate."""
-    order = scores.argsort(dim=-1, descending=True, stable=True)[:, :count]
-    return order.masked_fill(scores.gather(-1, order) == float("-inf"), -1)
 
 
 def similarity(q: torch.Tensor, previous: torch.Tensor, kv_heads: int, pooling: str) -> torch.Tensor:

@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.methods.families.chunk_plan import ChunkRetrievalParameters
 from kvlens.methods.parameters import param
 from kvlens.spans.marks import SETS
 from kvlens.spans.sentences import Splitter
 
 
 @dataclass(frozen=True)
-class SentKVParameters:
+class SentKVParameters(ChunkRetrievalParameters):
     """Lengths are in tokens. What the paper calls a sentence is a chunk here: at a target length of 14 tokens it is a
     phrase."""
 
@@ -24,12 +25,6 @@ class SentKVParameters:
         "preset 'paper'); "
         "0: as many as the memory budget holds",
         symbol="KV usage rate (sec. 5.1.2)",
-        ours=True,
-    )
-    of: str = param(
-        "prompt",
-        "what usage is a share of: the prompt, or all tokens so far, anew at every step",
-        choices=("prompt", "current"),
         ours=True,
     )
     truncate: bool = param(
@@ -69,13 +64,6 @@ class SentKVParameters:
     )
     sinks: int = param(4, "first tokens always attended; the paper names none", ours=True)
     dense_layers: int = param(0, "first layers that keep and attend everything; the paper names none", ours=True)
-
-    def __post_init__(self) -> None:
-        self.splitter()
-        if not 0 <= self.usage <= 1:
-            raise ValueError("usage must lie between 0 and 1.")
-        if self.sinks < 0 or self.dense_layers < 0:
-            raise ValueError("sinks and dense_layers must be at least 0.")
 
     def splitter(self) -> Splitter:
         """The rule that cuts. Raises ValueError for lengths below 1."""

@@ -1,5 +1,5 @@
-"""SentKVCompress's arithmetic: which slots and tables a run needs, and what is left for tokens of selected chunks. No
-torch."""
+"""Arithmetic of runs that keep chunks of the text in the cold tier: which slots and tables a run needs, and what is
+left for tokens of selected chunks. No torch."""
 
 from __future__ import annotations
 
@@ -8,16 +8,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.sentkv.params import SentKVParameters
+from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
+from kvlens.spans.marks import SETS
+from kvlens.spans.sentences import Splitter
+
+
+@dataclass(frozen=True)
+class ChunkRetrievalParameters:
+    """Lengths are in tokens. A method gives its own defaults, and choices of `group`: `native` is each query head for
+    itself, whatever else is one choice of the group."""
+
+    length: int = param(14, "wanted tokens of a chunk")
+    deviation: int = param(8, "how far from the wanted end a chunk may end")
+    usage: float = param(
+        0.0,
+        "tokens attended per step, as a share of all, sinks and open chunk included; 0: as many as the memory budget "
+        "holds",
+    )
+    of: str = param(
+        "prompt",
+        "what usage is a share of: the prompt, or all tokens so far, anew at every step",
+        choices=("prompt", "current"),
+        ours=True,
+    )
+    marks: str = param(
+        "auto",
+        "tokens that may end a chunk: one {.}, mid {. ? ! line break}, full (also ; : , dash and their wide forms); "
+        "any: all punctuation with equal weights, none: no mark; auto: what suits the model",
+        choices=("auto", *SETS, "any"),
+        ours=True,
+    )
+    group: str = param("max", "how the query heads of a KV head select", choices=("max", "native"), ours=True)
+    sinks: int = param(4, "first tokens always attended", ours=True)
+    dense_layers: int = param(0, "first layers that keep and attend everything", ours=True)
+
+    def __post_init__(self) -> None:
+        self.splitter()
+        if not 0 <= self.usage <= 1:
+            raise ValueError("usage must lie between 0 and 1.")
+        if self.sinks < 0 or self.dense_layers < 0:
+            raise ValueError("sinks and dense_layers must be at least 0.")
+
+    def splitter(self) -> Splitter:
+        """The rule that cuts. Raises ValueError for lengths below 1."""
+        return Splitter(self.length, self.deviation)
 
 
 @dataclass(frozen=True)
 class Plan:
     """Sizes for one run; `shape` and the number of dense layers included."""
 
-    params: SentKVParameters
+    params: ChunkRetrievalParameters
     shape: KVShape
+    numbers: int
+    """of the index of one chunk of one KV head"""
     dense: int
     """first layers that keep everything"""
     sinks: int
@@ -50,7 +95,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Chunks at most, prompt and decoding: rows of the tables of minima and maxima."""
+        """Chunks at most, prompt and decoding: rows of the index."""
         return self.chunks + self.closures
 
     @property
@@ -121,23 +166,24 @@ class Plan:
         return Layout(zones, self.first_id + self.rows, window_from=self.window_from, dense=tuple(range(self.dense)))
 
     def table_bytes(self, rows: int) -> int:
-        """Minimum and maximum key of `rows` chunks."""
-        return self.compressed * self.shape.kv_heads * rows * self.shape.head_token_bytes
+        """Index of `rows` chunks."""
+        return self.compressed * self.shape.kv_heads * rows * self.numbers * self.shape.itemsize
 
     def bytes(self, recall: int) -> int:
-        """Device bytes: slots, minima and maxima, lengths and quota, and a chunk on its way out of the window."""
+        """Device bytes: slots, index, lengths and quota, and a chunk on its way out of the window."""
         tables = self.table_bytes(self.rows) + 8 * (self.rows + 1) if self.compressed else 0
         longest = min(self.params.splitter().most, self._leaving) if self.compressed and self.closures else 0
         return self.layout(recall).bytes(self.shape) + tables + longest * self.shape.token_bytes
 
 
-def expected(params: SentKVParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> Plan:
+def expected(params: ChunkRetrievalParameters, shape: KVShape, numbers: int, prompt_tokens: int, max_new: int) -> Plan:
     """Sizes for a text that is not known yet: chunks of the wanted length."""
     sinks = min(params.sinks, prompt_tokens)
     chunks = max(0, prompt_tokens - sinks - 1) // params.length
     return Plan(
         params,
         shape,
+        numbers,
         min(params.dense_layers, shape.layers),
         sinks,
         chunks,
@@ -148,8 +194,9 @@ def expected(params: SentKVParameters, shape: KVShape, prompt_tokens: int, max_n
 
 
 def of_chunks(
-    params: SentKVParameters,
+    params: ChunkRetrievalParameters,
     shape: KVShape,
+    numbers: int,
     ends: Sequence[int],
     sinks: int,
     prompt_tokens: int,
@@ -158,4 +205,4 @@ def of_chunks(
 ) -> Plan:
     """Sizes for closed chunks of the prompt that end at `ends`."""
     window_from = ends[-1] if ends else min(sinks, prompt_tokens)
-    return Plan(params, shape, dense, sinks, len(ends), window_from, prompt_tokens, max_new)
+    return Plan(params, shape, numbers, dense, sinks, len(ends), window_from, prompt_tokens, max_new)

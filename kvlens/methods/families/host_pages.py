@@ -1,0 +1,95 @@
+"""Page retrieval from host memory: the device holds sinks, window and a summary of every page; at every step each KV
+head wishes for the pages that rank best, and those it lacks are recalled.
+
+A method of this family says how it summarises pages and by what it ranks them (kvlens/methods/families/
+page_retrieval.py); one that reads other pages than it wishes for also says that (`chosen`). Pages, window, recall zone,
+budgets and the record of scores are the family's. Shapes: Hq query heads, H_kv KV heads, G = Hq / H_kv, D head size, P
+pages there is room for, F numbers of a summary, W pages recalled, S span ids.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvlens.methods.families.cold_pages import ColdPages
+from kvlens.methods.families.cold_plan import Plan
+from kvlens.methods.families.page_retrieval import PageSummaries
+from kvlens.shape import KVShape
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlens.memory.placement import Selection
+
+
+class HostPageRetrieval(PageSummaries, ColdPages):
+    """Base of the family whose pages lie in host memory. `params` is a ColdPagesParameters, or has its fields."""
+
+    family = "page_retrieval"
+    static_ready = True
+
+    def shown(self, score: torch.Tensor) -> torch.Tensor:
+        """What `rank` found [H_kv, P], as the record is to have it."""
+        return score
+
+    def chosen(self, at: int, q: torch.Tensor, wishes: torch.Tensor, score: torch.Tensor) -> Selection:
+        """What the query heads attend. at: which of the layers that are not dense; q [Hq, D]; wishes int64 [H_kv, W]:
+        span ids of the best pages, -1 where there is none; score [H_kv, S], for the record."""
+        from kvlens.memory.placement import Selection
+
+        return Selection(self.reads(wishes), wishes, fits=True, score=score)
+
+    # ----------------------------------------------------------------------------------------------------- the index
+    @classmethod
+    def index_bytes(cls, params: Any, shape: KVShape) -> int:
+        return shape.kv_heads * cls.summary_numbers(shape.head_dim) * shape.itemsize
+
+    def allocate(self, plan: Plan) -> None:
+        import torch
+
+        context, shape = self.context, self.context.shape
+        size = (shape.layers - self.params.dense_layers, shape.kv_heads, plan.pages)
+        width = self.summary_numbers(shape.head_dim)
+        self._summaries = torch.zeros(*size, width, dtype=context.dtype, device=context.device)
+
+    def enter(self, keys: torch.Tensor, first: int) -> None:
+        found = self.summarise(keys.unflatten(2, (-1, self.params.page)))
+        self._summaries[:, :, first : first + found.shape[2]] = found
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        return {} if self._plan is None else {"summaries": (self._summaries, self._filled)}
+
+    # ------------------------------------------------------------------------------------------------------ decoding
+    def select(self, layer: int, q: torch.Tensor) -> Selection | None:
+        import torch
+
+        plan, shape, at = self._plan, self.context.shape, layer - self.params.dense_layers
+        if plan is None or at < 0:
+            return None
+        there = torch.arange(plan.pages, device=q.device) < self._filled
+        found = self.rank(q.float().unflatten(0, (shape.kv_heads, -1)), self._summaries[at].float(), there).amax(1)
+        score = found.masked_fill(~there, float("-inf"))
+        pages = best(score, plan.recall)
+        wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
+        logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
+        logged[:, plan.first_id :] = self.shown(score).masked_fill(~there, float("nan"))
+        return self.chosen(at, q, wishes, logged)
+
+    def reads(self, pages: torch.Tensor) -> torch.Tensor:
+        """Span ids [H_kv, W], -1: none, as a table [H_kv, G, S] of what is read, the same for all query heads of a
+        group."""
+        import torch
+
+        plan, shape = self._plan, self.context.shape
+        assert plan is not None
+        fine = torch.zeros(shape.kv_heads, plan.first_id + plan.pages, dtype=torch.bool, device=pages.device)
+        fine.scatter_(1, pages.clamp(min=0), True)
+        fine[:, 0] = False  # id 0, the window's, stood in for 'no page'
+        return fine[:, None].expand(-1, shape.group, -1)
+
+
+def best(score: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` highest of each row, best first, the earlier one where two are equal: [H_kv, P] -> int64 [H_kv,
+    count], -1 where nothing above -inf is left."""
+    order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
+    return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)
