@@ -7,7 +7,7 @@ import torch
 
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
-from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
+from kvlens.kernels.slot_tables import slot_bias, tables_by
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, Cut, Stored
@@ -269,7 +269,7 @@ class Memory:
         if by == "torch":
             bias, live = slot_bias(reads), None
         else:
-            live = slot_tables_triton(reads, page_of(slots.role.shape[1]))
+            live = tables_by(by, reads, page_of(slots.role.shape[1]))
             bias = live.bias
         return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
 

@@ -30,6 +30,7 @@ BUILT_IN = {
     "h2o": "kvlens.methods.h2o:H2O",
     "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
+    "sparq": "kvlens.methods.sparq:SparQ",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""
