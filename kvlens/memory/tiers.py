@@ -152,9 +152,14 @@ class Memory:
             assert placement.coarse_values is not None
             spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
             starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
-            role = torch.full_like(spans, ROLE["coarse"])
+            role, counts = torch.full_like(spans, ROLE["coarse"]), placement.coarse_counts
             for pool in self.hot.pools:
-                if not pool.dense:
+                if not pool.dense and pool.zones.coarse:
+                    if counts is not None and pool.weight is not None:
+                        mine, at = counts[pool.at], pool.used["coarse"]
+                        role = torch.where(mine > 0, ROLE["coarse"], FREE)
+                        more = mine.clamp(min=1).log() - self.spans.log_lengths[spans]
+                        pool.weight[:, :, at : at + len(spans)] = more
                     keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
                     pool.append("coarse", keys_of, values_of, starts, spans, role)
         if placement.offload:
@@ -271,6 +276,7 @@ class Memory:
         else:
             live = tables_by(by, reads, page_of(slots.role.shape[1]))
             bias = live.bias
+        pool.weigh(bias, layer)
         return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
 
     def parts(self, layer: int) -> int:

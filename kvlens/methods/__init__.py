@@ -21,6 +21,7 @@ BUILT_IN = {
     "sentkv": "kvlens.methods.sentkv.method:SentKVCompress",
     "compresskv": "kvlens.methods.compresskv.method:CompressKV",
     "snapkv": "kvlens.methods.snapkv:SnapKV",
+    "razorattention": "kvlens.methods.razorattention:RazorAttention",
     "keydiff": "kvlens.methods.keydiff:KeyDiff",
     "pyramidkv": "kvlens.methods.pyramidkv:PyramidKV",
     "adakv": "kvlens.methods.adakv:AdaKV",

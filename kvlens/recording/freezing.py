@@ -144,8 +144,8 @@ class Freezer:
         group = self.memory.shape.group
         q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
         weights = attention_weights(q, pool.keys[at, :, :live], bias, seen[0].scaling)
-        tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
-        return Attended(weights, bias, *tables, share=_share(seen, weights, pool.at[1]))
+        role, span, position = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
+        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.at[1]))
 
 
 def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:
