@@ -135,11 +135,7 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; `infeasible` as in the
     tables."""
     row = header(trial, engine.loaded.name) | {"lost": False}
-    asked, prompt, read = (
-        prompts.asked(trial),
-        prompts.prompt(trial),
-        prompts.read(trial, methods.get(trial.method)),
-    )
+    asked, prompt, read = (prompts.asked(trial), prompts.prompt(trial), prompts.read(trial, methods.get(trial.method)))
     case = _Case(engine, prompt, read, asked, trial, row)
     try:
         if case.answers(()):

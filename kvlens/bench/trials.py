@@ -144,9 +144,7 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
     try:
-        result = engine.run(
-            prompt, method, params, limit, options, sink, read=prompts.read(trial, method)
-        )
+        result = engine.run(prompt, method, params, limit, options, sink, read=prompts.read(trial, method))
     except BudgetInfeasible as error:
         return row | infeasible(error)
     row |= sink.figures() | outcome(asked, result.text)

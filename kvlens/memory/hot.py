@@ -93,7 +93,7 @@ class Pool:
         self.bag: torch.Tensor | None = None
         """int64 [l, h], where the window is a bag: the slot that the newest token takes; None: a ring"""
         self.weight: torch.Tensor | None = None
-        """float32 [l, h, coarse slots], where the layout is weighted: added to the bias of coarse entries besides log|S|"""
+        """float32 [l, h, coarse slots], where the layout is weighted: added to coarse entries besides log|S|"""
 
     @property
     def at(self) -> tuple[slice, slice]:

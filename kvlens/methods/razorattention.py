@@ -14,8 +14,6 @@ from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvlens.memory.placement import Placement
 
 

@@ -14,7 +14,7 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.lens.facts import Ranking
+from kvlens.lens.facts import NOTHING, Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
@@ -97,7 +97,7 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
         "rank_truncated": worst.rebuilt == tokens,
         "coarse_only": worst.summary and (alone or "which missed most" in says),
         "by_query_head": any(seen.summary for seen in group) or any(seen.rebuilt + seen.exact for seen in group),
-        "unknown": regret == 0.0,
+        "unknown": regret <= NOTHING,
     }.get(kind, alone)
 
 
