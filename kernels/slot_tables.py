@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from kvlens.kernels.choice import backend
+from kvlens.kernels.choice import Backend, backend
 from kvlens.kernels.compat import jit, power_of_two, tl
 from kvlens.kernels.pool_attend import Live, live_pages
 
@@ -59,6 +59,8 @@ class SlotReads:
     nobody selects"""
     tokens: torch.Tensor | None
     """integer [H, G, S]: how many leading tokens of the span are read; None: all of them"""
+    positions: torch.Tensor | None = None
+    """bool [H, G, P]: positions whose tokens are read at all; None: every one. PyTorch alone knows it"""
 
 
 def slot_bias(reads: SlotReads) -> torch.Tensor:
@@ -67,6 +69,9 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
     role, span, codes = reads.role, reads.span.long(), reads.codes
     out = torch.where(role == codes.coarse, reads.log_lengths[span], torch.zeros((), device=role.device))
     out = out.masked_fill(role == codes.free, float("-inf"))[:, None].repeat(1, reads.group, 1)
+    if reads.positions is not None:
+        where = reads.position.long().clamp(min=0)[:, None].expand_as(out)
+        out = out.masked_fill((role != codes.coarse)[:, None] & ~reads.positions.gather(2, where), float("-inf"))
     if reads.fine is None:
         return out
     wide = span[:, None].expand(-1, reads.group, -1)
@@ -82,8 +87,13 @@ def slot_bias(reads: SlotReads) -> torch.Tensor:
 
 def slot_tables(reads: SlotReads, page: int) -> Live:
     """The bias, and the pages of `page` slots (a power of two, at most SLOTS) in which some query head attends some
-    slot, as `live_pages` names them. CUDA tensors take Triton, others PyTorch."""
-    return (slot_tables_triton if backend(reads.role) == "triton" else slot_tables_torch)(reads, page)
+    slot, as `live_pages` names them. CUDA tensors take Triton where nothing is chosen by position, others PyTorch."""
+    return tables_by(backend(reads.role), reads, page)
+
+
+def tables_by(by: Backend, reads: SlotReads, page: int) -> Live:
+    """As `slot_tables`, by Triton where it is asked for and knows all of `reads`."""
+    return (slot_tables_triton if by == "triton" and reads.positions is None else slot_tables_torch)(reads, page)
 
 
 def slot_tables_torch(reads: SlotReads, page: int) -> Live:

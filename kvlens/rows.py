@@ -13,12 +13,13 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
-#: that is hot; coarse: a span's summary entry; reconstructed: tokens rebuilt from a low-rank basis.
-ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed")
+#: that is hot; coarse: a summary entry of merged tokens; reconstructed: tokens rebuilt from a low-rank basis; mean:
+#: what the output takes from a mean value instead of entries (Selection.blend); quantised: tokens that lie packed.
+ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mean", "quantised")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed
@@ -67,8 +68,9 @@ EVENT_KINDS = (
     "release",
     "hold",
 )
-#: partial: some of the span's tokens are on the device, the others are gone.
-SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial")
+#: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
+#: device, in few bits.
+SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised")
 STATUSES = ("created", "running", "finalizing", "completed", "failed", "cancelled", "interrupted")
 
 
@@ -198,7 +200,7 @@ class StepRecord:
     top_mass: np.ndarray
     """float32 [L, Hq, K]"""
     tail_mass: np.ndarray
-    """float32 [L, Hq], mass on the spans that are not among the top K"""
+    """float32 [L, Hq], mass on the spans that are not among the top K, and what a mean value stands for"""
     transfers: list[TransferRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
     spans: list[SpanRow] = field(default_factory=list)

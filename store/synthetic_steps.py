@@ -249,6 +249,8 @@ class StepMaker:
             "mass_resident": exact,
             "mass_coarse": coarse,
             "mass_reconstructed": rebuilt,
+            "mass_mean": np.zeros_like(coarse),
+            "mass_quantised": np.zeros_like(coarse),
             "entropy": -(mass * logs).sum(-1),
             "qcos": np.clip(rng.normal(0.86, 0.08, coarse.shape), -1, 1).astype(np.float32),
             "n_zoomed": n_zoomed,

@@ -38,6 +38,7 @@ class Addition:
 _V2 = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity")
 _V3 = ("regret",)
 _V4 = ("read_bytes",)
+_V5 = ("mass_mean", "mass_quantised")
 ADDED = {
     2: Addition(
         {
@@ -62,6 +63,14 @@ ADDED = {
             "layer_step": {name: layer_type(name) for name in _V4},
         },
         {"cut": CUT},
+    ),
+    5: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V5},
+            "head_run": moments(_V5),
+            "layer_step": dict.fromkeys(_V5, "FLOAT"),
+        },
+        {},
     ),
 }
 

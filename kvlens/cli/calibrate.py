@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlens.cli.found import Found
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 
 if TYPE_CHECKING:
     from kvlens.engine.models import LoadedModel
@@ -18,6 +19,22 @@ calibrate_app = typer.Typer(help="Measure what a method needs to know of a model
 
 Texts = Annotated[list[Path] | None, typer.Argument(help="UTF-8 prompts to calibrate on; none: generated ones.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+
+
+@calibrate_app.command("heads")
+def heads(
+    model: Model = DEFAULT_MODEL,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("heads.json"),
+    tokens: Annotated[int, typer.Option(help="Tokens drawn; fewer where the context is too short.", min=8)] = 2500,
+    repeats: Annotated[int, typer.Option(help="How often they are read.", min=2)] = 4,
+    seed: Annotated[int, typer.Option(help="Of the tokens drawn.", min=0)] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+) -> None:
+    """Which heads look back to where they read the same before: a map for methods that divide heads by it."""
+    from kvlens.calibrate.heads import calibrate
+
+    typer.echo(str(calibrate(load_model(model, device, dtype), out, tokens, repeats, seed)))
 
 
 def load_model(model: str, device: str, dtype: str) -> LoadedModel:

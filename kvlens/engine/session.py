@@ -93,6 +93,7 @@ class Session:
             self._peek[layer] = [keys.clone(), values.clone()]
         elif self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
+            self.method.written(layer, keys[:, 0], values[:, 0])
         else:
             assert self.memory.prompt is not None
             self.memory.prompt.append(layer, keys, values)
@@ -108,6 +109,7 @@ class Session:
         selection = self.method.select(layer, q[0, :, 0])
         if selection is not None:
             memory.recall(layer, selection, later=False)
+            selection = memory.held.counted(layer, selection)
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.pools_of(layer)):
             mine = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]
@@ -120,6 +122,8 @@ class Session:
                 weights = attention_weights(mine[0, :, 0], slots.keys, bias, scaling)
                 self.method.attended(layer, pool.heads, weights, slots.position)
         out = outs[0] if len(outs) == 1 else torch.cat(outs, 1)
+        if selection is not None and selection.blend is not None:
+            out = selection.blend.mixed(out)
         if self.observer is not None:
             self.observer.layer(layer, q[0, :, 0], biases, scaling, selection)
         if selection is not None and selection.now is not None:

@@ -77,6 +77,12 @@ METRICS: dict[str, Metric] = {
         _share(
             "mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from a low-rank basis"
         ),
+        _share(
+            "mass_mean",
+            "Mass on a mean value",
+            "share of the output that a mean value stands in for, since its tokens were not attended",
+        ),
+        _share("mass_quantised", "Mass on quantised tokens", "attention mass on tokens that lie in a few bits each"),
         Metric(
             "entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"
         ),

@@ -19,6 +19,7 @@ STATE_COLORS = {
     "cold": SKY,
     "evicted": PURPLE,
     "partial": "#F0E442",
+    "quantised": "#8C510A",
 }
 #: What a state means, for the page's legend.
 STATE_MEANINGS = {
@@ -28,6 +29,7 @@ STATE_MEANINGS = {
     "cold": "in host memory only",
     "evicted": "gone for good",
     "partial": "some tokens on the device, the others gone",
+    "quantised": "all tokens on the device, in a few bits each",
 }
 #: A map holds at most this many cells and rows.
 CELLS, ROWS = 200_000, 120

@@ -201,6 +201,15 @@ class Facts:
         return None if self.listed.empty else int(self.listed["q_head"].iloc[int(self.listed["regret"].argmax())])
 
     @property
+    def averaged(self) -> float:
+        """Share of `q_head`'s output that a mean value stood for; 0 where there is none, or it was not recorded."""
+        if self.q_head is None:
+            return 0.0
+        line = self.reader.head_timeline(self.layer, self.q_head).set_index("step")["mass_mean"]
+        share = float(line.get(self.step, np.nan))
+        return 0.0 if np.isnan(share) else share
+
+    @property
     def fine(self) -> bool | None:
         """Whether `q_head` read it token by token, where the head's number of such spans tells: none, or all that are
         on the device. None: not recorded."""

@@ -17,6 +17,7 @@ KINDS = {
     "held": "a counterfactual held it exactly resident",
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
+    "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
     "evicted": "gone from both tiers",
     "partly_evicted": "some of its tokens are gone",
     "refused": "wanted, but there was no room for it within the budget",
@@ -82,6 +83,12 @@ def _attended(facts: Facts) -> Reason:
     attended whole gets at least what full attention gives it; less means that part of its tokens was not attended."""
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
+    if facts.averaged:
+        return Reason(
+            "averaged",
+            f"it was read{facts.ranking.words()}; a mean of all values stood for {facts.averaged:.0%} of query head "
+            f"{facts.q_head}'s output, with which no span is credited",
+        )
     if not facts.exact_only:
         return Reason(
             "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"

@@ -22,7 +22,9 @@ def slot_reads(
 ) -> SlotReads:
     """What kvlens.kernels.slot_tables makes a bias and its pages from. selectable bool [S]: spans that are attended
     where the selection says so; is_hot bool [H_kv, S]; group: query heads of a KV head."""
-    fine, tokens = (None, None) if selection is None else (selection.fine, selection.tokens)
+    fine, tokens, positions = (
+        (None, None, None) if selection is None else (selection.fine, selection.tokens, selection.positions)
+    )
     return SlotReads(
         slots.role,
         slots.span,
@@ -35,4 +37,5 @@ def slot_reads(
         CODES,
         fine,
         tokens,
+        positions,
     )

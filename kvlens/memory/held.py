@@ -16,6 +16,7 @@ import torch
 from kvlens.memory.holds import Hold
 from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
 from kvlens.memory.layout import Layout, Zones
+from kvlens.memory.placement import Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.spantable import WINDOW
 from kvlens.shape import KVShape
@@ -148,6 +149,14 @@ class Held:
     def live(self, layer: int) -> bool:
         """Whether the layer attends anything here at this step."""
         return layer in self._layers and self.step >= self._layers[layer].begins
+
+    def counted(self, layer: int, selection: Selection) -> Selection:
+        """The selection with its blend's share of the output grown by what is held beside what it attends."""
+        if selection.blend is None or selection.positions is None or not self.live(layer):
+            return selection
+        blend, covered = selection.blend, self._layers[layer].covers[:, None, :-1]
+        more = (blend.weights * (covered & ~selection.positions)).sum(-1)
+        return replace(selection, blend=replace(blend, share=(blend.share + more).clamp(max=1)))
 
     def show(self, layer: int, heads: slice, slots: Slots, bias: torch.Tensor) -> torch.Tensor:
         """The method's bias [h, G, C] over some KV heads' slots, with what is held attended as it is here, and hidden

@@ -92,6 +92,8 @@ class Pool:
         """slots were given up or never filled: the live ones are not the first ones"""
         self.bag: torch.Tensor | None = None
         """int64 [l, h], where the window is a bag: the slot that the newest token takes; None: a ring"""
+        self.weight: torch.Tensor | None = None
+        """float32 [l, h, coarse slots], where the layout is weighted: added to coarse entries besides log|S|"""
 
     @property
     def at(self) -> tuple[slice, slice]:
@@ -131,6 +133,12 @@ class Pool:
         self.span[:, :, at] = span.to(torch.int32)
         self.role[:, :, at] = role.to(torch.uint8)
         self.used[zone] += m
+
+    def weigh(self, bias: torch.Tensor, layer: int) -> None:
+        """Add a layer's log weights to the bias [h, G, C] of its coarse entries, in place."""
+        if self.weight is not None:
+            zone = slice(self.start["coarse"], self.start["recall"])
+            bias[..., zone] += self.weight[layer - self.layers.start, :, None]
 
     def window_slot(self, position: int) -> int:
         """Slot of the ring in which the token at `position` lies."""
@@ -186,12 +194,14 @@ class HotTier:
             for layer in pool.layers:
                 self._of[layer].append(pool)
             pool.window_origin = layout.window_from
+            if layout.weighted:
+                pool.weight = torch.zeros(len(pool.layers), len(pool.heads), pool.zones.coarse, device=device)
             if layout.bag:
                 pool.bag = torch.zeros(len(pool.layers), len(pool.heads), dtype=torch.long, device=device)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        bags = [pool.bag for pool in self.pools if pool.bag is not None]
-        return (*(tensor for pool in self.pools for tensor in pool.tensors()), *bags)
+        more = [tensor for pool in self.pools for tensor in (pool.bag, pool.weight) if tensor is not None]
+        return (*(tensor for pool in self.pools for tensor in pool.tensors()), *more)
 
     def pool(self, layer: int, kv_head: int = 0) -> Pool:
         """The pool that holds a KV head of a layer."""

@@ -87,7 +87,7 @@ class Keeper:
         """Log what the ranking dropped of the positions below `end`, and evict events of partial spans of which a
         layer, or a KV head where its layer's KV heads differ, has nothing left."""
         kept = placement.kept
-        if kept.score is not None:
+        if kept.score is not None or kept.newest:
             owner = torch.full((end,), -1, dtype=torch.long)
             for span, row in zip(ids, placement.spans, strict=True):
                 owner[row.tok_start : row.tok_end] = span

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ class Kept:
     score: torch.Tensor | None = None
     """float32 [L|1, H_kv|1, n] of the positions from 0 on: by which they were ranked, the highest kept; NaN: not
     ranked, kept for a reason of its own or gone without a comparison. None: the method ranks nothing"""
+    newest: bool = False
+    """what is not kept went since it is old: logged as ranked by position, without scores"""
 
     @classmethod
     def everywhere(cls, positions: torch.Tensor, score: torch.Tensor | None = None) -> Kept:
@@ -27,7 +29,9 @@ class Kept:
         return cls(positions[None, None], score)
 
     @classmethod
-    def ragged(cls, positions: Sequence[Sequence[torch.Tensor]], score: torch.Tensor | None = None) -> Kept:
+    def ragged(
+        cls, positions: Sequence[Sequence[torch.Tensor]], score: torch.Tensor | None = None, newest: bool = False
+    ) -> Kept:
         """positions[layer][KV head]: int64 [m of it], ascending; a layer with one entry speaks for all its KV heads."""
         most = max((len(head) for layer in positions for head in layer), default=0)
         device = positions[0][0].device
@@ -35,7 +39,7 @@ class Kept:
         for at, layer in enumerate(positions):
             for head, kept in enumerate(layer):
                 table[at, head, : len(kept)] = kept
-        return cls(table, score)
+        return cls(table, score, newest)
 
     @classmethod
     def masked(cls, mask: torch.Tensor, score: torch.Tensor | None = None) -> Kept:
@@ -67,10 +71,10 @@ def cuts(kept: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
     None for a dimension in which all are alike. owner int64 [n]: span id of each position, -1 where the position lies
     in the window. Empty where the method ranks nothing.
     """
-    if kept.score is None:
+    if kept.score is None and not kept.newest:
         return []
     n = len(owner)
-    score = kept.score[..., :n]
+    score = torch.arange(n)[None, None] if kept.score is None else kept.score[..., :n]
     size = torch.broadcast_shapes(score.shape[:2], kept.positions.shape[:2])
     mask = kept.mask(n).expand(*size, n).cpu().numpy()
     scores, owners = score.float().expand(*size, n).cpu().numpy(), owner.cpu().numpy()
@@ -80,8 +84,13 @@ def cuts(kept: Kept, owner: torch.Tensor, step: int) -> list[CutRow]:
             where = (layer if size[0] > 1 else None, head if size[1] > 1 else None)
             row = _cut(step, *where, scores[layer, head], mask[layer, head], owners)
             if row is not None:
-                rows.append(row)
+                rows.append(_by_position(row) if kept.score is None else row)
     return rows
+
+
+def _by_position(row: CutRow) -> CutRow:
+    """A cut whose scores were positions."""
+    return replace(row, cut=float("nan"), score=np.full_like(row.score, np.nan))
 
 
 def _cut(

@@ -61,6 +61,8 @@ class Layout:
     bag: bool = False
     """True: the window is no ring: every KV head gives up the token that the method names (`Eviction`), and the newest
     one takes its slot"""
+    weighted: bool = False
+    """coarse entries say themselves how many tokens they stand for (Placement.coarse_counts)"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False
@@ -101,7 +103,7 @@ class Layout:
     def bytes(self, shape: KVShape) -> int:
         """Device bytes the memory takes for this layout; a method's own index tensors come on top."""
         slots = sum(
-            len(heads) * zones.head_bytes(shape)
+            len(heads) * (zones.head_bytes(shape) + zones.coarse * 4 * self.weighted)
             for layer in range(shape.layers)
             for heads, zones in self.parts(layer, shape.kv_heads)
         )

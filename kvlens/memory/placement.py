@@ -31,6 +31,9 @@ class Placement:
     coarse_keys: torch.Tensor | None = None
     """[L, H_kv, len(coarse), D]"""
     coarse_values: torch.Tensor | None = None
+    coarse_counts: torch.Tensor | None = None
+    """[L, H_kv, len(coarse)]: tokens that each entry stands for, the log of which is added to its score; 0: this KV
+    head does not have it. For a layout that is `weighted`. None: the tokens of its span"""
     offload: list[int] = field(default_factory=list)
     """spans whose tokens go to the cold tier through `codec`"""
     codec: Codec | None = None
@@ -53,6 +56,24 @@ class Eviction:
 
 
 @dataclass
+class Blend:
+    """What a layer's attention output becomes: share * output + (1 - share) * value, so that a mean value stands in for
+    the tokens that are not attended."""
+
+    share: torch.Tensor
+    """float32 [H_kv, G], from 0 to 1"""
+    value: torch.Tensor
+    """float32 [H_kv, D]"""
+    weights: torch.Tensor
+    """float32 [H_kv, G, P]: estimated weight of every position; `share` is their sum over the attended ones"""
+
+    def mixed(self, out: torch.Tensor) -> torch.Tensor:
+        """out [1, Hq, 1, D] -> the same shape and dtype."""
+        exact = out.float().view(*self.share.shape, -1)
+        return (self.share[..., None] * exact + (1 - self.share)[..., None] * self.value[:, None]).view_as(out).to(out)
+
+
+@dataclass
 class Selection:
     """What the query heads of one layer attend beyond kept tokens and window. Tables of fixed width: S span ids, W
     wishes. The tensors are read after the step as well: hand out fresh ones, or ones that are never written again.
@@ -65,6 +86,11 @@ class Selection:
     """[H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none"""
     tokens: torch.Tensor | None = None
     """[H_kv, G, S] integer: how many leading tokens of the span are read; None: all of them"""
+    positions: torch.Tensor | None = None
+    """[H_kv, G, P] bool: positions whose tokens are read at all, whatever span or window they lie in; None: as the
+    spans say"""
+    blend: Blend | None = None
+    """None: the output is the attention's own"""
     now: torch.Tensor | None = None
     """[H_kv] bool: which KV heads' wishes are moved before this step's attention, which waits for them; the others' are
     moved after it, to be used from the next step on. None: all now"""
@@ -92,5 +118,5 @@ class Selection:
 
     def of(self, heads: slice) -> Selection:
         """What some of the KV heads attend."""
-        tokens = None if self.tokens is None else self.tokens[heads]
-        return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens)
+        tokens, positions = (None if table is None else table[heads] for table in (self.tokens, self.positions))
+        return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens, positions=positions)

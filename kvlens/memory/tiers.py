@@ -7,7 +7,7 @@ import torch
 
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live, page_of
-from kvlens.kernels.slot_tables import slot_bias, slot_tables_triton
+from kvlens.kernels.slot_tables import slot_bias, tables_by
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier, Cut, Stored
@@ -153,9 +153,14 @@ class Memory:
             assert placement.coarse_values is not None
             spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
             starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
-            role = torch.full_like(spans, ROLE["coarse"])
+            role, counts = torch.full_like(spans, ROLE["coarse"]), placement.coarse_counts
             for pool in self.hot.pools:
-                if not pool.dense:
+                if not pool.dense and pool.zones.coarse:
+                    if counts is not None and pool.weight is not None:
+                        mine, at = counts[pool.at], pool.used["coarse"]
+                        role = torch.where(mine > 0, ROLE["coarse"], FREE)
+                        more = mine.clamp(min=1).log() - self.spans.log_lengths[spans]
+                        pool.weight[:, :, at : at + len(spans)] = more
                     keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
                     pool.append("coarse", keys_of, values_of, starts, spans, role)
         if placement.offload:
@@ -270,8 +275,9 @@ class Memory:
         if by == "torch":
             bias, live = slot_bias(reads), None
         else:
-            live = slot_tables_triton(reads, page_of(slots.role.shape[1]))
+            live = tables_by(by, reads, page_of(slots.role.shape[1]))
             bias = live.bias
+        pool.weigh(bias, layer)
         return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
 
     def parts(self, layer: int) -> int:

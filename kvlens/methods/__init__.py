@@ -21,6 +21,7 @@ BUILT_IN = {
     "sentkv": "kvlens.methods.sentkv.method:SentKVCompress",
     "compresskv": "kvlens.methods.compresskv.method:CompressKV",
     "snapkv": "kvlens.methods.snapkv:SnapKV",
+    "razorattention": "kvlens.methods.razorattention:RazorAttention",
     "keydiff": "kvlens.methods.keydiff:KeyDiff",
     "pyramidkv": "kvlens.methods.pyramidkv:PyramidKV",
     "adakv": "kvlens.methods.adakv:AdaKV",
@@ -30,6 +31,7 @@ BUILT_IN = {
     "h2o": "kvlens.methods.h2o:H2O",
     "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
+    "sparq": "kvlens.methods.sparq:SparQ",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

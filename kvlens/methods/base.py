@@ -256,6 +256,10 @@ class Method(ABC):
         """
         return None
 
+    def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The token of a decode step has been written, before `select` of the layer: keys, values [H_kv, D],
+        post-RoPE."""
+
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         """What a step's attention of some KV heads came to, where the method `watches`: weights float32 [h, G, C], rows
         add up to 1, of slots with tokens at position int32 [h, C] (-1: none)."""

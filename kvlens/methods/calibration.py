@@ -37,7 +37,9 @@ def given(method: type[Method], params: Any, shape: KVShape, model: str) -> dict
     for wanted in method.calibrations:
         if wanted.needed(params):
             path = wanted.file(method.name, params, model)
-            found[wanted.kind] = _accepted(wanted, read(path, method.name, shape), params, shape, method.name)
+            found[wanted.kind] = _accepted(
+                wanted, read(path, wanted.maker or method.name, shape), params, shape, method.name
+            )
     return found
 
 

@@ -40,6 +40,8 @@ class Calibration:
     accept: Callable[[Content, Any, KVShape], Any]
     """(file, parameters, model's sizes) -> what the method is given. Raises ValueError with one sentence for figures
     that do not fit, KeyError, TypeError or ValueError for a file of something else."""
+    maker: str = ""
+    """what the file says it calibrates, where several methods share it; '': the method"""
 
     def file(self, method: str, params: Any, model: str) -> Path:
         """Where the figures are. Raises ValueError with one sentence when there are none."""

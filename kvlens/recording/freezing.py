@@ -144,8 +144,17 @@ class Freezer:
         group = self.memory.shape.group
         q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
         weights = attention_weights(q, pool.keys[at, :, :live], bias, seen[0].scaling)
-        tables = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
-        return Attended(weights, bias, *tables)
+        role, span, position = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
+        return Attended(weights, bias, role, span, position, _share(seen, weights, pool.at[1]))
+
+
+def _share(seen: list[_Seen], weights: torch.Tensor, heads: slice) -> torch.Tensor | None:
+    """Of some KV heads of layers with such weights [l, h, G, C]; None: no layer blends its output."""
+    blends = [None if s.selection is None else s.selection.blend for s in seen]
+    if all(blend is None for blend in blends):
+        return None
+    whole = weights.new_ones(weights.shape[1:3])
+    return torch.stack([whole if blend is None else blend.share[heads] for blend in blends])
 
 
 def _ranked(selection: Selection) -> Ranked | None:
@@ -170,6 +179,7 @@ def _beside(parts: list[Attended]) -> Attended:
         torch.cat([wide(part.role, FREE) for part in parts], 1),
         torch.cat([wide(part.span, 0) for part in parts], 1),
         torch.cat([wide(part.position, -1) for part in parts], 1),
+        None if parts[0].share is None else torch.cat([part.share for part in parts if part.share is not None], 1),
     )
 
 

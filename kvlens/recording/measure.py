@@ -21,7 +21,7 @@ from kvlens.rows import MASS_COLUMNS
 
 def alike(shot: Snapshot) -> tuple[object, ...]:
     """Consecutive snapshots with an equal key can be measured together."""
-    groups = tuple((group.weights.shape[0], group.bias is None) for group in shot.groups)
+    groups = tuple((group.weights.shape[0], group.bias is None, group.share is None) for group in shot.groups)
     return (
         groups,
         shot.previous_q is None,
@@ -66,8 +66,8 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     kv = {name: column.numpy(force=True).astype(float) for name, column in kv_columns.items()}
     top = mass.topk(min(top_k, first.spans), -1)
     top_span = torch.where(top.values > 0, top.indices, -1).numpy(force=True).astype(np.int32)
-    tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0).numpy(force=True)
-    top_mass, scores = top.values.numpy(force=True), _scores(shots, ranked)
+    tail = (mass.sum(-1) - top.values.sum(-1)).clamp(min=0) + roles[..., ROLE["mean"]]
+    top_mass, tail_mass, scores = top.values.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
             {name: column[t] for name, column in head.items()}
@@ -75,7 +75,7 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
             {name: column[t] for name, column in kv.items()},
             top_span[t],
             top_mass[t],
-            tail[t],
+            tail_mass[t],
             scores[t],
             worst[t],
             oracles[t],
@@ -105,17 +105,20 @@ def _together(members: list[Attended]) -> Attended:
         join([member.role for member in members], FREE),
         join([member.span for member in members], 0),
         join([member.position for member in members], -1),
+        None if members[0].share is None else torch.cat([m.share for m in members if m.share is not None]),
     )
 
 
 def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]:
     """Mass by role [T, l, Hq, R] and by span [T, l, Hq, S], entropy in nats [T, l, Hq], attended tokens and coarse
-    entries [T, l, H_kv]."""
-    p = group.weights
+    entries [T, l, H_kv]. What a mean value makes of the output has a role and no span."""
+    p = group.weights if group.share is None else group.weights * group.share[..., None]
     role = group.role.long()
     by_role = p.new_zeros(*p.shape[:3], FREE + 1).scatter_add_(-1, role[:, :, None].expand_as(p), p)
     by_span = p.new_zeros(*p.shape[:3], spans).scatter_add_(-1, group.span.long()[:, :, None].expand_as(p), p)
-    entropy = torch.special.entr(p).sum(-1)
+    if group.share is not None:
+        by_role[..., ROLE["mean"]] = 1 - group.share
+    entropy = torch.special.entr(group.weights).sum(-1)
     seen = role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
     coarse = (seen & (role == ROLE["coarse"])).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))

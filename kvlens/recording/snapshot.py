@@ -24,6 +24,8 @@ class Attended:
     role: torch.Tensor
     span: torch.Tensor
     position: torch.Tensor
+    share: torch.Tensor | None = None
+    """[l, H_kv, G]: how much of the output these weights make, the rest is a mean value; None: all of it"""
 
 
 @dataclass

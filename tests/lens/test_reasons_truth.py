@@ -14,7 +14,7 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.lens.facts import Ranking
+from kvlens.lens.facts import NOTHING, Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
@@ -35,6 +35,7 @@ RUNS = {
     "freekv, always corrected": ("20%", {"tau": "1"}),
     "sentkv": ("15%", {}),
     "compresskv": ("8%", {}),
+    "sparq": (None, {"tokens": "24", "local": "8", "components": "8"}),
 }
 
 
@@ -91,11 +92,12 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
     return {
         "attended": worst.exact == tokens or (worst.exact > 0 and "no more" in says and regret <= 1e-4),
         "partly_attended": all(0 < seen.exact < tokens for seen in group),
+        "averaged": all(seen.exact > 0 for seen in group),
         "partly_evicted": all(seen.exact < tokens for seen in group),
         "rank_truncated": worst.rebuilt == tokens,
         "coarse_only": worst.summary and (alone or "which missed most" in says),
         "by_query_head": any(seen.summary for seen in group) or any(seen.rebuilt + seen.exact for seen in group),
-        "unknown": regret == 0.0,
+        "unknown": regret <= NOTHING,
     }.get(kind, alone)
 
 
@@ -140,6 +142,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "freekv, always corrected": {"below_the_cut"},
         "sentkv": {"below_the_cut", "partly_attended"},
         "compresskv": {"partly_evicted"},
+        "sparq": {"below_the_cut", "averaged"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 

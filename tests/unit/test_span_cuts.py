@@ -40,6 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "keydiff": {"method": "keydiff", "budget": "0.4"},
     "h2o": {"method": "h2o", "budget": "0.4"},
     "quest": {"method": "quest"},
+    "sparq": {"method": "sparq"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

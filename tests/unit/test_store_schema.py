@@ -9,7 +9,13 @@ import duckdb
 from kvlens.rows import SCHEMA_VERSION
 from kvlens.store.schema import TABLES, statements
 
-FINGERPRINTS = {1: "dd9c03ba8038796a", 2: "4a9ce1e4e806e63b", 3: "80682df7fc8cdc86", 4: "1c01f3c3d0d0d05c"}
+FINGERPRINTS = {
+    1: "dd9c03ba8038796a",
+    2: "4a9ce1e4e806e63b",
+    3: "80682df7fc8cdc86",
+    4: "1c01f3c3d0d0d05c",
+    5: "3155e994debee567",
+}
 
 
 def test_a_change_of_the_schema_needs_a_new_version() -> None:
