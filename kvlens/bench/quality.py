@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from kvlens import methods
+from kvlens import methods, tasks
 from kvlens.bench import kept as lines_kept
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
@@ -23,7 +23,7 @@ from kvlens.units import si_bytes
 class QualityRequest(TableRequest):
     """What to measure."""
 
-    tasks: tuple[str, ...] = ("needle", "multikey", "list")
+    tasks: tuple[str, ...] = Field(default_factory=lambda given: tasks.usual(given["model"]))
     budgets: tuple[str, ...] = ("5%", "10%", "20%")
     length: int = Field(2048, ge=64)
     prompts: int = Field(25, ge=1)

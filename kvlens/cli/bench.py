@@ -31,22 +31,18 @@ def _table(
     model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float
 ) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
-    asked = {
-        "model": model,
-        "tasks": _names(tasks),
-        "budgets": _names(budgets),
-        "prompts": prompts,
-        "first_seed": seed,
-        "minutes": minutes,
-    }
-    return asked | ({"methods": _names(methods)} if methods else {})
+    asked = {"model": model, "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    given = {"tasks": _names(tasks), "methods": _names(methods)}
+    return asked | {name: names for name, names in given.items() if names}
 
 
 @bench_app.command("quality")
 def quality(
     model: Model = "demo",
     methods: Methods = "",
-    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated.")] = "needle,multikey,list",
+    tasks: Annotated[
+        str, typer.Option(help="See `kvlens bench tasks`; comma-separated; default: real prose, the toy's own for it.")
+    ] = "",
     budgets: Budgets = "5%,10%,20%",
     length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
     prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 25,
@@ -84,8 +80,12 @@ def sweep(
     model: Model = "demo",
     methods: Methods = "",
     tasks: Annotated[
-        str, typer.Option(help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH.")
-    ] = "needle",
+        str,
+        typer.Option(
+            help="See `kvlens bench tasks`; comma-separated; a file is KIND:PATH; default: one needle in real prose, "
+            "in the toy's language for it."
+        ),
+    ] = "",
     budgets: Budgets = "10%,20%",
     lengths: Annotated[str, typer.Option(help="Tokens of a generated prompt, comma-separated.")] = "512,1024,2048",
     depths: Annotated[str, typer.Option(help="0 (start) to 1 (end), comma-separated.")] = "0.1,0.3,0.5,0.7,0.9",

@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from kvlens.models.find import DEMO
 from kvlens.prompts import PromptText
 from kvlens.tasks.base import CUE, Asked, Encode, Encoding, Task
 
@@ -28,6 +29,7 @@ BUILT_IN = {
     "niah_multikey": "kvlens.tasks.needles:MULTIKEY",
     "niah_multiquery": "kvlens.tasks.needles:MULTIQUERY",
     "niah_multivalue": "kvlens.tasks.needles:MULTIVALUE",
+    "kv_lookup": "kvlens.tasks.needles:LOOKUP",
     "variable_tracking": "kvlens.tasks.tracking:TRACKING",
     "common_words": "kvlens.tasks.common:COMMON_WORDS",
     "list_items": "kvlens.tasks.copying:ITEMS",
@@ -40,6 +42,10 @@ FILES = {
     "infinitebench": "kvlens.tasks.infinitebench:InfiniteBench",
     "niah": "kvlens.tasks.haystack:Haystack",
 }
+
+
+TOY = ("needle", "multikey", "list")
+PROSE = ("niah_single", "niah_multikey", "niah_multivalue", "kv_lookup")
 
 
 class UnknownTask(ValueError):
@@ -123,6 +129,11 @@ def is_right(task: str | None, answer: str, output: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", line, re.IGNORECASE) is not None
 
 
+def usual(model: str) -> tuple[str, ...]:
+    """What a model is measured on unless it is said: the toy on its own language, any other on real prose."""
+    return TOY if model == DEMO else PROSE
+
+
 def ask(task: Task, length: int | None, depth: float | None, seed: int, encoding: Encoding, index: int = 0) -> Asked:
     """A prompt of a task in the form it will be fed in: `length` tokens in all, with the chat form's and the opening's.
 
@@ -165,4 +176,5 @@ __all__ = [
     "registry",
     "remake",
     "score",
+    "usual",
 ]

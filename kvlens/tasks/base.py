@@ -37,6 +37,9 @@ class Asked:
     """what else the metric needs, such as the classes of a classification"""
     opening: str = ""
     """how a model that answers in the chat form is helped to begin (RULER's answer_prefix), in place of CUE"""
+    question: int | None = None
+    """the character of `text` with which the question begins, and everything else that follows the context; None: it
+    is not known apart"""
 
 
 class Task(ABC):

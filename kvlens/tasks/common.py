@@ -13,14 +13,15 @@ from bisect import bisect_right
 from kvlens.tasks import words
 from kvlens.tasks.base import Asked, Encode, check_place
 from kvlens.tasks.generated import SEPARATOR, Generated
-from kvlens.tasks.layout import Content, Ranges, lengthen
+from kvlens.tasks.layout import Content
 
 COMMON = 10
 SHORT_REPEATS, LONG_REPEATS = (6, 1), (30, 3)
 """how often a common and how often any other word appears"""
 LONG = 4096
 """tokens from which on words are repeated more often"""
-HEAD, TAIL = "This is a numbered list of words", "\nQuestion: What are the 10 most common words of this list? Answer:"
+HEAD = "This is a numbered list of words. Read it, then answer the question about it.\n\n"
+TAIL = "\n\nQuestion: What are the 10 most common words of this list? Answer:"
 
 
 class CommonWords(Generated):
@@ -32,7 +33,7 @@ class CommonWords(Generated):
     new_tokens, placed = 120, False
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
-        return Content((), (), (), HEAD + "{pad}.\n", TAIL), words.distinct(rng, COMMON, "word")
+        return Content((), (), (), HEAD, TAIL), words.distinct(rng, COMMON, "word")
 
     def make(
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
@@ -44,25 +45,25 @@ class CommonWords(Generated):
         common, others = pool[:COMMON], pool[COMMON:]
         order = rng.randrange(2**32)
 
-        def render(count: int, pad: str) -> tuple[str, Ranges]:
+        def render(count: int) -> str:
             listed = common * often + others[:count] * seldom
             random.Random(order).shuffle(listed)
-            return f"{HEAD}{pad}.\n" + " ".join(f"{at}. {word}" for at, word in enumerate(listed, 1)) + TAIL, ()
+            return HEAD + " ".join(f"{at}. {word}" for at, word in enumerate(listed, 1)) + TAIL
 
-        def size(text: str) -> int:
-            return special + len(encode(text))
+        def size(count: int) -> int:
+            return special + len(encode(render(count)))
 
-        least = size(render(0, "")[0])
+        least = size(0)
         if tokens < least:
             raise ValueError(f"a {self.name} prompt needs at least {least} tokens with this tokenizer, not {tokens}")
-        fits = bisect_right(range(1, len(others) + 1), tokens, key=lambda count: size(render(count, "")[0]))
-        for count in range(fits, -1, -1):
-            made = lengthen(lambda pad, count=count: render(count, pad), tokens, size, rng, encode)  # type: ignore[misc]
-            if made is not None:
-                break
-        assert made is not None
-        expected, opening = " " + SEPARATOR.join(common), "The 10 most common words of this list are"
-        return Asked(made[0], expected, (), self.name, tokens, None, seed, index, tuple(common), opening=opening)
+        count = bisect_right(range(1, len(others) + 1), tokens, key=size)
+        while size(count) > tokens:  # another shuffle can be a token longer than the one before it
+            count -= 1
+        text, expected = render(count), " " + SEPARATOR.join(common)
+        opening, behind = "The 10 most common words of this list are", len(text) - len(TAIL)
+        return Asked(
+            text, expected, (), self.name, tokens, None, seed, index, tuple(common), opening=opening, question=behind
+        )
 
 
 COMMON_WORDS = CommonWords()

@@ -29,7 +29,7 @@ class Items(Generated):
         asked = [
             f"The {ordinal} entry of the list is {entry}." for ordinal, entry in zip(ORDINALS, entries, strict=True)
         ]
-        tail = f"\nQuestion: Name all {ENTRIES} entries of the list in order. Answer:"
+        tail = f"\n\nQuestion: Name all {ENTRIES} entries of the list in order. Answer:"
         return Content(
             asked, [depth] + [None] * (ENTRIES - 1), (), tail=tail, opening="The entries of the list in order are"
         ), entries
@@ -55,7 +55,7 @@ class Copy(Generated):
         numbers = rng.sample(range(100, 1000), 3)
         texts = [" ".join(rng.choice(words.NOUNS) for _ in range(PASSAGE)) for _ in numbers]
         said = [f"Passage {number} reads: {text}." for number, text in zip(numbers, texts, strict=True)]
-        tail = f"\nQuestion: What does passage {numbers[0]} read? Answer:"
+        tail = f"\n\nQuestion: What does passage {numbers[0]} read? Answer:"
         return Content(said[:1], [depth], said[1:], tail=tail, opening=f"Passage {numbers[0]} reads:"), [texts[0]]
 
     def score(self, answer: str, output: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from abc import abstractmethod
 
+from kvlens.tasks import texts
 from kvlens.tasks.base import Asked, Encode, Task, check_place
 from kvlens.tasks.layout import Content, compose
 from kvlens.tasks.metrics import string_match_all
@@ -14,8 +15,8 @@ SEPARATOR = ", "
 
 
 class Generated(Task):
-    """A task of its own words. Every prompt has exactly the wanted number of tokens of the tokenizer at hand where that
-    can be met.
+    """A task of its own facts in a real text. Every prompt has the wanted number of tokens of the tokenizer at hand or
+    a few less, and ends with a sentence.
 
     The demo model was not trained on any of these.
     """
@@ -36,14 +37,24 @@ class Generated(Task):
         at = place if self.placed else None
         expected = " " + SEPARATOR.join(answers)
         return Asked(
-            text, expected, needle, self.name, tokens, at, seed, index, tuple(answers), opening=content.opening
+            text,
+            expected,
+            needle,
+            self.name,
+            tokens,
+            at,
+            seed,
+            index,
+            tuple(answers),
+            opening=content.opening,
+            question=len(text) - len(content.tail),
         )
 
     def lay(
         self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The prompt's text and the ranges of the asked facts in it."""
-        return compose(self.name, content, length, rng, encode, special)
+        return compose(self.name, content, length, rng, encode, special, texts.sentences())
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))

@@ -47,18 +47,10 @@ class Haystack(Task):
     ) -> Asked:
         tokens, place = check_place(self.name, length, depth)
         rng = random.Random(f"haystack/{seed}")
-        at = rng.randrange(len(self.sentences))
-
-        def following(drawn: random.Random) -> str:
-            nonlocal at
-            at += 1
-            return self.sentences[at % len(self.sentences)]
-
-        content = Content([self.needle], [place], tail=f"\nQuestion: {self.question} Answer:")
-        text, ranges = compose("haystack", content, tokens, rng, encode, special, following)
-        return Asked(
-            text, " " + SEPARATOR.join(self.phrases), ranges, self.name, tokens, place, seed, index, self.phrases
-        )
+        content = Content([self.needle], [place], tail=f"\n\nQuestion: {self.question} Answer:")
+        text, ranges = compose("haystack", content, tokens, rng, encode, special, self.sentences)
+        expected, behind = " " + SEPARATOR.join(self.phrases), len(text) - len(content.tail)
+        return Asked(text, expected, ranges, self.name, tokens, place, seed, index, self.phrases, question=behind)
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))

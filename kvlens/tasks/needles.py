@@ -1,9 +1,10 @@
-"""Needle tasks for any tokenizer: RULER's families niah_single, niah_multikey, niah_multiquery and niah_multivalue in
-words of our own.
+"""Facts hidden in real prose, for any tokenizer: RULER's families niah_single, niah_multikey, niah_multiquery and
+niah_multivalue in words of our own, and a list of pairs in which one is looked up.
 
-Families, counts (four queries, four values) and metric follow RULER (github.com/hsiehjackson/RULER,
-scripts/synthetic.yaml and scripts/eval/synthetic/constants.py); sentences, word lists and the placing at a wanted depth
-are ours.
+Families, counts (four queries, four values), the answer's prefix and the metric follow RULER (github.com/hsiehjackson/
+RULER, scripts/synthetic.yaml and scripts/eval/synthetic/constants.py); sentences, names and the placing at a wanted
+depth are ours. Looking up a pair is the key-value retrieval of Liu et al. (Lost in the Middle, section 3) with names
+and rooms in place of random identifiers, and with prose around it.
 """
 
 from __future__ import annotations
@@ -11,20 +12,25 @@ from __future__ import annotations
 import random
 
 from kvlens.tasks import words
+from kvlens.tasks.base import Encode
 from kvlens.tasks.generated import Generated
-from kvlens.tasks.layout import Content
+from kvlens.tasks.layout import Content, Ranges
 
 QUERIES = VALUES = 4
 OTHERS = 8
 """facts of the same kind that are not asked, where a task has some"""
+PAIRS = 16
+"""of the list in which one is looked up"""
 
 
-def fact(key: str, value: str) -> str:
-    return f"The secret number of the {key} is {value}."
+def fact(key: str, value: str, one: bool = False) -> str:
+    """one: of several."""
+    return f"{'One of the' if one else 'The'} library card number{'s' if one else ''} of {key} is {value}."
 
 
 class Needle(Generated):
-    """Facts 'the secret number of KEY is VALUE'; the first asked one stands at the wanted depth, the rest anywhere."""
+    """Facts 'the library card number of KEY is VALUE'; the first asked one stands at the wanted depth, the rest
+    anywhere."""
 
     new_tokens = 64
 
@@ -33,21 +39,56 @@ class Needle(Generated):
         self.keys, self.values, self.others = keys, values, others
 
     def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
-        names = words.distinct(rng, self.keys + self.others)
+        names = words.people(rng, self.keys + self.others)
         numbers = words.distinct(rng, self.keys * self.values + self.others, "number")
-        asked = [fact(names[at // self.values], numbers[at]) for at in range(self.keys * self.values)]
+        several = self.values > 1
+        asked = [fact(names[at // self.values], numbers[at], several) for at in range(self.keys * self.values)]
         others = [fact(*pair) for pair in zip(names[self.keys :], numbers[len(asked) :], strict=True)]
-        keys = " and of ".join(f"the {name}" for name in names[: self.keys])
-        plural = "s" if len(asked) > 1 else ""
-        tail = f"\nQuestion: What {'are' if plural else 'is'} the secret number{plural} of {keys}? Answer:"
-        opening = f"The secret number{plural} of {keys} {'are' if plural else 'is'}"
+        keys = listed(names[: self.keys])
+        what = f"{'all the ' if several else 'the '}library card number{'s' if len(asked) > 1 else ''} of {keys}"
+        are = "are" if len(asked) > 1 else "is"
+        tail = f"\n\nQuestion: What {are} {what}? Answer:"
+        opening = f"The {what.removeprefix('all ').removeprefix('the ')} {are}"
         shares = [depth] + [None] * (len(asked) - 1)
         return Content(asked, shares, others, tail=tail, opening=opening), numbers[: len(asked)]
 
 
-SINGLE = Needle("niah_single", "single needle", "one number hidden in filler, asked for at the end", 1, 1, 0)
-MULTIKEY = Needle("niah_multikey", "multi-key needle", "one number among others of its kind", 1, 1, OTHERS)
+class Lookup(Generated):
+    """A list of pairs stands at the wanted depth, as one passage; the room of one person is asked for."""
+
+    name, title = "kv_lookup", "key-value lookup"
+    summary = f"one of {PAIRS} pairs of a list in the text"
+    new_tokens = 32
+
+    def content(self, rng: random.Random, depth: float) -> tuple[Content, list[str]]:
+        names, rooms = words.people(rng, PAIRS), rng.sample(range(100, 1000), PAIRS)
+        at = rng.randrange(PAIRS)
+        pairs = " ".join(f"{entry(name, room)}" for name, room in zip(names, rooms, strict=True))
+        tail = f"\n\nQuestion: In which room is {names[at]}? Answer:"
+        said = f"The rooms of the participants are as follows. {pairs}"
+        return Content([said], [depth], tail=tail, opening=f"{names[at]} is in room"), [str(rooms[at])]
+
+    def lay(
+        self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
+    ) -> tuple[str, Ranges]:
+        text, ((start, end),) = super().lay(content, length, rng, encode, special)
+        first = text.index(content.opening, start, end)
+        return text, ((first, text.index(".", first) + 1),)
+
+
+def entry(name: str, room: int) -> str:
+    return f"{name} is in room {room}."
+
+
+def listed(parts: list[str]) -> str:
+    """'a', 'a and b', 'a, b and c'."""
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+SINGLE = Needle("niah_single", "single needle", "one number hidden in real prose, asked for at the end", 1, 1, 0)
+MULTIKEY = Needle("niah_multikey", "multi-key needle", "one number among eight others of its kind", 1, 1, OTHERS)
 MULTIQUERY = Needle(
-    "niah_multiquery", "multi-query needle", "four numbers of four things, all asked for", QUERIES, 1, 0
+    "niah_multiquery", "multi-query needle", "four numbers of four people, all asked for", QUERIES, 1, 0
 )
-MULTIVALUE = Needle("niah_multivalue", "multi-value needle", "four numbers of one thing, all asked for", 1, VALUES, 0)
+MULTIVALUE = Needle("niah_multivalue", "multi-value needle", "four numbers of one person, all asked for", 1, VALUES, 0)
+LOOKUP = Lookup()

@@ -1,24 +1,30 @@
-"""The prompt of the 'Run the sample prompt' button for a real model: a question about a real text, kvlens' own licence,
-in which one sentence has been hidden."""
+"""The prompt of the 'Run the sample prompt' button for a real model: a question about a real text in which one sentence
+has been hidden."""
 
 from __future__ import annotations
 
-from kvlens import REPOSITORY
-from kvlens.prompts import PromptText
+from itertools import accumulate
 
-HIDDEN = "The access code of the north gate is 48213."
-QUESTION = "What is the access code of the north gate?"
-OPENING = "The access code of the north gate is"
-ANSWER = "48213"
+from kvlens.prompts import PromptText
+from kvlens.tasks.needles import fact
+from kvlens.tasks.texts import EVALUATION, sentences
+
+TITLE = EVALUATION.title
+NAME, ANSWER = "Clara Whitfield", "48213"
+HIDDEN = fact(NAME, ANSWER)
+QUESTION = f"What is the library card number of {NAME}?"
+OPENING = f"The library card number of {NAME} is"
 CHARACTERS = 4800
-"""of the licence; about a thousand tokens"""
+"""of the text; about a thousand tokens"""
 DEPTH = 0.4
 
 
 def sample_prompt() -> PromptText:
-    """The licence's first sentences, the hidden one at two fifths of them, and the question."""
-    words = " ".join((REPOSITORY / "LICENSE").read_text(encoding="utf-8").split())
-    text = words[: words.index(". ", CHARACTERS) + 1]
-    at = text.index(". ", int(DEPTH * len(text))) + 2
-    whole = f"{text[:at]}{HIDDEN} {text[at:]}\n\n{QUESTION}"
-    return PromptText(whole, f" {ANSWER}", ((at, at + len(HIDDEN)),), None, None, OPENING)
+    """The text's first sentences, the hidden one at two fifths of them, and the question."""
+    text = sentences()
+    ends = list(accumulate(len(sentence) + 1 for sentence in text))
+    count = next(at for at, end in enumerate(ends) if end > CHARACTERS)
+    before = next(at for at, end in enumerate(ends) if end > DEPTH * CHARACTERS)
+    first = " ".join(text[:before]) + " "
+    whole = f"{first}{HIDDEN} {' '.join(text[before:count])}\n\n{QUESTION}"
+    return PromptText(whole, f" {ANSWER}", ((len(first), len(first) + len(HIDDEN)),), None, None, OPENING)

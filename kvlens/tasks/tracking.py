@@ -15,6 +15,7 @@ from kvlens.tasks.generated import Generated
 from kvlens.tasks.layout import Content
 
 HOPS = 4
+HEAD = "Follow the assignments in this text, then answer the question about it.\n\n"
 
 
 class Tracking(Generated):
@@ -32,10 +33,9 @@ class Tracking(Generated):
             values[1] = str(rng.randrange(10_000, 100_000))
         asked, other = (_chain(names[at * (HOPS + 1) : (at + 1) * (HOPS + 1)], values[at]) for at in range(2))
         shares = [depth, *sorted(depth + (1 - depth) * rng.random() for _ in range(HOPS))]
-        tail = f"\nQuestion: Which variables hold the value {values[0]}? Name all {HOPS + 1}. Answer:"
+        tail = f"\n\nQuestion: Which variables hold the value {values[0]}? Name all {HOPS + 1}. Answer:"
         opening = f"The variables that hold the value {values[0]} are"
-        head = "Follow the assignments in this text{pad}.\n"
-        return Content(asked, shares, other, head, tail, opening), names[: HOPS + 1]
+        return Content(asked, shares, other, HEAD, tail, opening), names[: HOPS + 1]
 
 
 def _chain(names: list[str], value: str) -> list[str]:

@@ -1,5 +1,4 @@
-"""Words, names and filler sentences of the tasks for any tokenizer. Own lists; nothing here states a fact that is ever
-asked."""
+"""Words and names of the tasks for any tokenizer, and how they are drawn. Own lists."""
 # ruff: noqa: SIM905 (word lists read better as text)
 
 from __future__ import annotations
@@ -28,29 +27,17 @@ NOUNS = (
     "violin wagon walnut whistle "
     "willow window zebra"
 ).split()
-PLACES = (
-    "harbor market library station orchard museum workshop theatre bakery chapel courtyard lighthouse "
-    "mill square tavern"
+FIRST_NAMES = (
+    "Ada Albert Alma Arthur Bertha Cecil Clara Daniel Dora Edgar Edith Ernest Flora Frank George Hanna Harold Helen "
+    "Henry Ida Irene Jacob Julia Karl Laura Leon Lydia Martin Maud Nora Oscar Otto Paula Ralph Rosa Samuel Sylvia "
+    "Thomas Vera Walter"
 ).split()
-PEOPLE = (
-    "baker captain clerk doctor farmer gardener guard judge miner nurse painter pilot sailor smith "
-    "tailor teacher weaver"
+SURNAMES = (
+    "Abbott Ainsley Barlow Bishop Carver Chandler Crane Dalton Draper Fairfax Fenton Garland Hale Harding Holt Ingram "
+    "Jarvis Keller Lambert Lowell Marsh Mercer Norwood Oakley Palmer Penrose Quincy Radford Sawyer Shelby Stanton "
+    "Tanner Thorne Upton Vance Walton Webster Whitfield Winslow Yates"
 ).split()
-TIMES = "spring summer autumn winter morning evening dawn noon".split()
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
-
-_SENTENCES = (
-    "In the {time} the {person} walked past the {place} without a word.",
-    "The {adjective} {noun} stood beside the {place} for many years.",
-    "Nobody at the {place} remembered who had brought the {noun}.",
-    "The {person} painted the {noun} and the {person} repaired the {noun}.",
-    "After the rain the {place} looked {adjective} and rather empty.",
-    "A {person} told a long story about a {adjective} {noun}.",
-    "Every {time} the {place} was full of people who talked about the weather.",
-    "The {noun} was heavier than the {noun}, or so the {person} believed.",
-    "They carried the {adjective} {noun} from the {place} to the {place}.",
-    "It was a {adjective} {time}, and the {person} stayed at the {place}.",
-)
 
 
 def pair(rng: random.Random) -> str:
@@ -58,8 +45,14 @@ def pair(rng: random.Random) -> str:
     return f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
 
 
+def people(rng: random.Random, count: int) -> list[str]:
+    """First names and surnames, such as 'Clara Whitfield'; no two people share either."""
+    drawn = zip(rng.sample(FIRST_NAMES, count), rng.sample(SURNAMES, count), strict=True)
+    return [f"{first} {last}" for first, last in drawn]
+
+
 def distinct(rng: random.Random, count: int, draw: str = "pair") -> list[str]:
-    """`count` different pairs ('pair'), seven-digit numbers ('number'), five capital letters ('name') or made-up words
+    """`count` different pairs ('pair'), five-digit numbers ('number'), five capital letters ('name') or made-up words
     ('word')."""
     makers = {"pair": pair, "number": number, "name": name, "word": word}
     found: dict[str, None] = {}
@@ -69,8 +62,8 @@ def distinct(rng: random.Random, count: int, draw: str = "pair") -> list[str]:
 
 
 def number(rng: random.Random) -> str:
-    """Seven digits."""
-    return str(rng.randrange(1_000_000, 10_000_000))
+    """Five digits."""
+    return str(rng.randrange(10_000, 100_000))
 
 
 def name(rng: random.Random) -> str:
@@ -81,16 +74,3 @@ def name(rng: random.Random) -> str:
 def word(rng: random.Random) -> str:
     """Two to four made-up syllables; there are hundreds of thousands of such words."""
     return "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(rng.choice((2, 3, 3, 4))))
-
-
-def sentence(rng: random.Random) -> str:
-    """One sentence of filler."""
-    return _fill(rng.choice(_SENTENCES), rng)
-
-
-def _fill(template: str, rng: random.Random) -> str:
-    lists = {"{time}": TIMES, "{person}": PEOPLE, "{place}": PLACES, "{noun}": NOUNS, "{adjective}": ADJECTIVES}
-    for mark, words in lists.items():
-        while mark in template:
-            template = template.replace(mark, rng.choice(words), 1)
-    return template

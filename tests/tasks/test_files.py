@@ -144,7 +144,7 @@ def test_haystack_of_own_texts(tmp_path: Path) -> None:
     (essays / "one.txt").write_text("The first essay begins. It goes on! Does it end?\n" * 3, encoding="utf-8")
     spec = f"niah:{essays}"
     asked = tasks.get(spec).make(300, 0.5, 4, by_word, 1)
-    assert 1 + len(by_word(asked.text)) == 300
+    assert 0.98 * 300 <= 1 + len(by_word(asked.text)) <= 300
     start, end = asked.needle[0]
     assert "Dolores Park" in asked.text[start:end]
     assert tasks.get(spec).make(300, 0.5, 4, by_word, 1) == asked

@@ -78,7 +78,7 @@ def test_tasks_are_asked_in_the_chat_form_at_the_wanted_length(name: str, smollm
     assert not asked.text.endswith("Answer:")
     prompt = tokenize(tasks.prompt_of(asked), reader, 8192, 8)
     assert "".join(prompt.pieces).endswith(f"<|im_start|>assistant\n{asked.opening}")
-    assert 900 - 3 <= len(prompt.ids) <= 900
+    assert 0.98 * 900 <= len(prompt.ids) <= 900
     assert all(asked.text[a:b].endswith(".") for a, b in asked.needle)
     raw = tasks.ask(tasks.get(name), 900, 0.5, 3, encoding("smollm2", "off"))
     assert raw.text.endswith("Answer:")

@@ -15,7 +15,7 @@ from kvlens.bench.trials import DEPTHS, Trial
 class SweepRequest(TableRequest):
     """What to measure."""
 
-    tasks: tuple[str, ...] = ("needle",)
+    tasks: tuple[str, ...] = Field(default_factory=lambda given: tasks.usual(given["model"])[:1])
     budgets: tuple[str, ...] = ("10%", "20%")
     lengths: tuple[int, ...] = (512, 1024, 2048)
     depths: tuple[float, ...] = DEPTHS

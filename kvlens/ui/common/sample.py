@@ -6,7 +6,7 @@ from kvlens import tasks
 from kvlens.models.find import DEMO
 from kvlens.tasks import Encoding
 from kvlens.tasks.encoding import encoding as counted
-from kvlens.tasks.sample import sample_prompt
+from kvlens.tasks.sample import TITLE, sample_prompt
 from kvlens.ui.common.request import PromptChoice
 
 SAMPLE = ("multikey", 1024, 0.4, 4)
@@ -17,7 +17,7 @@ def sample(model: str) -> PromptChoice:
     """The prompt of the 'Run the sample prompt' button: a question about a real text, or one in the toy's language."""
     if model == DEMO:
         return generate(counted(DEMO), *SAMPLE)
-    return PromptChoice(sample_prompt(), "a question about kvlens' own licence")
+    return PromptChoice(sample_prompt(), f"a question about {TITLE}")
 
 
 def generate(encoding: Encoding, task: str, length: int, depth: float, seed: int) -> PromptChoice:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens import methods, tasks
 from kvlens.models.find import DEMO, default_model
+from kvlens.tasks.sample import TITLE
 from kvlens.ui.common import data
 from kvlens.ui.common.jobview import manager
 from kvlens.ui.common.request import MethodChoice, PromptChoice, command
@@ -78,6 +79,6 @@ def sample_caption() -> str:
     if default_model() == DEMO:
         return "A toy model that comes with kvlens answers a question about a generated text; it takes under a minute."
     return (
-        f"{default_model()}, a real language model, answers a question about kvlens' own licence; it takes about a "
+        f"{default_model()}, a real language model, answers a question about a real text ({TITLE}); it takes about a "
         "minute on a CPU, and some seconds more the first time."
     )

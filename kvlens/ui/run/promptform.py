@@ -21,7 +21,7 @@ _TASK_WORDS = {
     "note": "note: a longer note to recite",
     "list": "list: several facts to gather",
 }
-REAL_TASK = "niah_multikey"
+REAL_TASK = "niah_single"
 """the task that the form opens with for a real model"""
 
 
