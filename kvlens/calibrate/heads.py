@@ -1,4 +1,4 @@
-"""Retrieval heads of a model, from drawn tokens that are read several times (RazorAttention, sec. 3.2): no data is
+"""Retrieval heads of a model, from drawn tokens that are read several times: no data is
 needed.
 
 Shapes: Hq query heads, H_kv KV heads, n tokens, P tokens of a period, D head size.
