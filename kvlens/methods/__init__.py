@@ -25,6 +25,7 @@ BUILT_IN = {
     "keydiff": "kvlens.methods.keydiff:KeyDiff",
     "pyramidkv": "kvlens.methods.pyramidkv:PyramidKV",
     "adakv": "kvlens.methods.adakv:AdaKV",
+    "headkv": "kvlens.methods.headkv:HeadKV",
     "chunkkv": "kvlens.methods.chunkkv:ChunkKV",
     "cake": "kvlens.methods.cake:Cake",
     "expected_attention": "kvlens.methods.expected_attention:ExpectedAttention",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,28 @@ def test_adakv_gives_heads_as_many_as_they_have_among_the_layers_best(floor: flo
 def test_rounding_gives_the_largest_fractions_one_more() -> None:
     assert rounded([1.2, 3.7, 2.1], 7) == [1, 4, 2]
     assert rounded([2.0, 2.0], 4) == [2, 2]
+
+
+@pytest.mark.parametrize("agree", ["max", "mean"])
+def test_headkv_divides_by_what_heads_retrieve(agree: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    induction = rng.random((SHAPE.layers, SHAPE.q_heads)) ** 4
+    file, rows = tmp_path / "heads.json", induction.tolist()
+    origin = {"layers": SHAPE.layers, "q_heads": SHAPE.q_heads}
+    file.write_text(json.dumps({"method": "heads", "provenance": origin, "echo": rows, "induction": rows}))
+    trial = Trial("headkv", N, 5, calibration=str(file), window=WINDOW, tokens=TOKENS, beta=1.25, agree=agree)
+    grouped = induction.reshape(SHAPE.layers, SHAPE.kv_heads, SHAPE.group)
+    score = (grouped.max(-1) if agree == "max" else grouped.mean(-1)).ravel()
+    each, whole = TOKENS - WINDOW, TOKENS * score.size
+    least = WINDOW + int(each - each / 1.25)
+    shares = least + (whole - least * score.size) * score / score.sum()
+    found = np.array([len(trial.lies(x, h)) + 1 for x in range(SHAPE.layers) for h in range(SHAPE.kv_heads)])
+    assert found.sum() == whole
+    assert np.abs(found - shares).max() <= 1
+    for layer in range(SHAPE.layers):
+        for kv_head in range(SHAPE.kv_heads):
+            count = found[layer * SHAPE.kv_heads + kv_head] - WINDOW
+            assert trial.lies(layer, kv_head) == with_window(best(snap(trial, layer, kv_head), count))
 
 
 @pytest.mark.parametrize(("chunk", "reuse"), [(10, 1), (7, 2)])
