@@ -25,6 +25,7 @@ KINDS = {
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
     "below_the_cut": "scored below what was chosen",
     "coarse_only": "only its summary was attended",
+    "quantised": "attended whole, in few bits: nothing is missing, its score is off",
     "rank_truncated": "attended through low-rank factors",
     "by_query_head": "on the device; which query heads read it token by token and which its summary was not recorded",
     "unknown": "not recorded",
@@ -62,6 +63,8 @@ def reason(facts: Facts) -> Reason:
         return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")
     if facts.summarised:
         return _summarised(facts)
+    if facts.state == "quantised":
+        return Reason("quantised", f"all of its tokens were attended, in few bits: {facts.in_bits()}")
     if facts.read:
         return _attended(facts)
     return _not_read(facts)
