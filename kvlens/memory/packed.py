@@ -2,8 +2,8 @@
 tokens; values per token, over groups of channels.
 
 Every KV head of every layer holds the same positions, from 0 on without a gap: one table names them all. Keys are
-packed as whole groups leave the window; values one by one, so that the newest `residual` stay exact. Shapes: L layers, H_kv KV
-heads, N tokens, D head size, g tokens or channels of a group.
+packed as whole groups leave the window; values one by one, so that the newest `residual` stay exact.
+Shapes: L layers, H_kv KV heads, N tokens, D head size, g tokens or channels of a group.
 """
 
 from __future__ import annotations
