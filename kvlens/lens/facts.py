@@ -229,24 +229,6 @@ class Facts:
         coarse = set(spans.loc[spans["state"] == "coarse", "span"].astype(int))
         return sum(state in HOT for span, state in self.states.items() if span in coarse)
 
-    def in_bits(self) -> str:
-        """How far packed tokens are off, and what that did to the worst query head's score of the span: the log odds of
-        its mass, against those under full attention."""
-        rows = self.reader.span_heads(self.layer, self.kv_head)
-        rows = rows[rows["span"] == self.span]
-        parts = [
-            f"{name} {float(rows[column].iloc[0]):.2f}"
-            for name, column in (("keys", "err_k"), ("values", "err_v"))
-            if len(rows) and rows[column].notna().iloc[0]
-        ]
-        said = f"relative error of {', '.join(parts)}" if parts else "with an error that was not recorded"
-        if self.q_head is None:
-            return said
-        worst = self.listed.loc[self.listed["q_head"] == self.q_head].iloc[0]
-        full, mass = (min(max(float(worst[name]), NOTHING), 1 - NOTHING) for name in ("full", "mass"))
-        shift = np.log(mass / (1 - mass)) - np.log(full / (1 - full))
-        return f"{said}; query head {self.q_head} scored it {shift:+.2f} nats against the exact keys"
-
     def rebuilt(self) -> str:
         """'rebuilt from factors of rank ...', with their errors."""
         rows = self.reader.span_heads(self.layer, self.kv_head)

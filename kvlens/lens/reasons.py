@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import Facts
 from kvlens.lens.own import Own, Told
+from kvlens.lens.quantised import in_bits
 from kvlens.store.reader import TraceReader
 
 KINDS = {
@@ -64,7 +65,7 @@ def reason(facts: Facts) -> Reason:
     if facts.summarised:
         return _summarised(facts)
     if facts.state == "quantised":
-        return Reason("quantised", f"all of its tokens were attended, in few bits: {facts.in_bits()}")
+        return Reason("quantised", f"all of its tokens were attended, in few bits: {in_bits(facts)}")
     if facts.read:
         return _attended(facts)
     return _not_read(facts)

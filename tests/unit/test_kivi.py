@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,16 @@ import torch
 from methodtrial import SHAPE, Trial
 from support import ListSink, random_llama, random_prompt, run, task_prompt
 
+from kvlens.demo.encode import demo_encode
+from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.quantise import quantise, restore, row_bytes
+from kvlens.lens.reasons import explain
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import SLOT_TABLE_BYTES
+from kvlens.prompts import PromptText
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
+from kvlens.store.reader import TraceReader
 
 GROUP, RESIDUAL, N, NEW = 8, 16, 75, 40
 """a head size of 24 is three groups; 75 is no multiple of the residual"""
@@ -137,3 +145,26 @@ def test_a_budget_is_met_in_bfloat16_or_refused_with_the_least() -> None:
 def test_parameters_that_cannot_be_are_refused(places: dict[str, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Trial("kivi", N, NEW, **places)
+
+
+def test_the_lens_says_how_far_the_score_of_a_packed_span_is_off(demo: Any, tmp_path: Path) -> None:
+    made = make_prompt("multikey", 400, 0.3, 9_100_001, demo_encode())
+    source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
+    request = RunRequest(
+        model="demo", method="kivi", overrides={"residual": "32"}, max_new=3, ignore_eos=True, oracle="all"
+    )
+    uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
+    with TraceReader.open(tmp_path, uid) as reader:
+        packed = set(reader.spans().query("state == 'quantised'")["span"].astype(int))
+        triples = reader.triples(2)
+        worst = next(row for row in triples.to_dict("records") if int(row["span"]) in packed)
+        layer, head, span = (int(worst[name]) for name in ("layer", "kv_head", "span"))
+        told = explain(reader, 2, layer, head, span)
+        heads = reader.oracle_step(2)
+        own = heads[(heads["layer"] == layer) & (heads["kv_head"] == head) & (heads["span"] == span)]
+        row = own.loc[own["regret"].idxmax()]
+        odds = [float(row[name]) / (1 - float(row[name])) for name in ("mass", "full")]
+        error = reader.span_heads(layer, head).set_index("span").loc[span, "err_k"]
+    assert told.kind == "quantised"
+    assert f"keys {error:.2f}" in told.says
+    assert f"{np.log(odds[0] / odds[1]):+.2f} nats" in told.says
