@@ -46,6 +46,8 @@ class Memory:
         self.events = EventLog()
         self._stored: list[tuple[Entry, Stored]] = []
         """what went to the cold tier since `drain_span_heads`"""
+        self.packed: PackedZone | None = None
+        """what stays on the device in few bits; None: nothing does"""
         self.step = -1
         self._position = -1
         self._window_start = 0
@@ -67,10 +69,10 @@ class Memory:
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self.events
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
-        form = layout.quantised
-        self.packed = None if form is None else PackedZone(shape, form, self.dtype, self.device)
+        if layout.quantised is not None:
+            self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
+            self.account.hold("packed", *self.packed.tensors())
         self.account.hold("hot", *self.hot.tensors())
-        self.account.hold("packed", *(() if self.packed is None else self.packed.tensors()))
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
         self.account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
