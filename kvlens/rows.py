@@ -112,7 +112,7 @@ class SpanHeadRow:
     layer: int
     kv_head: int
     form: str
-    """raw | factors"""
+    """raw | factors, or quantised: in few bits on the device"""
     rank_k: int | None
     rank_v: int | None
     cold_bytes: int

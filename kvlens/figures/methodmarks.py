@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens import methods
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
+from kvlens.figures.theme import BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from kvlens.methods.base import FAMILIES
 
 #: One colour per family, legible on light and dark.
@@ -16,6 +16,7 @@ FAMILY_COLORS = {
     "page_retrieval": BLUE,
     "token_retrieval": GREEN,
     "span_retrieval": VERMILION,
+    "quantisation": BROWN,
     "other": GREY,
 }
 #: Plotly's name and the character that stands for it in text.

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish
+from kvlens.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish
 from kvlens.rows import SPAN_STATES
 
 #: As in ui/player/color.js; tests hold the two together.
@@ -19,7 +19,7 @@ STATE_COLORS = {
     "cold": SKY,
     "evicted": PURPLE,
     "partial": "#F0E442",
-    "quantised": "#8C510A",
+    "quantised": BROWN,
 }
 #: What a state means, for the page's legend.
 STATE_MEANINGS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import plotly.graph_objects as go
 
 #: Okabe-Ito.
+BROWN = "#8C510A"
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 #: The selection has this colour everywhere.
 SELECTED = VERMILION

@@ -186,9 +186,9 @@ class Facts:
 
     @property
     def exact_only(self) -> bool:
-        """No summary in this run takes mass from exact tokens, so that what is attended whole gets no less than full
-        attention gives it."""
-        return not (self.reader.spans()["state"] == "coarse").any()
+        """No summary in this run takes mass from exact tokens, nor do packed ones: what is attended whole gets no
+        less than full attention gives it."""
+        return not self.reader.spans()["state"].isin(("coarse", "quantised")).any()
 
     @property
     def short(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import Facts
 from kvlens.lens.own import Own, Told
+from kvlens.lens.quantised import in_bits
 from kvlens.store.reader import TraceReader
 
 KINDS = {
@@ -25,6 +26,7 @@ KINDS = {
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
     "below_the_cut": "scored below what was chosen",
     "coarse_only": "only its summary was attended",
+    "quantised": "attended whole, in few bits: nothing is missing, its score is off",
     "rank_truncated": "attended through low-rank factors",
     "by_query_head": "on the device; which query heads read it token by token and which its summary was not recorded",
     "unknown": "not recorded",
@@ -62,6 +64,8 @@ def reason(facts: Facts) -> Reason:
         return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")
     if facts.summarised:
         return _summarised(facts)
+    if facts.state == "quantised":
+        return Reason("quantised", f"all of its tokens were attended, in few bits: {in_bits(facts)}")
     if facts.read:
         return _attended(facts)
     return _not_read(facts)

@@ -40,6 +40,11 @@ class Slots:
             self.keys[:, :end], self.values[:, :end], self.position[:, :end], self.span[:, :end], self.role[:, :end]
         )
 
+    def beside(self, others: Slots) -> Slots:
+        """These slots and behind them others, copied."""
+        pairs = zip(vars(self).values(), vars(others).values(), strict=True)
+        return Slots(*(torch.cat(pair, 1) for pair in pairs))
+
     def after(self, start: int) -> Slots:
         """The slots from `start` on."""
         return Slots(

@@ -48,6 +48,40 @@ class Zones:
 
 
 @dataclass(frozen=True)
+class Quantised:
+    """Tokens that stay in few bits when they leave the window: keys in groups of `group` tokens per channel, values in
+    groups of `group` channels per token; each group has a float16 scale and zero."""
+
+    bits: int
+    group: int
+    residual: int
+    """newest values that stay exact; of the keys, those that do not fill a block of as many tokens"""
+    positions: int
+    """of the whole run"""
+
+    @property
+    def key_groups(self) -> int:
+        """Groups of tokens whose keys are packed at the end."""
+        return (self.positions - 1) // self.residual * self.residual // self.group
+
+    @property
+    def packed_values(self) -> int:
+        """Tokens whose values are packed at the end."""
+        return max(self.positions - 1 - self.residual, 0)
+
+    def token_bytes(self, head_dim: int) -> tuple[float, int]:
+        """Bytes of one token's key, as a share of its group's, and of its value."""
+        key_group = head_dim * (-(-self.group * self.bits // 8) + 4)
+        return key_group / self.group, -(-head_dim * self.bits // 8) + -(-head_dim // self.group) * 4
+
+    def bytes(self, shape: KVShape) -> int:
+        """Device bytes of codes, scales and zeros, and of the table of spans, int32 per position."""
+        keys = self.key_groups * shape.head_dim * (-(-self.group * self.bits // 8) + 4)
+        values = self.packed_values * self.token_bytes(shape.head_dim)[1]
+        return shape.layers * shape.kv_heads * (keys + values) + self.key_groups * self.group * 4
+
+
+@dataclass(frozen=True)
 class Layout:
     """How the device is divided for the whole run: the zones, room for spans and for payloads on their way."""
 
@@ -61,6 +95,8 @@ class Layout:
     bag: bool = False
     """True: the window is no ring: every KV head gives up the token that the method names (`Eviction`), and the newest
     one takes its slot"""
+    quantised: Quantised | None = None
+    """what leaves the window is packed where it stays on the device; None: it goes where the placement says"""
     weighted: bool = False
     """coarse entries say themselves how many tokens they stand for (Placement.coarse_counts)"""
     dense: tuple[int, ...] = ()
@@ -108,5 +144,6 @@ class Layout:
             for heads, zones in self.parts(layer, shape.kv_heads)
         )
         tables = self.span_capacity * (SPAN_TABLE_BYTES + shape.layers * shape.kv_heads)
+        slots += 0 if self.quantised is None else self.quantised.bytes(shape)
         slots += shape.layers * shape.kv_heads * 8 * self.bag  # the newest token's slot, int64
         return slots + self.staging_bytes * self.staging_buffers + tables

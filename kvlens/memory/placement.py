@@ -31,14 +31,14 @@ class Placement:
     coarse_keys: torch.Tensor | None = None
     """[L, H_kv, len(coarse), D]"""
     coarse_values: torch.Tensor | None = None
-    coarse_counts: torch.Tensor | None = None
-    """[L, H_kv, len(coarse)]: tokens that each entry stands for, the log of which is added to its score; 0: this KV
-    head does not have it. For a layout that is `weighted`. None: the tokens of its span"""
     offload: list[int] = field(default_factory=list)
     """spans whose tokens go to the cold tier through `codec`"""
     codec: Codec | None = None
     selectable: list[int] = field(default_factory=list)
     """kept spans that a query head attends only where its selection says so, like the offloaded ones"""
+    coarse_counts: torch.Tensor | None = None
+    """[L, H_kv, len(coarse)]: tokens that each entry stands for, the log of which is added to its score; 0: this KV
+    head does not have it. For a layout that is `weighted`. None: the tokens of its span"""
 
 
 @dataclass

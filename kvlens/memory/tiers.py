@@ -18,6 +18,7 @@ from kvlens.memory.keeper import Keeper
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Entry, Ledger
 from kvlens.memory.links import link_for
+from kvlens.memory.packed import PackedZone
 from kvlens.memory.placement import Eviction, Placement, Selection
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
@@ -45,6 +46,8 @@ class Memory:
         self.events = EventLog()
         self._stored: list[tuple[Entry, Stored]] = []
         """what went to the cold tier since `drain_span_heads`"""
+        self.packed: PackedZone | None = None
+        """what stays on the device in few bits; None: nothing does"""
         self.step = -1
         self._position = -1
         self._window_start = 0
@@ -66,6 +69,9 @@ class Memory:
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self.events
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
+        if layout.quantised is not None:
+            self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
+            self.account.hold("packed", *self.packed.tensors())
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
@@ -89,6 +95,8 @@ class Memory:
         ids = self._open_spans(placement)
         for pool in self.hot.pools:
             self.keeper.keep(pool, placement, keys, values, 0, ids)
+        if self.packed is not None:
+            self.packed.place(self.hot.pools, self._rows(ids), self.prompt, self._window_start)
         self._place(placement, keys, values, 0, ids, "offload")
         self.keeper.tell_losses(placement, ids, self.step, self.prompt.tokens)
         self.held.place(self.hot, self.prompt)
@@ -102,20 +110,25 @@ class Memory:
         assert start == self._window_start, (start, self._window_start)
         ids = self._open_spans(placement)
         moving = [pool for pool in self.hot.pools if not pool.dense]
-        if moving:
+        if self.packed is not None:
+            self.packed.leave(moving, self._rows(ids), start, end)
+        elif moving:
             keys, values = self.hot.read_window(start, end)
             self.account.hold("leaving", keys, values)
             for pool in moving:
                 self.keeper.keep(pool, placement, keys, values, start, ids)
             self._place(placement, keys, values, start, ids, "leave")
-            for pool in moving:
-                pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
-                pool.gaps = True
             self.account.release("leaving")
+        for pool in moving:
+            pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
+            pool.gaps = True
         for pool in self.hot.pools:
             if pool.dense:
                 self.keeper.rename(pool, placement, start, end, ids)
         self._window_start = end
+
+    def _rows(self, ids: list[int]) -> list[SpanRow]:
+        return [self.spans.rows[span] for span in ids]
 
     def name(self, placement: Placement) -> None:
         """Tokens of a bag belong to the placement's spans from now on, wherever they lie. Nothing moves."""
@@ -202,6 +215,8 @@ class Memory:
     def feed(self, position: int) -> None:
         """The step's input token will lie at `position`: its window slot is taken for all layers."""
         self.advance(position)
+        if self.packed is not None:
+            self.packed.values_to(self.hot.pools, position - self.packed.form.residual)
         if self.layout.bag:
             self.keeper.take(position)
         for pool in self.hot.pools:
@@ -265,10 +280,13 @@ class Memory:
         them in the bias.
         """
         held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
-        if selection is None and not held and pool.live_prefix(self._position) is not None:
+        plain = self.packed is not None or pool.live_prefix(self._position) is not None
+        if selection is None and not held and plain:
             return None, None
         slots, heads = pool.slots(layer), pool.at[1]
-        if not held:
+        if self.packed is not None:
+            slots = self.packed.slots(pool, layer, self._position, held)
+        elif not held:
             slots = slots.before(pool.start["held"])
         own = selection if selection is None or len(pool.heads) == self.shape.kv_heads else selection.of(heads)
         reads = slot_reads(slots, self.spans, self.selectable, self.is_hot[layer, heads], self.shape.group, own)
@@ -287,8 +305,21 @@ class Memory:
     def attended_slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """The slots of a part that a step's attention with this bias goes through."""
         pool = self.hot.pools_of(layer)[part]
+        if self.packed is not None:
+            return self.packed.slots(pool, layer, self._position, self.held.live(layer))
         live = pool.live_prefix(self._position) if bias is None else bias.shape[-1]
         return pool.slots(layer).before(pool.zones.slots if live is None else live)
+
+    def attended_together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
+        """As `attended_slots`, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but for
+        packed tokens."""
+        if self.packed is not None:
+            each = [vars(self.attended_slots(layer, bias, part)).values() for layer in layers]
+            return Slots(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
+        pool = self.hot.pools_of(layers.start)[part]
+        live = self.attended_slots(layers.start, bias, part).role.shape[1]
+        at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
+        return Slots(*(tensor[at, :, :live] for tensor in pool.tensors()))
 
     @property
     def held_bytes(self) -> int:
@@ -315,6 +346,7 @@ class Memory:
         return self.keeper.drain_cuts()
 
     def drain_span_heads(self) -> list[SpanHeadRow]:
-        """How what went to the cold tier since the last call lies there."""
+        """How what went to the cold tier, or was packed, since the last call lies there."""
         stored, self._stored = self._stored, []
-        return [row for entry, one in stored for row in one.rows(entry)]
+        packed = [] if self.packed is None else self.packed.drain_rows()
+        return packed + [row for entry, one in stored for row in one.rows(entry)]

@@ -33,6 +33,7 @@ BUILT_IN = {
     "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
+    "kivi": "kvlens.methods.kivi:KIVI",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

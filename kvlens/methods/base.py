@@ -172,6 +172,7 @@ FAMILIES = {
     "page_retrieval": "ranks pages of tokens at every step, or when it is unsure",
     "token_retrieval": "reads single tokens, chosen at every step",
     "span_retrieval": "reads spans as summaries, low-rank factors or tokens",
+    "quantisation": "keeps every token, in few bits",
     "other": "none of these",
 }
 """family -> what its methods do; colours and lists of methods go by it"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.memory.layout import Layout, Zones
+from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method, Prefilled
 from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_map
 from kvlens.methods.parameters import param
@@ -87,8 +87,8 @@ class RazorAttention(Method):
         if params.shrink and prompt.budget_bytes is not None:
             heads = _spread(whole, shape)
             none = _layout(params, shape, heads, 0, n, prompt.max_new).bytes(shape)
-            slope = _layout(params, shape, heads, 1, n, prompt.max_new).bytes(shape) - none
-            window = min(window, max(1, (prompt.budget_bytes - none) // slope)) if slope else window
+            token = (shape.layers * shape.kv_heads - whole) * (shape.head_token_bytes + SLOT_TABLE_BYTES)
+            window = min(window, max(1, (prompt.budget_bytes - none) // token)) if token else window
         return window if params.sinks + window < n else n
 
     @classmethod

@@ -13,7 +13,7 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.memory.hot import FREE, Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.recording.snapshot import Attended, Ranked, Snapshot, Zooms
+from kvlens.recording.snapshot import Attended, PackedReads, Ranked, Snapshot, Zooms
 
 
 @dataclass
@@ -85,6 +85,7 @@ class Freezer:
             seen[0].scaling,
             memory.spans.capacity,
             entry_bytes=memory.shape.head_token_bytes,
+            packed=None if memory.packed is None else PackedReads(*memory.packed.saved, memory.packed.values_until),
             index_bytes=tuple(0 if c is None else c.index_bytes for c in chosen),
         )
         self._previous, self._seen = q, []
@@ -137,14 +138,13 @@ class Freezer:
         return parts[0] if len(parts) == 1 else _beside(parts)
 
     def _freeze_part(self, pool: Pool, layers: range, seen: list[_Seen], part: int) -> Attended:
-        at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
         biases = [s.biases[part] for s in seen]
-        live = self.memory.attended_slots(layers.start, biases[0], part).role.shape[1]
+        slots = self.memory.attended_together(layers, biases[0], part)
         bias = None if biases[0] is None else torch.stack([b for b in biases if b is not None])
         group = self.memory.shape.group
         q = torch.stack([s.q[pool.heads.start * group : pool.heads.stop * group] for s in seen])
-        weights = attention_weights(q, pool.keys[at, :, :live], bias, seen[0].scaling)
-        role, span, position = (table[at, :, :live].clone() for table in (pool.role, pool.span, pool.position))
+        weights = attention_weights(q, slots.keys, bias, seen[0].scaling)
+        role, span, position = (table.clone() for table in (slots.role, slots.span, slots.position))
         return Attended(weights, bias, role, span, position, _share(seen, weights, pool.at[1]))
 
 

@@ -27,6 +27,7 @@ def alike(shot: Snapshot) -> tuple[object, ...]:
         shot.previous_q is None,
         shot.zooms is None,
         shot.shadow is None,
+        shot.packed is None,
         tuple(shot.head_columns),
         tuple(shot.kv_columns),
         tuple(ranked is None for ranked in shot.ranked),
@@ -60,6 +61,8 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
     kv_columns["read_bytes"] = (tokens + coarse) * first.entry_bytes + index
+    if first.packed is not None:
+        kv_columns["read_bytes"] = kv_columns["read_bytes"] - _saved(groups, shots)
     kv_columns |= {name: torch.stack([shot.kv_columns[name] for shot in shots]) for name in first.kv_columns}
     worst = (roles[..., : len(MASS_COLUMNS)].sum(-1) - 1).abs().flatten(1).amax(1).tolist()
     head = {name: column.numpy(force=True).astype(np.float32) for name, column in columns.items()}
@@ -123,6 +126,21 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
     coarse = (seen & (role == ROLE["coarse"])).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
     return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, seen.sum(-1) - coarse, coarse))
+
+
+def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
+    """Bytes [T, L, H_kv] that packed tokens save in reading."""
+    packed = [shot.packed for shot in shots if shot.packed is not None]
+    parts = []
+    for group in groups:
+        seen = group.role == ROLE["quantised"]
+        if group.bias is not None:
+            seen &= (group.bias > -math.inf).any(2)
+        until = torch.tensor([p.values_until for p in packed], device=seen.device)
+        seen, position = (x.unflatten(0, (len(shots), -1)) for x in (seen, group.position))
+        values = (seen & (position < until[:, None, None, None])).sum(-1)
+        parts.append(seen.sum(-1) * packed[0].key_bytes + values * packed[0].value_bytes)
+    return torch.cat(parts, 1).round().long()
 
 
 def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:

@@ -47,6 +47,17 @@ class Ranked:
     """bool [H_kv, S], where nothing has to be brought: spans that a query head reads; None: those of `requested`"""
 
 
+@dataclass(frozen=True)
+class PackedReads:
+    """What packed tokens save a step in reading, per KV head."""
+
+    key_bytes: float
+    """of a packed key less than of an exact one"""
+    value_bytes: float
+    values_until: int
+    """positions below it have packed values"""
+
+
 @dataclass
 class Snapshot:
     """One step as it was when its attention had been computed."""
@@ -73,6 +84,8 @@ class Snapshot:
     """layers whose full attention by span is logged"""
     entry_bytes: int = 0
     """keys and values of one entry of one KV head"""
+    packed: PackedReads | None = None
+    """None: nothing lies packed"""
     index_bytes: tuple[int, ...] = ()
     """per layer: what of the method's index was read for one KV head's choice"""
 

@@ -36,17 +36,19 @@ RUNS = {
     "sentkv": ("15%", {}),
     "compresskv": ("8%", {}),
     "sparq": (None, {"tokens": "24", "local": "8", "components": "8"}),
+    "kivi": (None, {"residual": "32"}),
 }
 
 
 @dataclass
 class Seen:
-    """Of one query head and span at a step: how many of its tokens were attended exactly and as rebuilt, and whether
-    its summary was."""
+    """Of one query head and span at a step: how many of its tokens were attended exactly, as rebuilt and in few bits,
+    and whether its summary was."""
 
     exact: int
     rebuilt: int
     summary: bool
+    packed: int = 0
 
 
 Table = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -82,7 +84,10 @@ def looked_at(slots: Table, step: int, layer: int, kv_head: int, place: int, spa
     mine = (spans == span) & open_[place]
     exact = sum(int((mine & (role == ROLE[name])).sum()) for name in ("sink", "anchor", "window", "resident"))
     return Seen(
-        exact, int((mine & (role == ROLE["reconstructed"])).sum()), bool((mine & (role == ROLE["coarse"])).any())
+        exact,
+        int((mine & (role == ROLE["reconstructed"])).sum()),
+        bool((mine & (role == ROLE["coarse"])).any()),
+        int((mine & (role == ROLE["quantised"])).sum()),
     )
 
 
@@ -92,6 +97,7 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
     return {
         "attended": worst.exact == tokens or (worst.exact > 0 and "no more" in says and regret <= 1e-4),
         "partly_attended": all(0 < seen.exact < tokens for seen in group),
+        "quantised": all(seen.packed == tokens for seen in group),
         "averaged": all(seen.exact > 0 for seen in group),
         "partly_evicted": all(seen.exact < tokens for seen in group),
         "rank_truncated": worst.rebuilt == tokens,
@@ -142,6 +148,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "freekv, always corrected": {"below_the_cut"},
         "sentkv": {"below_the_cut", "partly_attended"},
         "compresskv": {"partly_evicted"},
+        "kivi": {"quantised"},
         "sparq": {"below_the_cut", "averaged"},
     }
     assert expected[name] <= set(kinds), dict(kinds)

@@ -41,6 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "h2o": {"method": "h2o", "budget": "0.4"},
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
+    "kivi": {"method": "kivi", "budget": "0.5"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

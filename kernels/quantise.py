@@ -1,0 +1,65 @@
+"""Numbers in few bits: groups of neighbours share a scale and a zero, codes lie packed in bytes. Tensors only.
+
+Asymmetric, per group: zero = min, scale = (max - min) / (2^b - 1), code = round((x - zero) / scale), as KIVI and others
+do. Scale and zero are float16 and the codes are made with them as stored, so that nothing is lost twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+
+class Packed(NamedTuple):
+    """Rows of m numbers in groups of g, the last one shorter where g does not divide m."""
+
+    codes: torch.Tensor
+    """uint8 [..., ceil(m * bits / 8)], the first number in the lowest bits"""
+    scale: torch.Tensor
+    """float16 [..., ceil(m / g)]"""
+    zero: torch.Tensor
+    """float16 [..., ceil(m / g)]"""
+
+
+def row_bytes(numbers: int, bits: int, group: int) -> int:
+    """Bytes of a row: codes, and scale and zero of each group."""
+    return -(-numbers * bits // 8) + -(-numbers // group) * 4
+
+
+def quantise(x: torch.Tensor, bits: int, group: int) -> Packed:
+    """x [..., m] -> its rows packed. A group of equal numbers has scale 0 and is exact up to its float16 zero."""
+    m, limit = x.shape[-1], torch.finfo(torch.float16).max
+    short = -m % group
+    wide = torch.cat([x, x[..., -1:].expand(*x.shape[:-1], short)], -1) if short else x
+    grouped = wide.float().unflatten(-1, (-1, group))
+    low, high = grouped.aminmax(dim=-1)
+    scale = ((high - low) / (2**bits - 1)).clamp(max=limit).half()
+    zero = low.clamp(-limit, limit).half()
+    step = scale.float()[..., None]
+    codes = torch.where(step > 0, (grouped - zero.float()[..., None]) / step, 0).round().clamp(0, 2**bits - 1)
+    return Packed(_pack(codes.to(torch.uint8).flatten(-2)[..., :m], bits), scale, zero)
+
+
+def restore(packed: Packed, numbers: int, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
+    """The rows [..., numbers] that were packed, as far as the bits hold them."""
+    codes = _unpack(packed.codes, bits)[..., :numbers]
+    scale, zero = (t.float().repeat_interleave(group, -1)[..., :numbers] for t in (packed.scale, packed.zero))
+    return torch.addcmul(zero, codes, scale).to(dtype)
+
+
+def _pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 [..., m] below 2^bits -> bytes [..., ceil(m * bits / 8)]."""
+    each = 8 // bits
+    lanes = F.pad(codes, (0, -codes.shape[-1] % each)).unflatten(-1, (-1, each))
+    out = lanes[..., 0].clone()
+    for lane in range(1, each):
+        out |= lanes[..., lane] << (lane * bits)
+    return out
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    """bytes [..., k] -> codes float32 [..., k * 8 / bits]."""
+    lanes = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
+    return torch.stack(lanes, -1).flatten(-2).float()

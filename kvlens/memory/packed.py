@@ -1,0 +1,189 @@
+"""The packed zone: tokens that stay on the device in few bits. Keys are packed per channel, over groups of consecutive
+tokens; values per token, over groups of channels.
+
+Every KV head of every layer holds the same positions, from 0 on without a gap: one table names them all. Keys are
+packed as whole groups leave the window; values one by one, so that the newest `residual` stay exact.
+Shapes: L layers, H_kv KV heads, N tokens, D head size, g tokens or channels of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from kvlens.kernels.quantise import Packed, quantise, restore
+from kvlens.memory.hot import ROLE, Pool, Slots
+from kvlens.memory.layout import Quantised
+from kvlens.memory.prompt import PromptStore
+from kvlens.memory.spantable import WINDOW
+from kvlens.rows import SpanHeadRow, SpanRow
+from kvlens.shape import KVShape
+
+Read = Callable[[int, slice], torch.Tensor]
+"""layer, KV heads -> what lies packed of them [h, m, D]"""
+
+
+class PackedZone:
+    """Owns codes, scales and zeros of all layers, and which span each position belongs to."""
+
+    def __init__(self, shape: KVShape, form: Quantised, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape, self.form, self.dtype = shape, form, dtype
+        heads, of_keys, of_values = (shape.layers, shape.kv_heads), form.key_groups, form.packed_values
+
+        def room(rows: tuple[int, ...], numbers: int) -> Packed:
+            groups = -(-numbers // form.group)
+            size = (*heads, *rows)
+            codes = torch.zeros(*size, -(-numbers * form.bits // 8), dtype=torch.uint8, device=device)
+            scale = torch.zeros(*size, groups, dtype=torch.float16, device=device)
+            return Packed(codes, scale, torch.zeros_like(scale))
+
+        self._keys = room((of_keys, shape.head_dim), form.group)
+        self._values = room((of_values,), shape.head_dim)
+        self.owner = torch.zeros(of_keys * form.group, dtype=torch.int32, device=device)
+        self.keys_until = self.values_until = 0
+        """positions below them are packed"""
+        self._rows: list[SpanHeadRow] = []
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return *self._keys, *self._values, self.owner
+
+    # ---------------------------------------------------------------------------------------------------------- writing
+    def place(self, pools: Sequence[Pool], spans: Sequence[SpanRow], prompt: PromptStore, until: int) -> None:
+        """The prompt: keys below `until`, values but for the newest `residual`, which go to the rings beside the
+        window's keys. spans: of the positions below `until`."""
+        exact = max(prompt.tokens - self.form.residual, 0)
+        for pool in pools:
+            slots = pool.window_slots(exact, until)
+            pool.values[:, :, slots] = prompt.values[pool.at][:, :, exact:until]
+            for layer in pool.layers:
+                self._put_keys(layer, pool.at[1], prompt.keys[layer, pool.at[1], :until])
+                self._put_values(layer, pool.at[1], prompt.values[layer, pool.at[1], :exact])
+        self.values_until = exact
+        self._named(spans, until)
+        if spans:
+            keys = [self._off(layer, prompt.keys[layer, :, :until], spans, self.keys) for layer in self._layers]
+            whole = [row for row in spans if row.tok_end <= exact]
+            values = [self._off(layer, prompt.values[layer, :, :exact], whole, self.values) for layer in self._layers]
+            self._tell(spans, keys, values)
+
+    def leave(self, pools: Sequence[Pool], spans: Sequence[SpanRow], start: int, end: int) -> None:
+        """Keys of positions [start, end) leave the rings; their values follow one by one. spans: of these positions."""
+        assert start == self.keys_until, (start, self.keys_until)
+        exact = torch.empty(self.shape.layers, self.shape.kv_heads, end - start, self.shape.head_dim)
+        exact = exact.to(self.owner.device)
+        for pool in pools:
+            exact[pool.at] = pool.keys[:, :, pool.window_slots(start, end)].float()
+            for layer in pool.layers:
+                self._put_keys(layer, pool.at[1], exact[layer, pool.at[1]].to(self.dtype))
+        self._named(spans, end)
+        self._tell(spans, [self._off(layer, exact[layer], spans, self.keys, start) for layer in self._layers], None)
+
+    def values_to(self, pools: Sequence[Pool], until: int) -> None:
+        """Values of positions below `until` are packed from now on."""
+        if until <= self.values_until:
+            return
+        for pool in pools:
+            slots = pool.window_slots(self.values_until, until)
+            for layer in pool.layers:
+                self._put_values(layer, pool.at[1], pool.slots(layer).values[:, slots])
+        self.values_until = until
+
+    def _named(self, spans: Sequence[SpanRow], until: int) -> None:
+        for row in spans:
+            self.owner[row.tok_start : row.tok_end] = row.span
+        self.keys_until = until
+
+    def _put_keys(self, layer: int, heads: slice, keys: torch.Tensor) -> None:
+        """Keys [h, m, D] of whole groups, from `keys_until` on."""
+        at = self.keys_until // self.form.group
+        rows = keys.unflatten(1, (-1, self.form.group)).transpose(2, 3)
+        made = quantise(rows, self.form.bits, self.form.group)
+        for stored, new in zip(self._keys, made, strict=True):
+            stored[layer, heads, at : at + new.shape[1]] = new
+
+    def _put_values(self, layer: int, heads: slice, values: torch.Tensor) -> None:
+        """Values [h, m, D] from `values_until` on."""
+        at = self.values_until
+        for stored, new in zip(self._values, quantise(values, self.form.bits, self.form.group), strict=True):
+            stored[layer, heads, at : at + new.shape[1]] = new
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+    def keys(self, layer: int, heads: slice) -> torch.Tensor:
+        """[h, keys_until, D], as far as the bits hold them."""
+        groups, form = self.keys_until // self.form.group, self.form
+        mine = Packed(*(part[layer, heads, :groups] for part in self._keys))
+        return restore(mine, form.group, form.bits, form.group, self.dtype).transpose(2, 3).flatten(1, 2)
+
+    def values(self, layer: int, heads: slice) -> torch.Tensor:
+        """[h, values_until, D]."""
+        mine = Packed(*(part[layer, heads, : self.values_until] for part in self._values))
+        return restore(mine, self.shape.head_dim, self.form.bits, self.form.group, self.dtype)
+
+    def slots(self, pool: Pool, layer: int, position: int, held: bool) -> Slots:
+        """One layer's entries as a step's attention goes through them: positions 0 to `position` in their order, packed
+        ones restored, and behind them the held zone where it is attended. Copies."""
+        stored, heads, n = pool.slots(layer), pool.at[1], position + 1
+        newest, device = pool.window_slots(self.values_until, n), pool.role.device
+        exact = newest[self.keys_until - self.values_until :]
+        keys = torch.cat([self.keys(layer, heads), stored.keys[:, exact]], 1)
+        values = torch.cat([self.values(layer, heads), stored.values[:, newest]], 1)
+        places = torch.arange(n, dtype=torch.int32, device=device)
+        span = torch.full((n,), WINDOW, dtype=torch.int32, device=device)
+        span[: self.keys_until] = self.owner[: self.keys_until]
+        role = torch.where(places < self.keys_until, ROLE["quantised"], ROLE["window"]).to(torch.uint8)
+        tables = [table.expand(keys.shape[0], -1) for table in (places, span, role)]
+        whole = Slots(keys, values, *tables)
+        return whole.beside(stored.after(pool.start["held"])) if held else whole
+
+    @property
+    def saved(self) -> tuple[float, float]:
+        """Bytes that a packed key and a packed value of one KV head take less than an exact one."""
+        exact = self.shape.head_token_bytes // 2
+        key, value = self.form.token_bytes(self.shape.head_dim)
+        return exact - key, exact - value
+
+    # ----------------------------------------------------------------------------------------------------------- errors
+    @property
+    def _layers(self) -> range:
+        return range(self.shape.layers)
+
+    def _off(
+        self, layer: int, exact: torch.Tensor, spans: Sequence[SpanRow], read: Read, first: int = 0
+    ) -> torch.Tensor:
+        """Relative error by span float32 [h, spans] of what `read` gives for a layer: exact [h, m, D] from
+        `first` on."""
+        found = read(layer, slice(None))[:, first : first + exact.shape[1]].float()
+        parts = []
+        for part in (found - exact.float(), exact.float()):
+            sums = F.pad(part.square().sum(-1).cumsum(-1), (1, 0))
+            parts.append(
+                torch.stack([sums[:, row.tok_end - first] - sums[:, row.tok_start - first] for row in spans], 1)
+            )
+        return (parts[0] / parts[1].clamp(min=1e-20)).clamp(min=0).sqrt()
+
+    def _tell(self, spans: Sequence[SpanRow], keys: list[torch.Tensor], values: list[torch.Tensor] | None) -> None:
+        of_keys, of_values = ([] if t is None else torch.stack(t).tolist() for t in (keys, values))
+        for at, row in enumerate(spans):
+            for layer in self._layers:
+                for head in range(self.shape.kv_heads):
+                    known = of_values[layer][head][at : at + 1] if of_values else []
+                    self._rows.append(
+                        SpanHeadRow(
+                            row.span,
+                            layer,
+                            head,
+                            "quantised",
+                            None,
+                            None,
+                            0,
+                            of_keys[layer][head][at],
+                            known[0] if known else None,
+                        )
+                    )
+
+    def drain_rows(self) -> list[SpanHeadRow]:
+        """How far spans packed since the last call are off, per layer and KV head."""
+        rows, self._rows = self._rows, []
+        return rows
