@@ -86,6 +86,16 @@ class SeKV(Method):
         return plan.bytes(params, shape, plan.least_recall(params))
 
     @classmethod
+    def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        """As if the text had no anchors and one short span: window, tables and one expanded span are left."""
+        before = prompt_tokens - params.window
+        if before <= 0:
+            return 0
+        short = Span(0, min(before, params.l_min), COMPRESSED[0], "")
+        plan = sekv_layout.plan(params, [short], len(short) + params.window, max_new)
+        return plan.bytes(params, shape, plan.least_recall(params))
+
+    @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         prefix = max(0, prompt.prompt_tokens - params.window)
         cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
