@@ -82,7 +82,10 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
 def refuse(request: RunRequest, prompt: PromptText) -> None:
     """Raises what arithmetic can tell of a run that would be refused, with what would work; nothing where only loading
     or reading can tell."""
-    found = foresee(request, prompt)
+    try:
+        found = foresee(request, prompt)
+    except UnsupportedModel:
+        return  # loading says what is wrong with the model
     if isinstance(found, str):
         return
     steps = len(request.forced) if request.forced is not None else request.max_new

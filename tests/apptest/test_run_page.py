@@ -95,7 +95,7 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert not app.warning, (name, app.warning)
         assert not next(button for button in app.button if button.label == "Run").disabled
         budget = next(box for box in app.text_input if box.label == "Budget").value
-        assert budget == ("100%" if methods.get(name).keeps_all else "25%")
+        assert budget == ("100%" if methods.get(name).keeps_all else "20%")
 
 
 def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:

@@ -88,11 +88,9 @@ class SeKV(Method):
     @classmethod
     def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         """As if the text had no anchors and one short span: window, tables and one expanded span are left."""
-        before = prompt_tokens - params.window
-        if before <= 0:
-            return 0
-        short = Span(0, min(before, params.l_min), COMPRESSED[0], "")
-        plan = sekv_layout.plan(params, [short], len(short) + params.window, max_new)
+        short = max(0, min(prompt_tokens - params.window, params.l_min))
+        spans = [Span(0, short, COMPRESSED[0], "")] if short else []
+        plan = sekv_layout.plan(params, spans, short + min(prompt_tokens, params.window), max_new)
         return plan.bytes(params, shape, plan.least_recall(params))
 
     @classmethod
