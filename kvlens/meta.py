@@ -155,6 +155,8 @@ class RunMeta(Outcome):
     # the method
     method: str | None = None
     preset: str | None = None
+    fit: str | None = None
+    """under the preset `fit`: why it was run and what it came to"""
     config: dict[str, Any] = {}
     """the method's parameters"""
     own_decisions: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from kvlens.ui.common.jobview import job_list, job_panel
 from kvlens.ui.common.submit import submit
 from kvlens.ui.run import preflight
 from kvlens.ui.run.methodform import method_form
+from kvlens.ui.run.modelform import model_form
 from kvlens.ui.run.promptform import prompt_for
 
 nav.enter()
@@ -20,10 +21,12 @@ if not job or st.toggle("Set up another run", key=f"another_{job}"):
     left, right = st.columns(2, gap="large")
     with right:
         st.subheader("Model and method")
-        choice = method_form(data.catalogue(), data.models())
+        model = model_form(data.models())
     with left:
         st.subheader("Prompt")
-        prompt = prompt_for(choice)
+        prompt = prompt_for(model)
+    with right:
+        choice = method_form(data.catalogue(), model, prompt)
     if prompt is not None:
         ready = preflight.panel(prompt, choice)
         if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):

@@ -16,7 +16,7 @@ from kvlens.bench import kept as lines_kept
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
-from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out
+from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out, missing
 from kvlens.units import si_bytes
 
 
@@ -50,7 +50,7 @@ def measure(
     say: Callable[[str], None] = lines_kept.silent,
 ) -> dict[str, Any]:
     """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
-    row); say(line) where kept trials are run again.
+    row); say(line) where kept trials are run again, and of methods that lack figures of the model.
 
     Raises ValueError for a file that does not hold trials.
     """
@@ -64,6 +64,8 @@ def measure(
     wanted = {key(trial) for trial in planned}
     found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in wanted)
     if line := made_otherwise(found, origins):
+        say(line)
+    for line in missing(request.model, request.methods):
         say(line)
     rows = [row for row in found if row["origin"] == origins[row["method"]]]
     seen = {row["key"] for row in rows}

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
 from kvlens.bench.provenance import about, origin
-from kvlens.bench.trials import Prompts, settings
+from kvlens.bench.trials import Prompts, chosen, settings
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget
 from kvlens.methods import parts
@@ -180,10 +180,11 @@ def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index
     asked, prompt, read = made(task, request.length, index)
     answer = tuple(engine.loaded.tokenizer.encode(asked.answer, add_special_tokens=False))
     method = methods.get(arm.method)
-    params = methods.make_parameters(method, settings(method, request.model, "")[0], dict(arm.changes))
-    watch = Watch(arm.rates)
+    watch, limit = Watch(arm.rates), Budget.parse(request.budget)
     options = Options(forced=answer, coverage=False, oracle="off")
-    engine.run(prompt, method, params, Budget.parse(request.budget), options, watch, read=read)
+    asked_for = {"preset": settings(method, request.model, "")[0], "overrides": dict(arm.changes)}
+    params = chosen(engine, prompt, method, asked_for, limit, options).params
+    engine.run(prompt, method, params, limit, options, watch, read=read)
     return watch
 
 

@@ -11,7 +11,9 @@ from kvlens import methods, tasks
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.methods import calibration
 from kvlens.methods.base import Method
+from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.prompts import Prompt, tokenize
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.request import default_preset
@@ -133,20 +135,23 @@ def header(trial: Trial, model: str) -> dict[str, Any]:
 
 def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     """Run it -> one row of figures; `infeasible` (the smallest feasible share) where the budget cannot be kept,
-    `refused` (a sentence) where the model cannot take the prompt."""
+    `refused` (a sentence) where the model cannot take the prompt or the method cannot be run on it."""
     row = header(trial, engine.loaded.name)
     try:
         asked, prompt = prompts.asked(trial), prompts.prompt(trial)
     except ValueError as error:
         return row | {"refused": str(error)}
     method = methods.get(trial.method)
-    params = methods.make_parameters(method, row["preset"], row["overrides"])
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
     try:
-        result = engine.run(prompt, method, params, limit, options, sink, read=prompts.read(trial, method))
+        found = chosen(engine, prompt, method, row, limit, options)
+        row |= arm(found, row)
+        result = engine.run(prompt, method, found.params, limit, options, sink, read=prompts.read(trial, method))
     except BudgetInfeasible as error:
         return row | infeasible(error)
+    except ValueError as error:
+        return row | {"refused": str(error)}
     row |= sink.figures() | outcome(asked, result.text)
     full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + options.max_new)
     return row | {
@@ -156,6 +161,36 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
         "passed": all(check.passed for check in result.checks),
         "uid": None,
     }
+
+
+def chosen(
+    engine: Engine, prompt: Prompt, method: type[Method], row: dict[str, Any], limit: Budget | None, options: Options
+) -> Chosen:
+    """The parameters of a trial: those of the row's preset, of the preset `fit` where these do not fit. Raises
+    ValueError with one sentence where figures of the model are missing or not of it."""
+    context = engine.context(prompt, limit, options)
+    sizes = Sizes(context.shape, context.prompt_tokens, context.max_new, context.budget_bytes)
+    found = choose(method, None, row["preset"], row["overrides"], sizes)
+    calibration.given(method, found.params, context.shape, context.model_name)
+    return found
+
+
+def missing(model: str, names: tuple[str, ...]) -> list[str]:
+    """One sentence per method that lacks figures of the model, with the command that makes them: its trials are
+    refused, the others run."""
+    said = []
+    for name in names:
+        method = methods.get(name)
+        try:
+            calibration.require(method, methods.make_parameters(method, default_preset(name, model), {}), model)
+        except ValueError as error:
+            said.append(f"{error} Its trials are refused; the other methods run.")
+    return said
+
+
+def arm(found: Chosen, row: dict[str, Any]) -> dict[str, Any]:
+    """What a row says of the parameters it was run with; what `fit` came to is among its overrides."""
+    return {"preset": found.preset, "overrides": {**found.fitted, **row["overrides"]}}
 
 
 def infeasible(error: BudgetInfeasible) -> dict[str, Any]:

@@ -3,8 +3,9 @@ provenance. The commands are the methods' own (their part `commands`); what they
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -58,3 +59,9 @@ def read_texts(texts: list[Path] | None) -> list[PromptText]:
         if not path.is_file():
             raise ValueError(f"there is no text file '{path}'.")
     return [decode(path.read_bytes(), path.name) for path in texts or []]
+
+
+def told(texts: list[Path] | None) -> list[dict[str, Any]]:
+    """The files that were measured on, for the provenance: name, bytes and SHA-256 of each."""
+    contents = [(path.name, path.read_bytes()) for path in texts or []]
+    return [{"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents]

@@ -15,8 +15,9 @@ from kvlens.cli.bench import bench_app
 from kvlens.cli.calibrate import calibrate_app
 from kvlens.cli.explain import explain
 from kvlens.cli.lens import pair, whatif
+from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
-from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder, show_table
+from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder
 from kvlens.cli.report import report
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
@@ -35,7 +36,7 @@ app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 bench_app.command()(explain)
-for command in (run, pair, whatif, report):
+for command in (run, pair, whatif, report, methods):
     app.command()(command)
 
 
@@ -65,38 +66,6 @@ def top(
     ] = False,
 ) -> None:
     """Run a language model under a KV-cache method, log every decision, replay it."""
-
-
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None, as_json: AsJson = False
-) -> None:
-    """The methods, or one method with its parameters."""
-    from kvlens import methods as registered
-
-    entries = (
-        registered.catalogue()
-        if name is None
-        else [m for m in registered.catalogue() if m["name"] == registered.get(name).name]
-    )
-    if as_json:
-        typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
-    elif name is None:
-        show_table(
-            ["family", "name", "title", "what it does", "paper"],
-            [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
-        )
-    else:
-        method = entries[0]
-        typer.echo(f"{method['title']} ({method['name']}): {method['summary']}\n{method['paper']}")
-        typer.echo(f"family: {method['family'].replace('_', ' ')}")
-        rows = [
-            [p["name"], p["default"], p["symbol"], "ours" if p["ours"] else "paper", p["doc"]]
-            for p in method["parameters"]
-        ]
-        show_table(["parameter", "default", "symbol", "decided by", "meaning"], rows)
-        for preset, values in method["presets"].items():
-            typer.echo(f"preset {preset}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}")
 
 
 @app.command()

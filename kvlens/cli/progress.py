@@ -13,7 +13,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kvlens.plaintext import json_text
+from kvlens.plaintext import json_text, terminal
 
 EVERY_S = 0.1
 """a phase reports at most this often, and when it ends"""
@@ -40,7 +40,8 @@ class _Rate:
 
 
 class JsonLines:
-    """One object per line: {"phase", "done", "total", "tokens_per_s"}; at the end {"phase": "done"|"error", ...}."""
+    """One object per line: {"phase", "done", "total", "tokens_per_s"}; what is worth knowing {"phase": "note",
+    "message"}; at the end {"phase": "done"|"error", ...}."""
 
     def __init__(self) -> None:
         self._rate = _Rate()
@@ -49,6 +50,9 @@ class JsonLines:
         if self._rate.due(phase, done, total):
             speed = self._rate.per_second(done) if phase in ("prefill", "decode") else None
             _line({"phase": phase, "done": done, "total": total, "tokens_per_s": speed})
+
+    def say(self, line: str) -> None:
+        _line({"phase": "note", "message": line})
 
     def done(self, uid: str, status: str) -> None:
         _line({"phase": "done", "uid": uid, "status": status})
@@ -81,6 +85,9 @@ class Bar:
         self._progress.update(
             self._tasks[phase], completed=done, total=total, speed="" if speed is None else f"{speed} tokens/s"
         )
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(terminal(line), markup=False, highlight=False)
 
     def done(self, uid: str, status: str) -> None:
         self._progress.stop()

@@ -19,7 +19,13 @@ def run(
     ],
     model: Model = DEFAULT_MODEL,
     method: Annotated[str, typer.Option(help="See `kvlens methods`.")] = DEFAULT,
-    preset: Annotated[str | None, typer.Option(help="A named set of the method's parameters.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help="A named set of the method's parameters, or fit: computed for this prompt and budget. Default: the "
+            "paper's numbers, fit where they do not fit."
+        ),
+    ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")
     ] = None,
@@ -101,7 +107,7 @@ def run(
             against=against_full or forced,
             forced_reference=forced,
         )
-        uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled)
+        uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled, reporter.say)
     except BaseException as error:
         reporter.failed(error)
         raise

@@ -54,6 +54,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "method",
             "preset",
             "config",
+            "fit",
             "own_decisions",
             "budget",
             "budget_bytes",

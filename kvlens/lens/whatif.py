@@ -101,7 +101,7 @@ def whatif(
         raise ValueError(f"--from-step {asked.from_step}: run {uid} has {past.steps} steps, counted from 0.")
     prepared = reload(past, report)
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
-    planned = plan(past.request)
+    planned = plan(past.request, prepared)
     trials = Trials(
         prepared.engine,
         prepared.prompt,
@@ -127,7 +127,7 @@ def whatif(
         said.append(question.answered(result, holds, past.forced, None if found is None else _as_meta(found)))
         return said[0]
 
-    planned = plan(request, reference.ids if past.forced else None)
+    planned = plan(request, prepared, reference.ids if past.forced else None)
     return store(prepared, request, planned, pairing, runs_dir, report, cancelled, conclude), said[0] if said else None
 
 

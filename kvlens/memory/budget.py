@@ -52,14 +52,16 @@ class BudgetInfeasible(ValueError):
     """A method cannot run inside the budget it was given. Nothing is clipped in silence: the run stops before
     decoding."""
 
-    def __init__(self, method: str, budget: int, smallest: int, full: int) -> None:
+    def __init__(self, method: str, budget: int, smallest: int, full: int, instead: str = "") -> None:
+        """`smallest`: feasible bytes. instead: what to do, where more is known than that."""
         self.budget, self.smallest, self.full = budget, smallest, full
+        advice = instead or f"raise --budget to {percent_up(smallest / full)} or change the method's parameters"
         super().__init__(
             f"budget_infeasible: {method} needs at least {smallest:,} bytes on the device for this prompt "
-            f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); "
-            f"raise --budget to {_ceil_percent(smallest / full)} or change the method's parameters."
+            f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); {advice}."
         )
 
 
-def _ceil_percent(share: float) -> str:
+def percent_up(share: float) -> str:
+    """A share as --budget takes it, rounded up to a thousandth."""
     return f"{-(-share * 1000 // 1) / 1000:.3f}"

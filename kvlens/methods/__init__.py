@@ -10,7 +10,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from kvlens.methods.base import FAMILIES, Method
-from kvlens.methods.parameters import MethodInfo, describe, make_parameters
+from kvlens.methods.fitting import rule_of
+from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
@@ -84,16 +85,18 @@ def get(name: str) -> type[Method]:
 def catalogue() -> list[dict[str, Any]]:
     """All methods with their parameters and presets, family by family, as plain data (no torch is imported)."""
     names = [name for family in FAMILIES for name in of_family(family)]
-    return [dataclasses.asdict(describe(registry()[name])) for name in names]
+    return [dataclasses.asdict(describe(method, rule_of(method))) for method in map(registry().get, names) if method]
 
 
 __all__ = [
     "DEFAULT",
+    "FIT",
     "REFERENCE",
     "Method",
     "MethodInfo",
     "UnknownMethod",
     "catalogue",
+    "converted",
     "describe",
     "get",
     "make_parameters",

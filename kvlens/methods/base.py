@@ -237,6 +237,12 @@ class Method(ABC):
         raise NotImplementedError(cls.name)
 
     @classmethod
+    def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        """Device bytes below which no text of that length can be decoded: by this a run is refused before anything is
+        loaded. 0: nothing is known."""
+        return cls.floor_bytes(params, shape, prompt_tokens, max_new) if cls.floor_is_exact else 0
+
+    @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span] | None:
         """The spans that `prefill_end` would cut, up to where the window begins: for looking at a text through several
         methods without running them. surprisal [prompt_tokens]: nats, NaN where there is none. No torch. None: this

@@ -10,6 +10,11 @@ from typing import Any
 from kvlens.shape import KVShape
 
 
+def shipped(folder: Path, suffix: str = ".json") -> dict[str, Path]:
+    """Model name -> file, of the figures that lie in a method's folder: `demo.json` is the demo model's."""
+    return {path.stem: path for path in sorted(folder.glob(f"*{suffix}"))}
+
+
 @dataclass(frozen=True)
 class Content:
     """A calibration file as it was read."""

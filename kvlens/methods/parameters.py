@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvlens.methods.base import Method
 
 SWITCH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 """how a parameter that is on or off may be written"""
+FIT = "fit"
+"""the preset that is computed for a prompt and a budget (kvlens.methods.fitting); every method has it"""
 
 
 def param(default: Any, doc: str, *, symbol: str = "", choices: Sequence[Any] = (), ours: bool = False) -> Any:
@@ -34,10 +36,12 @@ class MethodInfo:
     presets: dict[str, dict[str, Any]]
     journal_names: dict[str, str]
     keeps_all: bool
+    fit: str
+    """how the preset `fit` is computed"""
 
 
-def describe(method: type[Method]) -> MethodInfo:
-    """Read a method's parameters from its dataclass."""
+def describe(method: type[Method], fit: str) -> MethodInfo:
+    """Read a method's parameters from its dataclass; fit: how its preset of that name is computed."""
     return MethodInfo(
         method.name,
         method.title,
@@ -48,6 +52,7 @@ def describe(method: type[Method]) -> MethodInfo:
         {name: dict(values) for name, values in method.presets.items()},
         dict(method.journal_names),
         method.keeps_all,
+        fit,
     )
 
 
@@ -66,25 +71,32 @@ def _describe(f: dataclasses.Field[Any]) -> dict[str, Any]:
 
 
 def make_parameters(method: type[Method], preset: str | None, overrides: dict[str, str | Any]) -> Any:
-    """Parameters from the defaults, a preset and overrides (text is converted to the field's type).
+    """Parameters from the defaults, a preset and overrides (text is converted to the field's type). The preset `fit`
+    adds nothing here: what it came to for a run is among the run's overrides.
 
     Raises ValueError with one sentence for an unknown preset or parameter, or a value of the wrong kind.
     """
     values: dict[str, Any] = {}
-    if preset:
+    if preset and preset != FIT:
         if preset not in method.presets:
-            known = ", ".join(sorted(method.presets)) or "none"
+            known = ", ".join([*sorted(method.presets), FIT])
             raise ValueError(f"{method.name} has no preset '{preset}'; its presets: {known}.")
         values.update(method.presets[preset])
-    fields = {f.name: f for f in dataclasses.fields(method.Parameters)}
-    for key, value in overrides.items():
-        if key not in fields:
-            raise ValueError(f"{method.name} has no parameter '{key}'; it has: {', '.join(fields) or 'none'}.")
-        values[key] = _convert(method.name, fields[key], value)
+    values.update(converted(method, overrides))
     try:
         return method.Parameters(**values)
     except ValueError as error:
         raise ValueError(f"{method.name}: {error}") from None
+
+
+def converted(method: type[Method], overrides: Mapping[str, str | Any]) -> dict[str, Any]:
+    """Overrides in the types of their fields. Raises ValueError as `make_parameters`; whether they go together is not
+    asked."""
+    fields = {f.name: f for f in dataclasses.fields(method.Parameters)}
+    for key in overrides:
+        if key not in fields:
+            raise ValueError(f"{method.name} has no parameter '{key}'; it has: {', '.join(fields) or 'none'}.")
+    return {key: _convert(method.name, fields[key], value) for key, value in overrides.items()}
 
 
 def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:

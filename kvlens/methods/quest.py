@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.page_retrieval import PageRetrieval, PageRetrievalParameters
+from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +21,15 @@ class QuestParameters(PageRetrievalParameters):
     tokens: int = param(1024, "tokens attended per query head, the open page included, in whole pages", symbol="B")
     least_pages: int = param(3, "fewest pages attended")
     dense_layers: int = param(2, "first layers that attend everything (sec. 3.3)")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """An eighth of the prompt is attended, as 4,096 of 32K tokens are in the paper (sec. 4.2), in whole pages of
+        16, the paper's fewest pages at least and its default of 1,024 tokens at most; dense are 2 of 32 layers
+        (sec. 3.3), one at least (ours)."""
+        page, least = 16, 3
+        tokens = clamp(prompt_tokens / 8 // page * page, least * page, 1024)
+        return {"page": page, "tokens": tokens, "dense_layers": max(1, round(shape.layers * 2 / 32))}
 
 
 class Quest(PageRetrieval):

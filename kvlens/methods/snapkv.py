@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.base import Prefilled
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +38,13 @@ class SnapKVParameters(PromptEvictionParameters):
             raise ValueError(f"window must lie between 1 and {OBSERVED}.")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError("kernel must be odd, so that a score stays at its token.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The window is a 32nd of the kept tokens, as 32 of 1,024 in the paper (sec. 5.2); 8 at least (ours: fewer
+        queries rank poorly) and the paper's 32 at most. As many prompt tokens as the byte budget holds."""
+        kept = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
+        return {"window": clamp(kept / 32, 8, 32), "tokens": 0}
 
 
 class SnapKV(PromptEviction):

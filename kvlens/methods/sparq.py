@@ -4,10 +4,11 @@ rest."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
@@ -37,6 +38,20 @@ class SparQParameters:
                 raise ValueError(f"{name} must be at least 1.")
         if not 0 <= self.local <= self.tokens:
             raise ValueError("local must lie between 0 and tokens, which count the newest ones too.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """A quarter of the head size in components, as 32 of 128 in the paper's Llama runs, and a quarter of the
+        attended tokens are the newest ones, as 32 of 128 there. Attended is an eighth of the prompt (ours), 16 tokens
+        at least and the paper's 128 at most."""
+        tokens = clamp(prompt_tokens / 8, 16, 128)
+        return {"components": clamp(shape.head_dim / 4, 1, 32), "tokens": tokens, "local": tokens // 4}
+
+    def misfit(self, prompt_tokens: int) -> str | None:
+        """Nothing would be left out."""
+        if self.tokens < prompt_tokens:
+            return None
+        return f"it is {prompt_tokens + 1:,} tokens, and {self.tokens:,} are attended"
 
 
 class SparQ(Method):

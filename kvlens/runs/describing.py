@@ -37,6 +37,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         dtype=request.dtype,
         method=request.method,
         preset=planned.preset,
+        fit=planned.chosen.said,
         config=dataclasses.asdict(params),
         own_decisions=ours,
         budget=request.budget or default_budget(request.method),

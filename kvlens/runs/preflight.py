@@ -7,22 +7,32 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
+from kvlens.methods import FIT
+from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
-from kvlens.prompts import PromptText
+from kvlens.prompts import BadPrompt, PromptText
 from kvlens.recording.sampling import resolve as resolve_sampling
+from kvlens.runs.preparing import check, chosen
+from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
 TRACE_BASE_BYTES = 1_100_000
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+POINTS = ((1024, "20%"), (4096, "10%"))
+"""prompt tokens and budgets at which every method must run by itself"""
+NEW = 64
+"""tokens generated there"""
 UNKNOWN = (
     "prompt_tokens",
     "full_kv_bytes",
@@ -31,8 +41,63 @@ UNKNOWN = (
     "feasible",
     "trace_bytes",
     "oracle_every",
+    "preset",
+    "fit",
+    "values",
+    "instead",
 )
 """what is None until the model can be asked"""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """What is known of a run before its model is loaded."""
+
+    sizes: Sizes
+    positions: int
+    """tokens that the model takes"""
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompt, chat form and answer's prefix included."""
+        return self.sizes.prompt_tokens + 1
+
+
+def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
+    """Sizes of a run; a sentence where they are not known before the model is loaded. Raises ValueError with one
+    sentence for a model that is not there, a chat form that cannot be had, or a wrong budget."""
+    _, budget = check(request)
+    source = ready(request.model)
+    if source is None:
+        return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
+    shape, positions = _shape(str(source), ITEMSIZE.get(request.dtype, 4))
+    if not (source / "tokenizer.json").is_file():
+        return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
+    counted = encoding_in(source, request.chat, request.system)
+    tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
+    limit = budget.bytes(shape, tokens + request.max_new)
+    return Foreseen(Sizes(shape, max(1, tokens - 1), request.max_new, limit), positions)
+
+
+def refuse(request: RunRequest, prompt: PromptText) -> None:
+    """Raises what arithmetic can tell of a run that would be refused, with what would work; nothing where only loading
+    or reading can tell."""
+    try:
+        found = foresee(request, prompt)
+    except UnsupportedModel:
+        return  # loading says what is wrong with the model
+    if isinstance(found, str):
+        return
+    steps = len(request.forced) if request.forced is not None else request.max_new
+    if found.tokens + steps > found.positions:
+        raise BadPrompt(_too_long(found, steps))
+    refused = _refusal(request, chosen(request, found.sizes), found.sizes)
+    if refused is not None:
+        raise refused
+
+
+def _refusal(request: RunRequest, found: Chosen, sizes: Sizes) -> BudgetInfeasible | None:
+    return refusal(methods.get(request.method), request.preset, found, request.overrides, sizes)
 
 
 def estimate(
@@ -47,70 +112,115 @@ def estimate(
     system: str | None = None,
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
-    oracle_every, warnings.
+    oracle_every, preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values
+    (of that preset, over the defaults), instead (budget and preset that would work, where this would not), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
     feasible is None where the method's floor is an estimate above the budget: only the run itself knows.
 
     Values are None where they are not known before the model is loaded (a GGUF file that was never converted). Raises
-    ValueError with one sentence for an unknown model folder, method, preset, parameter or budget.
+    ValueError with one sentence for an unknown model folder, method, preset, parameter or budget, and for figures of
+    the model that are missing.
     """
-    from kvlens.runs.request import default_budget, default_preset
-
-    chosen = methods.get(method)
-    parameters = methods.make_parameters(chosen, preset or default_preset(method, model), params)
-    asked = Budget.parse(budget or default_budget(method))
-    out: dict[str, Any] = dict.fromkeys(UNKNOWN)
-    out["warnings"] = []
-    source = ready(model)
-    if source is None:
-        out["warnings"].append(f"'{model}' has not been converted yet: its size is known when it has been loaded once.")
+    request = RunRequest(
+        model=model,
+        method=method,
+        preset=preset,
+        budget=budget,
+        max_new=max_new,
+        overrides=params,
+        chat=chat,
+        system=system,
+    )
+    asked = PromptText(prompt) if isinstance(prompt, str) else prompt
+    foreseen = foresee(request, asked)
+    out: dict[str, Any] = dict.fromkeys(UNKNOWN) | {"warnings": []}
+    if isinstance(foreseen, str):
+        out["warnings"].append(foreseen)
         return out
-    shape, positions = _shape(str(source))
-    if not (source / "tokenizer.json").is_file():
-        out["warnings"].append(
-            "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
-        )
-        return out
-    asked_for = PromptText(prompt) if isinstance(prompt, str) else prompt
-    counted = encoding_in(source, chat, system)
-    tokens = counted.special + len(counted.encode(asked_for.text)) + len(counted.encode(asked_for.answer_prefix))
-    full = shape.full_kv_bytes(tokens + max_new)
-    limit = asked.bytes(shape, tokens + max_new)
+    sizes, tokens = foreseen.sizes, foreseen.tokens
+    shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
+    found, kind = chosen(request, sizes), methods.get(method)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
-    floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
+    refused = _refusal(request, found, sizes)
+    fits = limit is None or found.floor <= limit
     out |= {
         "prompt_tokens": tokens,
         "full_kv_bytes": full,
         "budget_bytes": limit,
-        "min_budget_bytes": floor,
-        "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
+        "min_budget_bytes": found.floor,
+        "feasible": True if fits else None if refused is None else False,
         "oracle_every": None if sampled is None else sampled.every,
         "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
+        "preset": found.preset,
+        "fit": found.said,
+        "values": found.fitted,
     }
-    if tokens + max_new > positions:
+    if tokens + max_new > foreseen.positions:
         out["feasible"] = False
+        out["warnings"].append(_too_long(foreseen, max_new))
+    if refused is not None:
+        out["warnings"].append(str(refused).removeprefix("budget_infeasible: "))
+    elif not fits and limit is not None:
+        need = f"needs, by estimate, {found.floor / full:.1%} of full KV for this prompt; the budget is"
         out["warnings"].append(
-            f"Prompt and output are {tokens + max_new:,} tokens, the model takes {positions:,}: shorten the prompt."
+            f"{kind.title} {need} {limit / full:.1%}: the run may be refused once its spans are known."
         )
-    if limit is not None and floor > limit:
-        about = "needs" if chosen.floor_is_exact else "needs, by estimate,"
-        end = (
-            "the run would be refused."
-            if chosen.floor_is_exact
-            else ("the run may be refused once its spans are known.")
-        )
-        out["warnings"].append(
-            f"{chosen.title} {about} {floor / full:.1%} of full KV for this prompt; the budget is "
-            f"{limit / full:.1%}: {end}"
-        )
+    if not fits:
+        out["instead"] = _instead(request, found, sizes)
     return out
 
 
+def _instead(request: RunRequest, found: Chosen, sizes: Sizes) -> dict[str, str]:
+    """Preset and budget that arithmetic says would work; without a preset where another budget is all it takes."""
+    method = methods.get(request.method)
+    if method.keeps_all:
+        return {"budget": "100%"}
+    smallest, limit, full = smallest_fit(method, request.overrides, sizes), sizes.budget_bytes or 0, sizes.full_kv_bytes
+    if smallest is not None and smallest <= limit:
+        return {"preset": FIT}
+    if smallest is not None and smallest < found.floor:
+        return {"preset": FIT, "budget": percent_up(smallest / full)}
+    return {"budget": percent_up(found.floor / full)}
+
+
+def fits(model: str, method: str) -> list[dict[str, Any]]:
+    """What a method runs with on a model at POINTS when nothing is set: {"tokens", "budget", "preset", "fit" (values of
+    the preset `fit`), "needs" and "usual_needs" (shares of full KV)}; [] where the model's sizes are not known yet."""
+    kind, source = methods.get(method), ready(model)
+    if source is None:
+        return []
+    shape, found = _shape(str(source), ITEMSIZE["float32"])[0], []
+    for tokens, share in POINTS:
+        budget = Budget.parse(default_budget(method) if kind.keeps_all else share)
+        sizes = Sizes(shape, tokens - 1, NEW, budget.bytes(shape, tokens + NEW))
+        usual = default_preset(method, model)
+        plain = sizes.floor(kind, methods.make_parameters(kind, usual, {}))
+        run, fit = (choose(kind, preset, usual, {}, sizes) for preset in (None, FIT))
+        found.append(
+            {
+                "tokens": tokens,
+                "budget": None if kind.keeps_all else share,
+                "preset": run.preset,
+                "fit": fit.fitted,
+                "needs": round(fit.floor / sizes.full_kv_bytes, 4),
+                "usual_needs": round(plain / sizes.full_kv_bytes, 4),
+            }
+        )
+    return found
+
+
+def _too_long(found: Foreseen, steps: int) -> str:
+    return (
+        f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}: shorten the "
+        "prompt or lower --max-new."
+    )
+
+
 @lru_cache(maxsize=8)
-def _shape(source: str) -> tuple[KVShape, int]:
-    """KV sizes and positions by config.json, for float32 storage (what a CPU run uses by default)."""
+def _shape(source: str, itemsize: int) -> tuple[KVShape, int]:
+    """KV sizes and positions by config.json, of numbers of so many bytes."""
     config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     text = config.get("text_config", config)
     q_heads = text.get("num_attention_heads") or text.get("n_head")
@@ -119,5 +229,5 @@ def _shape(source: str) -> tuple[KVShape, int]:
     if not (q_heads and layers and hidden):
         raise UnsupportedModel(f"'{source}' has a config.json without layers, heads and hidden size.")
     head_dim = text.get("head_dim") or hidden // q_heads
-    shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, 4)
+    shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, itemsize)
     return shape, int(text.get("max_position_embeddings") or text.get("n_positions") or 1 << 30)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kvlens import methods
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold
-from kvlens.methods import calibration
+from kvlens.methods import FIT, calibration
+from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.prompts import Prompt, PromptText
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
@@ -35,10 +36,17 @@ class Plan:
     """A request, checked: the method with its parameters, the limit and the engine's options."""
 
     method: type[Method]
-    preset: str | None
-    params: Any
+    chosen: Chosen
     budget: Budget
     options: Options
+
+    @property
+    def preset(self) -> str | None:
+        return self.chosen.preset
+
+    @property
+    def params(self) -> Any:
+        return self.chosen.params
 
 
 @dataclass(frozen=True)
@@ -54,22 +62,45 @@ class Pairing:
     holds: Sequence[Hold] = ()
 
 
-def check(request: RunRequest) -> tuple[type[Method], str | None, Any, Budget]:
-    """(method, preset, parameters, budget) of a request, before anything is loaded. Raises ValueError with one
-    sentence."""
+def check(request: RunRequest) -> tuple[type[Method], Budget]:
+    """The method and the budget of a request, before anything is loaded. Raises ValueError with one sentence for
+    whatever can be told without the model's sizes: names, values, and figures of the model that are missing."""
     method = methods.get(request.method)
     preset = request.preset or default_preset(request.method, request.model)
-    params = methods.make_parameters(method, preset, dict(request.overrides))
-    calibration.require(method, params, request.model)
-    return method, preset, params, Budget.parse(request.budget or default_budget(request.method))
+    if preset == FIT:
+        methods.converted(method, request.overrides)
+    else:
+        calibration.require(method, methods.make_parameters(method, preset, dict(request.overrides)), request.model)
+    return method, Budget.parse(request.budget or default_budget(request.method))
 
 
-def plan(request: RunRequest, forced: tuple[int, ...] | None = None) -> Plan:
+def chosen(request: RunRequest, sizes: Sizes) -> Chosen:
+    """The parameters of a request, and how they came to be. Raises ValueError with one sentence."""
+    method = methods.get(request.method)
+    found = choose(method, request.preset, default_preset(request.method, request.model), request.overrides, sizes)
+    calibration.require(method, found.params, request.model)
+    return found
+
+
+def sizes_of(request: RunRequest, prepared: Prepared) -> Sizes:
+    """What decides whether the request's parameters fit."""
+    _, budget = check(request)
+    context = prepared.engine.context(prepared.prompt, budget, _options(request))
+    return Sizes(context.shape, context.prompt_tokens, context.max_new, context.budget_bytes)
+
+
+def plan(request: RunRequest, prepared: Prepared, forced: tuple[int, ...] | None = None) -> Plan:
     """A request with the tokens it is to be fed, if any. The device is divided for the request's own number of steps
-    either way."""
+    either way. Raises ValueError with one sentence."""
+    method, budget = check(request)
+    found = chosen(request, sizes_of(request, prepared))
+    return Plan(method, found, budget, _options(request, forced))
+
+
+def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Options:
     from kvlens.engine.engine import Options
 
-    options = Options(
+    return Options(
         max_new=request.max_new,
         seed=request.seed,
         temperature=request.temperature,
@@ -83,7 +114,6 @@ def plan(request: RunRequest, forced: tuple[int, ...] | None = None) -> Plan:
         forced=request.forced if forced is None else forced,
         planned=None if forced is None else request.max_new,
     )
-    return Plan(*check(request), options)
 
 
 def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared:

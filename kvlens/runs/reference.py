@@ -123,7 +123,9 @@ def _make(
 ) -> Reference:
     _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
-    stored = store(prepared, full, plan(full), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True)
+    stored = store(
+        prepared, full, plan(full, prepared), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True
+    )
     if stored.result is None:
         raise ValueError(
             f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}."
@@ -135,7 +137,7 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
     """Raises what the run would raise before it decodes anything, so that a refused run leaves no reference behind."""
     from kvlens.engine.engine import Cancelled
 
-    planned = plan(request)
+    planned = plan(request, prepared)
 
     def told(phase: str, done: int, total: int) -> None:
         if phase == "prefill":
@@ -174,7 +176,7 @@ def _compute_again(
             tokens = reader.tokens()
     except TraceError:
         return None
-    planned = plan(_full(request))
+    planned = plan(_full(request), prepared)
     try:
         result = prepared.engine.run(
             prepared.prompt,

@@ -118,6 +118,7 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
     kept = meta.request or {name: value for name, value in meta.pick(_OLD).items() if value is not None}
     # a trace from before the chat form was fed its text as it is
     said = {"chat": "off", **kept, "overrides": meta.config, "against": False, "forced_reference": False}
+    said["preset"] = meta.preset  # which one it came to, not which one was asked for
     try:
         return RunRequest(**said, hold=tuple(Hold(**held.stored()) for held in meta.hold))
     except (TypeError, ValueError) as error:
@@ -150,5 +151,5 @@ def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Call
     request = past.request.model_copy(update={"against": True, "forced_reference": forced})
     reference = obtain(prepared, request, runs_dir, report, cancelled)
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
-    planned = plan(request, reference.ids if forced else None)
+    planned = plan(request, prepared, reference.ids if forced else None)
     return store(prepared, request, planned, pairing, runs_dir, report, cancelled), reference.uid

@@ -50,6 +50,21 @@ def test_the_form_comes_from_the_catalogue(visit: Visit, tmp_path: Path) -> None
     assert any(label.startswith("window") for label in labels)
 
 
+def test_a_preset_that_does_not_fit_is_refused_with_a_button_that_works(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.selectbox(key="form_method").set_value("freekv").run()
+    preset = app.selectbox(key="form_preset_freekv_demo")
+    assert preset.options[-1] == "fit: computed for this prompt and budget"
+    preset.set_value("paper").run()
+    assert any("run with --preset fit" in warning.value.replace("\\", "") for warning in app.warning)
+    assert next(button for button in app.button if button.label == "Run").disabled
+    next(button for button in app.button if button.label == "Use preset fit").click().run()
+    assert app.selectbox(key="form_preset_freekv_demo").value == "fit"
+    assert not app.warning
+    assert any("unning `fit`: " in info.value.replace("\\", "") for info in app.info)
+    assert not next(button for button in app.button if button.label == "Run").disabled
+
+
 def test_the_real_model_is_what_the_form_opens_with(
     visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +110,7 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert not app.warning, (name, app.warning)
         assert not next(button for button in app.button if button.label == "Run").disabled
         budget = next(box for box in app.text_input if box.label == "Budget").value
-        assert budget == ("100%" if methods.get(name).keeps_all else "25%")
+        assert budget == ("100%" if methods.get(name).keeps_all else "20%")
 
 
 def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:

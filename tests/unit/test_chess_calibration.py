@@ -89,7 +89,7 @@ def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
 def test_the_shipped_thresholds_say_where_they_come_from(demo: Any) -> None:
     from kvlens.methods.chess.trigger import SHIPPED
 
-    found = json.loads(SHIPPED.read_text())
+    found = json.loads(SHIPPED["demo"].read_text())
     assert found["provenance"]["model"] == "demo"
     assert found["provenance"]["percentile"] == 99.0
     for page in ("8", "16", "32"):

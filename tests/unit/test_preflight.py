@@ -18,13 +18,14 @@ from kvlens.runs.preflight import estimate
 @pytest.mark.parametrize("name", list(methods.registry()))
 def test_floor_is_what_the_run_asks_for(demo: Any, name: str) -> None:
     prompt, made = task_prompt(demo, "needle", 700, max_new=8)
-    found = estimate(made.text, "demo", name, {}, "2tok", 8)
+    usual = "demo" if "demo" in methods.get(name).presets else None
+    found = estimate(made.text, "demo", name, {}, "2tok", 8, usual)
     assert found["prompt_tokens"] == len(prompt.ids)
     assert found["full_kv_bytes"] == demo.shape.full_kv_bytes(len(prompt.ids) + 8)
     assert found["feasible"] in (False, None)
     assert found["warnings"]
     method = methods.get(name)
-    params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, {})
+    params = methods.make_parameters(method, usual, {})
     with pytest.raises(BudgetInfeasible) as refused:
         Engine(demo).run(prompt, method, params, Budget.parse("2tok"), Options(max_new=8))
     if method.floor_is_exact:

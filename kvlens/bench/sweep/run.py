@@ -31,11 +31,13 @@ def sweep(
     """Run what is not in `kept` (one JSON line per trial) yet -> provenance and the rows of all trials asked for that
     are done.
 
-    report(done, total, row) after each new trial; say(line) where kept trials are run again. Ends early when
+    report(done, total, row) after each new trial; say(line) where kept trials are run again, and of methods that lack
+    figures of the model. Ends early when
     `cancelled` says so or the minutes are over; nothing done is lost. Raises ValueError for a file that does not hold
     trials, and when a worker died (after the others have ended).
     """
     from kvlens.bench.provenance import about, made_otherwise, origin
+    from kvlens.bench.trials import missing
     from kvlens.models.device import settle
 
     request = request.model_copy(update={"device": settle(request.device)})
@@ -45,6 +47,8 @@ def sweep(
     groups = request.groups()
     wanted = {astuple(trial) for group in groups for trial in group}
     if line := made_otherwise((row for row in rows.values() if _asked(row) in wanted), origins):
+        say(line)
+    for line in missing(request.model, request.methods):
         say(line)
     total, done = sum(map(len, groups)), 0
     until = time.monotonic() + 60 * request.minutes

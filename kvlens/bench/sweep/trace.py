@@ -9,7 +9,7 @@ import numpy as np
 
 from kvlens import tasks
 from kvlens.bench.sweep.place import Place
-from kvlens.bench.trials import Prompts, Trial, header, infeasible, outcome
+from kvlens.bench.trials import Prompts, Trial, arm, header, infeasible, outcome
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Pairing, Prepared, plan
@@ -34,7 +34,6 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
     request = RunRequest(
         model=place.model,
         method=trial.method,
-        preset=row["preset"],
         overrides=row["overrides"],
         device=place.device,
         dtype=place.dtype,
@@ -44,14 +43,18 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
     )
     prepared = Prepared(engine, prompt, fingerprint(engine.loaded))
     try:
+        planned = plan(request, prepared)
+        row |= arm(planned.chosen, row)
         reference = obtain(prepared, request, runs_dir, _silent)
         if full:
             uid = reference.uid
         else:
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            uid = store(prepared, request, plan(request), pairing, runs_dir, _silent, lambda: False).uid
+            uid = store(prepared, request, planned, pairing, runs_dir, _silent, lambda: False).uid
     except BudgetInfeasible as error:
         return row | infeasible(error)
+    except ValueError as error:
+        return row | {"refused": str(error)}
     with TraceReader.open(runs_dir, uid) as reader:
         return row | _figures(reader) | outcome(asked, reader.meta.output_text or "") | {"uid": uid}
 

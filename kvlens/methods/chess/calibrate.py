@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvlens.calibrate.provenance import provenance, save
+from kvlens.calibrate.texts import sentences
+from kvlens.chat import template_of
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import LoadedModel
@@ -21,6 +24,13 @@ PAGES = (8, 16, 32)
 GENERATED = (("list", 12), ("list", 8), ("chain", 6), ("note", 1))
 """tasks of generated prompts, with how many items or hops (a note has neither): those with long answers"""
 LENGTHS = (512, 1024, 2048)
+QUESTIONS = (
+    "Summarise the text above in detail.",
+    "Explain the text above, point by point, to somebody who has not read it.",
+    "Which terms does the text above use, and what does each of them mean?",
+)
+"""behind excerpts of real texts: questions with long answers"""
+LONGEST_EXCERPT = 1024
 FIRST_SEED = 9_000_000
 
 
@@ -31,11 +41,13 @@ def calibrate(
     max_new: int = 256,
     percentile: float = 99.0,
     report: Callable[[dict[str, Any]], None] = lambda figures: None,
+    texts: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """Greedy answers of at most `max_new` tokens under full KV, cut into pages as CHESS cuts them; the given percentile
     of the pages' entropy and varentropy, each by itself, goes to `out`.
 
-    A page size of which fewer pages were filled than the percentile has parts (100 for the 99th) is left out.
+    A page size of which fewer pages were filled than the percentile has parts (100 for the 99th) is left out. `texts`:
+    the files that the prompts were made of, for the provenance.
 
     Raises ValueError when the percentile is none or too few pages were filled, BadPrompt for a text that does not fit
     the model.
@@ -70,6 +82,8 @@ def calibrate(
         prompt_tokens=_ends([n for n, _ in answers]),
         tasks=sorted({s.task for s in sources if s.task}),
         seeds=_ends([s.seed for s in sources if s.seed is not None]),
+        chat=template_of(loaded.tokenizer) is not None,
+        texts=list(texts),
     )
     return save(out, "chess", {"pages": filled}, origin)
 
@@ -81,12 +95,7 @@ def _ends(values: list[int]) -> list[int]:
 
 def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]:
     """`count` prompts of the demo language in the model's own tokens, those that leave room for `max_new`."""
-    lengths = [length for length in LENGTHS if length + max_new <= loaded.max_positions]
-    if not lengths:
-        raise BadPrompt(
-            f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and "
-            f"{max_new} new ones."
-        )
+    lengths = _lengths(loaded, max_new)
     made = []
     for index in range(count):
         task, size = GENERATED[index % len(GENERATED)]
@@ -102,6 +111,45 @@ def generated(loaded: LoadedModel, count: int, max_new: int) -> list[PromptText]
         )
         made.append(PromptText(text.text, text.answer, text.needle, text.task, text.seed))
     return made
+
+
+def excerpts(loaded: LoadedModel, texts: Sequence[PromptText], count: int, max_new: int) -> list[PromptText]:
+    """`count` prompts that need a long answer: whole sentences of the texts in turn, from a place drawn by the seed,
+    with one of QUESTIONS behind them. They have LENGTHS tokens in turn, up to LONGEST_EXCERPT and as far as they leave
+    room for `max_new`.
+
+    Raises ValueError for a text without sentences enough, BadPrompt for a model that is too small.
+    """
+    made, lengths = [], [length for length in _lengths(loaded, max_new) if length <= LONGEST_EXCERPT]
+    for index in range(count):
+        length = lengths[index // len(texts) % len(lengths)]
+        parts = sentences(texts[index % len(texts)].text)
+        sizes = [len(loaded.tokenizer.encode(f" {part}", add_special_tokens=False)) for part in parts]
+        if sum(sizes) < length:
+            raise ValueError(
+                f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one."
+            )
+        first = random.Random(f"excerpt/{FIRST_SEED + index}").randrange(len(parts))
+        taken, room = [], length - len(loaded.tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
+        for at in range(len(parts)):
+            part = (first + at) % len(parts)
+            if sizes[part] > room:
+                break
+            taken.append(parts[part])
+            room -= sizes[part]
+        asked = f"{' '.join(taken)}\n\n{QUESTIONS[index % len(QUESTIONS)]}"
+        made.append(PromptText(asked, task="excerpt", seed=FIRST_SEED + index))
+    return made
+
+
+def _lengths(loaded: LoadedModel, max_new: int) -> list[int]:
+    lengths = [length for length in LENGTHS if length + max_new <= loaded.max_positions]
+    if not lengths:
+        raise BadPrompt(
+            f"this model takes {loaded.max_positions} tokens, too few for a prompt of {LENGTHS[0]} and "
+            f"{max_new} new ones."
+        )
+    return lengths
 
 
 def _watching(seen: list[tuple[float, float]]) -> type[FullKV]:

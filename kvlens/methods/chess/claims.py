@@ -133,7 +133,7 @@ def _smallest(arms: Arms, full: list[Point]) -> Claim:
 
 def _rate(arms: Arms, engine: Engine) -> Claim:
     shape = engine.loaded.shape
-    found = read(SHIPPED, "chess", shape).figures["pages"][str(_params(KEEP[0], "never").page)]
+    found = read(SHIPPED["demo"], "chess", shape).figures["pages"][str(_params(KEEP[0], "never").page)]
     counts = {
         keep: (sum(p.uncertain for p in arms[keep, "dynamic"]), sum(p.judged for p in arms[keep, "dynamic"]))
         for keep in KEEP

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvlens.cli.calibrate import Dtype, Texts, load_model, read_texts
+from kvlens.cli.calibrate import Dtype, Texts, load_model, read_texts, told
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.cli.train import show
 
@@ -17,6 +17,12 @@ def calibrate(
     model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("chess_thresholds.json"),
     prompts: Annotated[int, typer.Option(help="How many prompts are generated when no texts are given.", min=1)] = 128,
+    excerpts: Annotated[
+        int,
+        typer.Option(
+            help="Cut the texts into so many excerpts and ask for long answers; 0: the texts as they are.", min=0
+        ),
+    ] = 0,
     max_new: Annotated[int, typer.Option(help="Tokens of each answer at most.", min=1)] = 256,
     percentile: Annotated[
         float, typer.Option(help="Of the pages' entropy and varentropy, above which they are high.")
@@ -29,5 +35,8 @@ def calibrate(
     from kvlens.methods.chess import calibrate as measuring
 
     loaded = load_model(model, device, dtype)
-    sources = read_texts(texts) or measuring.generated(loaded, prompts, max_new)
-    typer.echo(str(measuring.calibrate(loaded, sources, out, max_new, percentile, show)))
+    sources = read_texts(texts)
+    if sources and excerpts:
+        sources = measuring.excerpts(loaded, sources, excerpts, max_new)
+    made = sources or measuring.generated(loaded, prompts, max_new)
+    typer.echo(str(measuring.calibrate(loaded, made, out, max_new, percentile, show, told(texts))))

@@ -10,6 +10,10 @@ from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 
+AGGRESSIVE = {"grid_ratio": 0.5, "chunk_ratio": 0.2, "page_ratio": 0.1}
+LEAST_PAGES = 128
+"""that a hierarchy should have to choose from; ours"""
+
 
 @dataclass(frozen=True)
 class ChessParameters:
@@ -96,7 +100,7 @@ class ChessParameters:
     )
     threshold_varentropy: float = param(-1.0, "nats squared, likewise", ours=True)
     calibration: str = param(
-        "", "file made by `kvlens calibrate chess`; empty: the one shipped for the demo model", ours=True
+        "", "file made by `kvlens calibrate chess`; empty: the one shipped for the model", ours=True
     )
 
     def __post_init__(self) -> None:
@@ -119,12 +123,27 @@ class ChessParameters:
             if math.isnan(getattr(self, name)):
                 raise ValueError(f"{name} must be a number.")
 
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The largest pages of 32 (sec. 5.1), 16 or 8 tokens that make 128 pages, since ratios of .5, .2 and .1
+        (Table 1) need something to choose from; chunks of 8 pages and grids of 8 chunks where that makes 8 grids, of 4
+        else (ours: the paper gives neither). The ratios are the paper's."""
+        tokens = prompt_tokens + max_new
+        page = next((size for size in (32, 16) if tokens >= LEAST_PAGES * size), 8)
+        branch = 8 if tokens >= 8 * 64 * page else 4
+        return {"page": page, "chunk_pages": branch, "grid_chunks": branch, **AGGRESSIVE}
+
+    def misfit(self, prompt_tokens: int) -> str | None:
+        """There is nothing to choose among."""
+        if prompt_tokens > self.page * self.chunk_pages * self.grid_chunks:
+            return None
+        return f"its {-(-prompt_tokens // self.page)} pages are one grid"
+
     @property
     def thresholds_given(self) -> bool:
         return self.threshold_entropy >= 0 and self.threshold_varentropy >= 0
 
 
-AGGRESSIVE = {"grid_ratio": 0.5, "chunk_ratio": 0.2, "page_ratio": 0.1}
 #: Table 1's three settings; 'paper' is the headline one. 'demo' has the same ratios over a hierarchy scaled down for
 #: 2048 tokens: 256 pages of 8 tokens, 64 chunks, 16 grids, where pages of 32 would leave 64 pages in 8 chunks in one
 #: grid.

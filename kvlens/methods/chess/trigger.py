@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvlens.methods.chess.params import ChessParameters
-from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.shape import KVShape
 
-SHIPPED = Path(__file__).parent / "demo.json"
-"""the demo model's thresholds"""
+SHIPPED = shipped(Path(__file__).parent)
+"""model name -> its thresholds"""
 
 
 def page_uncertainty(values: list[tuple[float, float]], varentropy: str) -> tuple[float, float]:
@@ -48,7 +48,7 @@ def thresholds(params: ChessParameters, calibrated: tuple[float, float] | None) 
 THRESHOLDS = Calibration(
     "thresholds",
     "calibration",
-    {"demo": SHIPPED},
+    SHIPPED,
     "kvlens calibrate chess --model {model} --out FILE",
     "use trigger=fixed, which needs none",
     lambda params: params.trigger == "dynamic" and not params.thresholds_given,

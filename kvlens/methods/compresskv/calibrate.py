@@ -15,6 +15,8 @@ import torch
 from kvlens.calibrate.fullrun import watch
 from kvlens.calibrate.projection import output_projections
 from kvlens.calibrate.provenance import provenance, save
+from kvlens.calibrate.texts import sentences
+from kvlens.chat import template_of
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import LoadedModel
@@ -102,11 +104,6 @@ def make_trials(
         yield trial
 
 
-def sentences(text: str) -> list[str]:
-    """Sentences of a text, one space between words."""
-    return [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]
-
-
 def answer_span(prompt: Prompt, answer: str, span: str) -> list[int]:
     """Positions of the tokens of the answer inside the needle, or of the whole needle (span 'sentence', or where the
     answer does not stand in it word by word)."""
@@ -132,9 +129,10 @@ def calibrate(
     length: int = 1024,
     report: Callable[[dict[str, Any]], None] = lambda figures: None,
     settings: Settings | None = None,
+    texts: Sequence[dict[str, Any]] = (),
 ) -> Path:
     """Measure and write the calibration file `out`. `trials` generated prompts of up to `length` tokens; `sources`: see
-    `make_trials`.
+    `make_trials`; `texts`: the files they were read from, for the provenance.
 
     Raises ValueError with one sentence when the model answers no prompt, or its output projections are not found.
     """
@@ -179,7 +177,9 @@ def calibrate(
         "asked": asked,
         "answered": counted,
     }
-    origin = provenance(loaded, trials=trials, length=length, sources=len(given), settings=dataclasses.asdict(settings))
+    said = {"chat": template_of(loaded.tokenizer) is not None, "texts": list(texts)}
+    how = {"trials": trials, "length": length, "sources": len(given), "settings": dataclasses.asdict(settings)}
+    origin = provenance(loaded, **how, **said)
     return save(out, "compresskv", figures, origin)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvlens.cli.calibrate import Dtype, Texts, load_model, read_texts
+from kvlens.cli.calibrate import Dtype, Texts, load_model, read_texts, told
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.cli.train import show
 
@@ -28,5 +28,6 @@ def calibrate(
     from kvlens.methods.compresskv import calibrate as measuring
 
     loaded = load_model(model, device, dtype)
-    written = measuring.calibrate(loaded, read_texts(texts) or None, out, trials=trials, length=length, report=show)
+    sources = read_texts(texts) or None
+    written = measuring.calibrate(loaded, sources, out, trials, length, show, texts=told(texts))
     typer.echo(str(written))

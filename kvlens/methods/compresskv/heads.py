@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlens.methods.compresskv.params import HEADS, CompressKVParameters
-from kvlens.methods.modelfigures import Calibration, Content
+from kvlens.methods.modelfigures import Calibration, Content, shipped
 from kvlens.shape import KVShape
 
-SHIPPED = Path(__file__).parent / "demo.json"
-"""the demo model's figures"""
+SHIPPED = shipped(Path(__file__).parent)
+"""model name -> its figures"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def measured(found: Content, params: CompressKVParameters, shape: KVShape) -> He
 FIGURES = Calibration(
     "head scores",
     "calibration",
-    {"demo": SHIPPED},
+    SHIPPED,
     "kvlens calibrate compresskv --model {model} --out FILE",
     "set heads=all and layers=equal, which need none",
     lambda params: params.calibrated,

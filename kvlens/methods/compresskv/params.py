@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 
 OBSERVED = 64
 """prompt queries a run keeps for the window: the largest window that can be asked for"""
@@ -61,7 +63,7 @@ class CompressKVParameters:
         ours=True,
     )
     calibration: str = param(
-        "", "file made by `kvlens calibrate compresskv`; empty: the one shipped for the demo model", ours=True
+        "", "file made by `kvlens calibrate compresskv`; empty: the one shipped for the model", ours=True
     )
     page: int = param(16, "tokens per page: pages are the spans that masses and evictions are logged for", ours=True)
 
@@ -79,6 +81,15 @@ class CompressKVParameters:
             raise ValueError("ceiling must be at least 1: no layer could keep the average.")
         if self.tokens and self.tokens < self.floor:
             raise ValueError(f"tokens must be 0 or at least the floor, {self.floor}.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """Of the prompt tokens that are kept a 16th are the window and a quarter are a layer's floor, as 8 and 32 of
+        128, the paper's smallest budget (sec. 4); the paper's 8 and 32 at most. As many prompt tokens as the byte
+        budget holds."""
+        kept = tokens_within(shape, budget_bytes, prompt_tokens + max_new) - max_new
+        window = clamp(kept / 16, 1, 8)
+        return {"window": window, "floor": clamp(kept / 4, window, 32), "tokens": 0}
 
     @property
     def least(self) -> int:

@@ -176,10 +176,18 @@ class Plan:
         return self.layout(recall).bytes(self.shape) + tables + longest * self.shape.token_bytes
 
 
-def expected(params: ChunkRetrievalParameters, shape: KVShape, numbers: int, prompt_tokens: int, max_new: int) -> Plan:
-    """Sizes for a text that is not known yet: chunks of the wanted length."""
+def expected(
+    params: ChunkRetrievalParameters,
+    shape: KVShape,
+    numbers: int,
+    prompt_tokens: int,
+    max_new: int,
+    length: int | None = None,
+) -> Plan:
+    """Sizes for a text that is not known yet: chunks of `length`, the wanted one where none is given."""
+    length = length or params.length
     sinks = min(params.sinks, prompt_tokens)
-    chunks = max(0, prompt_tokens - sinks - 1) // params.length
+    chunks = max(0, prompt_tokens - sinks - 1) // length
     return Plan(
         params,
         shape,
@@ -187,7 +195,7 @@ def expected(params: ChunkRetrievalParameters, shape: KVShape, numbers: int, pro
         min(params.dense_layers, shape.layers),
         sinks,
         chunks,
-        sinks + chunks * params.length,
+        sinks + chunks * length,
         prompt_tokens,
         max_new,
     )

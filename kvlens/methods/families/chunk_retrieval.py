@@ -74,6 +74,13 @@ class ChunkRetrieval(Method):
         plan = chunk_plan.expected(params, shape, numbers, prompt_tokens, max_new)
         return plan.bytes(plan.least_recall())
 
+    @classmethod
+    def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        """As if every chunk were as long as one can be."""
+        numbers, longest = cls.index_numbers(shape.head_dim), params.splitter().most
+        plan = chunk_plan.expected(params, shape, numbers, prompt_tokens, max_new, longest)
+        return min(plan.bytes(plan.least_recall()), cls.floor_bytes(params, shape, prompt_tokens, max_new))
+
     # ---------------------------------------------------------------------------------------------------- the prompt
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:

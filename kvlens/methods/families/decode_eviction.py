@@ -47,6 +47,12 @@ class DecodeEvictionParameters:
         """Fewest places a bag can do with: what is protected, and one that can be evicted."""
         return self.sinks + max(self.recent, 1) + 1
 
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """A bag of as many places as the byte budget holds (ours: papers give tokens); what is protected in it keeps
+        the paper's proportion."""
+        return {"tokens": 0}
+
 
 class DecodeEviction(Method):
     """Base of the family. `params` is a DecodeEvictionParameters, or has its fields."""

@@ -51,6 +51,12 @@ class PageRetrievalParameters:
         if not 0 <= self.keep <= 1 or self.dense_layers < 0:
             raise ValueError("keep must lie between 0 and 1 and dense_layers be at least 0.")
 
+    def misfit(self, prompt_tokens: int) -> str | None:
+        """Nothing would be left out."""
+        if self.keep or self.tokens < prompt_tokens:
+            return None
+        return f"it is {prompt_tokens + 1:,} tokens, and {self.tokens:,} are attended"
+
 
 class PageSummaries(Method):
     """What a method of the family says, wherever its pages lie."""

@@ -56,6 +56,11 @@ class PromptEvictionParameters:
         """Fewest prompt tokens a KV head keeps, window included."""
         return self.window + 1
 
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """As many prompt tokens as the byte budget holds beside the decoded ones (ours: papers give tokens)."""
+        return {"tokens": 0}
+
 
 class PromptEviction(Method):
     """Base of the family. `params` is a PromptEvictionParameters, or has its fields."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlens.methods.families.cold_plan import ColdPagesParameters
+from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 
 POOLINGS = ("MeanS", "MaxS", "MeanQK", "MaxQK", "MeanQ", "MaxQ")
 
@@ -76,6 +78,26 @@ class FreeKVParameters(ColdPagesParameters):
         super().__post_init__()
         if not 0 <= self.tau <= 1:
             raise ValueError("tau must lie between 0 (no correction) and 1 (no speculation).")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """Sinks and window are each a 16th of the budget, as 128 of 2,048 tokens (app. A), 4 sinks and half a page of
+        window at least. Ours: the first layer is dense where that costs at most a quarter of the budget; pages are the
+        largest of 32 (app. A), 16 and 8 tokens with room for 4 selected ones beside the summaries, which take a token's
+        room per page, else those with room for most."""
+        whole = prompt_tokens + max_new
+        room = tokens_within(shape, budget_bytes, whole)
+        dense = int(whole / shape.layers <= room / 4)
+        share = clamp(room / 16, 4, 128)
+        beside = room - dense * whole / shape.layers - share
+
+        def selected(page: int) -> int:
+            """Pages that find room, 4 at most; negative where not even the rest does."""
+            return min(4, int((beside - max(share, page // 2) - page / 2 - whole / page - page) // page))
+
+        page = max((32, 16, 8), key=selected)
+        window = max(share, page // 2)
+        return {"tokens": 0, "sinks": share, "window": window, "page": page, "dense_layers": dense}
 
 
 #: 'demo' is scaled to 2048 tokens: of 10 % of them (206 tokens per layer and KV head) 128 go to page summaries, 28 to

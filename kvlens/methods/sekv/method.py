@@ -86,6 +86,14 @@ class SeKV(Method):
         return plan.bytes(params, shape, plan.least_recall(params))
 
     @classmethod
+    def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        """As if the text had no anchors and one short span: window, tables and one expanded span are left."""
+        short = max(0, min(prompt_tokens - params.window, params.l_min))
+        spans = [Span(0, short, COMPRESSED[0], "")] if short else []
+        plan = sekv_layout.plan(params, spans, short + min(prompt_tokens, params.window), max_new)
+        return plan.bytes(params, shape, plan.least_recall(params))
+
+    @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         prefix = max(0, prompt.prompt_tokens - params.window)
         cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)

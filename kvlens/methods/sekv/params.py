@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,25 @@ class SeKVParameters:
                 raise ValueError(f"{name} must lie between 0 and 1.")
         if self.tau >= 1:
             raise ValueError("tau must be below 1.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The window is .156 of the budget, as 512 of 10 % of 32K tokens (sec. 4.1), 16 tokens at least; routing has a
+        quarter of the head size, as 32 of 128 (app. A). Ours, where the paper is silent: spans have at most 64 tokens,
+        so that one that is expanded finds room, under budgets of less than 128 tokens 32; blocks are a quarter of the
+        window, but not shorter than a span; anchors take at most a tenth of the budget; ranks at most half of the head
+        size, the paper's 32 at most."""
+        room = tokens_within(shape, budget_bytes, prompt_tokens + max_new)
+        window = clamp(room * 512 / 3277 // 8 * 8, 16, 512)
+        return {
+            "window": window,
+            "block": clamp(window / 4, 16, 128),
+            "l_min": 16,
+            "l_max": 64 if room >= 128 else 32,
+            "dim": clamp(shape.head_dim / 4, 1, 32),
+            "max_rank": clamp(shape.head_dim / 2, 1, 32),
+            "anchor_share": 0.1,
+        }
 
 
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse

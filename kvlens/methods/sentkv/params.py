@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from kvlens.methods.families.chunk_plan import ChunkRetrievalParameters
+from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
 from kvlens.spans.marks import SETS
 from kvlens.spans.sentences import Splitter
 
@@ -64,6 +67,19 @@ class SentKVParameters(ChunkRetrievalParameters):
     )
     sinks: int = param(4, "first tokens always attended; the paper names none", ours=True)
     dense_layers: int = param(0, "first layers that keep and attend everything; the paper names none", ours=True)
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """Chunks are as long as keeps what selects them in the paper's proportion to what is selected, 7 % of KV beside
+        a usage of 10 % (sec. 5.1.2, 5.3): a token's room per chunk, 7 of 17 parts of the budget. The paper's 14 tokens
+        at least, and at most the square root of a third of all tokens (ours: an open chunk takes room too). The
+        deviation is the paper's. Without a budget the paper's usage, else what the budget holds."""
+        if budget_bytes is None:
+            return {"usage": 0.1}
+        whole = prompt_tokens + max_new
+        room = max(1, tokens_within(shape, budget_bytes, whole))
+        length = clamp(min(17 * whole / (7 * room), math.sqrt(whole / 3)), 14, whole)
+        return {"usage": 0.0, "length": length, "deviation": 8}
 
     def splitter(self) -> Splitter:
         """The rule that cuts. Raises ValueError for lengths below 1."""

@@ -48,6 +48,8 @@ class Job:
     """of the stored run, once there is one"""
     message: str | None = None
     """one sentence on why it failed"""
+    note: str | None = None
+    """one sentence on which parameters it runs with, where that is worth knowing"""
     about: str | None = None
     """uid of the stored run that this one repeats"""
     then: str | None = None
@@ -185,6 +187,8 @@ class JobManager:
             return
         if report["phase"] == "error":
             job.message = str(report.get("message", "The run failed without saying why."))
+        elif report["phase"] == "note":
+            job.note = str(report.get("message") or "") or None
         elif report["phase"] == "done":
             job.uid = str(report.get("uid") or "") or None
         else:

@@ -82,6 +82,8 @@ def watched(job: Job, ended: bool = False) -> bool:
 def _panel(job: Job) -> None:
     with st.container(border=True):
         st.text(visible(job.title))
+        if job.note:
+            st.caption(widgets.plain(job.note))
         if job.active:
             progress(job)
         else:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from kvlens import methods, tasks
 from kvlens.models.find import DEMO, default_model
+from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.tasks.sample import TITLE
 from kvlens.ui.common import data
 from kvlens.ui.common.jobview import manager
@@ -59,13 +60,12 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
 
 
 def sample_choice() -> tuple[PromptChoice, MethodChoice]:
-    """What the 'Run the sample prompt' button runs: the default model under the usual method. With the paper's
-    window and sinks, a real model's prompt of this length takes more than half of full KV."""
+    """What the 'Run the sample prompt' button runs: the default model under the usual method, with the preset that fits
+    the prompt."""
     model = default_model()
     entry = next(entry for entry in data.catalogue() if entry["name"] == methods.DEFAULT)
-    preset = "demo" if model == DEMO and "demo" in entry["presets"] else next(iter(entry["presets"]), None)
-    budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else "60%"
-    return sample(model), MethodChoice(entry["name"], model, preset, budget, 48, 0, against=not entry["keeps_all"])
+    budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
+    return sample(model), MethodChoice(entry["name"], model, None, budget, 48, 0, against=not entry["keeps_all"])
 
 
 def sample_button(label: str = "Run the sample prompt") -> None:

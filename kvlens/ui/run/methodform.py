@@ -1,21 +1,24 @@
-"""The form for model, method, budget and the method's own parameters, made from the catalogue of methods."""
+"""The form for method, budget and the method's own parameters, made from the catalogue of methods."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import streamlit as st
 
 from kvlens import methods
-from kvlens.ui.common.request import MethodChoice, changed_parameters
+from kvlens.methods import FIT
+from kvlens.runs.request import DEFAULT_SHARE, default_preset
+from kvlens.ui.common.request import MethodChoice, PromptChoice, changed_parameters
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.run.modelform import model_form
+from kvlens.ui.run.modelform import ModelChoice
+from kvlens.ui.run.preflight import WANTED, budget_key, estimated
 
 
-def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodChoice:
-    """Draws the form and returns what it says. `models`: names to offer besides any the user types."""
-    chosen = model_form(models)
-    model = chosen.model
+def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: PromptChoice | None) -> MethodChoice:
+    """Draws the form and returns what it says. prompt: what it is to be run on, by whose length the preset `fit` is
+    computed; None: not known yet."""
     names = [entry["name"] for entry in catalogue]
     labels = {e["name"]: f"{e['title']} · {e['family'].replace('_', ' ')}" for e in catalogue}
     method = st.selectbox(
@@ -28,25 +31,12 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     )
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
-    presets = list(entry["presets"])
-    preset = None
-    if presets:
-        start = "demo" if model == "demo" and "demo" in presets else presets[0]
-        preset = st.selectbox(
-            "Preset",
-            presets,
-            index=presets.index(start),
-            key=f"form_preset_{method}_{model == 'demo'}",
-            persist_state="session",
-        )
     left, middle, right = st.columns(3)
-    keeps_all = bool(
-        entry["keeps_all"]
-    )  # its KV all stays on the device, so it has a budget field of its own: no limit
+    keeps_all = bool(entry["keeps_all"])
     budget = left.text_input(
         "Budget",
-        "100%" if keeps_all else "25%",
-        key="form_budget_all" if keeps_all else "form_budget",
+        "100%" if keeps_all else f"{float(DEFAULT_SHARE):.0%}",
+        key=budget_key(keeps_all),
         persist_state="session",
         help=(
             "Peak KV bytes on the device inside a step: a share of full KV (10%), tokens (512tok) or bytes "
@@ -55,21 +45,56 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
     )
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
     seed = right.number_input("Seed", 0, 2**31 - 1, 0, key="form_seed", persist_state="session")
-    values = _parameters(entry, preset)
-    changed = changed_parameters(entry["parameters"], entry["presets"].get(preset or "", {}), values)
-    against = _against(method)
-    return MethodChoice(
-        method,
-        model,
-        preset,
-        str(budget).strip(),
-        int(max_new),
-        int(seed),
-        changed,
-        against,
-        chosen.chat,
-        chosen.system,
+    plain_choice = MethodChoice(
+        method, model.model, None, str(budget).strip(), int(max_new), int(seed), chat=model.chat, system=model.system
     )
+    preset, base = _preset(entry, plain_choice, prompt)
+    values = _parameters(entry, preset, base)
+    changed = changed_parameters(entry["parameters"], base, values)
+    return replace(plain_choice, preset=preset, changed=changed, against=_against(method))
+
+
+def _preset(entry: dict[str, Any], choice: MethodChoice, prompt: PromptChoice | None) -> tuple[str, dict[str, Any]]:
+    """Draws the choice of a preset, which begins with the one that a run takes by itself -> (preset, its values over
+    the defaults)."""
+    usual = _foreseen(choice, prompt)
+    start = usual.get("preset") or default_preset(choice.method, choice.model) or FIT
+    key = f"form_preset_{choice.method}_{start}"
+    if st.session_state.get(WANTED, ("", ""))[0] == choice.method:
+        st.session_state[key] = st.session_state.pop(WANTED)[1]
+    options = [*entry["presets"], FIT]
+    preset = st.selectbox(
+        "Preset",
+        options,
+        index=options.index(start),
+        key=key,
+        persist_state="session",
+        format_func=lambda name: f"{FIT}: computed for this prompt and budget" if name == FIT else name,
+        help=plain(f"{FIT}: {entry['fit']}"),
+    )
+    if preset != FIT:
+        return preset, entry["presets"][preset]
+    return preset, _foreseen(replace(choice, preset=FIT), prompt).get("values") or {}
+
+
+def _foreseen(choice: MethodChoice, prompt: PromptChoice | None) -> dict[str, Any]:
+    """What arithmetic says of a run; empty where it cannot be said, which the panel below the form tells."""
+    if prompt is None:
+        return {}
+    try:
+        return estimated(
+            prompt.prompt,
+            choice.model,
+            choice.method,
+            choice.preset,
+            {},
+            choice.budget,
+            choice.max_new,
+            choice.chat,
+            choice.system,
+        )
+    except (ValueError, OSError, KeyError):
+        return {}
 
 
 def _against(method: str) -> bool:
@@ -87,26 +112,29 @@ def _against(method: str) -> bool:
     )
 
 
-def _parameters(entry: dict[str, Any], preset: str | None) -> dict[str, Any]:
-    """One widget per parameter; keys carry the preset, so that another preset starts from its own values."""
+def _parameters(entry: dict[str, Any], preset: str, base: dict[str, Any]) -> dict[str, Any]:
+    """One widget per parameter; keys carry the preset and its values, so that another preset starts from its own."""
     if not entry["parameters"]:
         st.caption("This method has no parameters of its own.")
         return {}
-    base = entry["presets"].get(preset or "", {})
     values: dict[str, Any] = {}
+    papers = entry["presets"].get("paper", {})
     with st.expander(f"Parameters of {plain(entry['title'])} ({len(entry['parameters'])})"):
         st.caption("A dagger (†) marks a choice of ours where the paper is silent.")
         columns = st.columns(2)
         for index, parameter in enumerate(entry["parameters"]):
-            key = f"param:{entry['name']}:{preset}:{parameter['name']}"
+            name = parameter["name"]
+            value, paper = base.get(name, parameter["default"]), papers.get(name, parameter["default"])
+            beside = f" · paper's preset: {paper}" if preset == FIT and value != paper else ""
+            key = f"param:{entry['name']}:{preset}:{name}" + (f":{value}" if preset == FIT else "")
             with columns[index % 2]:
-                values[parameter["name"]] = _widget(parameter, base.get(parameter["name"], parameter["default"]), key)
+                values[name] = _widget(parameter, value, key, beside)
     return values
 
 
-def _widget(parameter: dict[str, Any], value: Any, key: str) -> Any:
+def _widget(parameter: dict[str, Any], value: Any, key: str, beside: str = "") -> Any:
     symbol = f" ({parameter['symbol']})" if parameter.get("symbol") else ""
-    label = plain(f"{parameter['name']}{symbol}{' †' if parameter.get('ours') else ''}")
+    label = plain(f"{parameter['name']}{symbol}{' †' if parameter.get('ours') else ''}{beside}")
     more: dict[str, Any] = {"key": key, "help": plain(parameter["doc"]) or None, "persist_state": "session"}
     kind = parameter["type"]
     if kind == "choice":

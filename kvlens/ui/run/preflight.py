@@ -6,15 +6,24 @@ from typing import Any
 
 import streamlit as st
 
+from kvlens import methods
 from kvlens.prompts import PromptText
 from kvlens.runs.preflight import estimate
 from kvlens.ui.common import widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
 from kvlens.units import si_bytes
 
+WANTED = "form_preset_wanted"
+"""key of the session: (method, preset) that a button asked for"""
+
+
+def budget_key(keeps_all: bool) -> str:
+    """Key of the budget's field: a method whose KV all stays on the device has one of its own, no limit."""
+    return "form_budget_all" if keeps_all else "form_budget"
+
 
 @st.cache_data(max_entries=64, show_spinner="Estimating…")
-def _estimate(
+def estimated(
     prompt: PromptText,
     model: str,
     method: str,
@@ -31,7 +40,7 @@ def _estimate(
 def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     """Draws the estimate; True when the run can be started."""
     try:
-        found = _estimate(
+        found = estimated(
             prompt.prompt,
             choice.model,
             choice.method,
@@ -60,9 +69,37 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         if (every := found["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
+        if found["fit"]:
+            st.info(widgets.plain(found["fit"]))
         for warning in found["warnings"]:
             st.warning(widgets.plain(warning))
+        if found["instead"]:
+            _instead(found["instead"], choice)
     return found["feasible"] is not False
+
+
+def _instead(found: dict[str, str], choice: MethodChoice) -> None:
+    """A button that sets the form to what would work."""
+    preset, budget = found.get("preset"), found.get("budget")
+    words = [f"preset {preset}"] if preset else []
+    words += [f"a budget of {_percent(budget)}"] if budget else []
+    st.button(
+        f"Use {' and '.join(words)}",
+        icon=":material/build:",
+        on_click=_set,
+        args=(choice.method, preset, budget and _percent(budget)),
+    )
+
+
+def _set(method: str, preset: str | None, budget: str | None) -> None:
+    if preset:
+        st.session_state[WANTED] = (method, preset)
+    if budget:
+        st.session_state[budget_key(methods.get(method).keeps_all)] = budget
+
+
+def _percent(budget: str) -> str:
+    return budget if budget.endswith("%") else f"{float(budget) * 100:.1f}%"
 
 
 def _bytes(count: int | None) -> str:

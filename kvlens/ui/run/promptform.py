@@ -9,10 +9,11 @@ from kvlens.models.find import DEMO
 from kvlens.plaintext import visible
 from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
 from kvlens.tasks import Encoding
-from kvlens.ui.common.request import MethodChoice, PromptChoice
+from kvlens.ui.common.request import PromptChoice
 from kvlens.ui.common.sample import SAMPLE, generate
 from kvlens.ui.common.tokens import counting
 from kvlens.ui.common.widgets import error, plain
+from kvlens.ui.run.modelform import ModelChoice
 
 _TASK_WORDS = {
     "needle": "needle: one fact hidden in filler, asked for at the end",
@@ -25,7 +26,7 @@ REAL_TASK = "niah_single"
 """the task that the form opens with for a real model"""
 
 
-def prompt_for(choice: MethodChoice) -> PromptChoice | None:
+def prompt_for(choice: ModelChoice) -> PromptChoice | None:
     """Draws the form for a model; None while there is no usable prompt (the reason is on the page)."""
     try:
         encoding, stand_in = counting(choice.model, choice.chat, choice.system)

@@ -1,0 +1,64 @@
+"""`kvlens methods`: what there is to run, its parameters, and what they come to on a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from kvlens.cli.options import DEFAULT_MODEL, AsJson, Model, show_table
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None,
+    model: Model = DEFAULT_MODEL,
+    as_json: AsJson = False,
+) -> None:
+    """The methods, or one method with its parameters: the paper's, and what the preset `fit` comes to on a model."""
+    from kvlens import methods as registered
+    from kvlens.runs.preflight import fits
+
+    if name is not None:
+        name = registered.get(name).name
+    entries = [entry for entry in registered.catalogue() if name in (None, entry["name"])]
+    for entry in entries if as_json or name is not None else ():
+        entry["fits"] = [{"model": model, **found} for found in fits(model, entry["name"])]
+    if as_json:
+        typer.echo(json.dumps(entries if name is None else entries[0], ensure_ascii=False))
+    elif name is None:
+        show_table(
+            ["family", "name", "title", "what it does", "paper"],
+            [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
+        )
+    else:
+        _one(entries[0], model)
+
+
+def _one(method: dict[str, Any], model: str) -> None:
+    """A method's parameters, a column for what `fit` makes of each at every point."""
+    typer.echo(f"{method['title']} ({method['name']}): {method['summary']}\n{method['paper']}")
+    typer.echo(f"family: {method['family'].replace('_', ' ')}")
+    points = [f"fit, {f['tokens']:,} at {f['budget'] or 'no limit'}" for f in method["fits"]]
+    paper = method["presets"].get("paper", {})
+    rows = [
+        [
+            p["name"],
+            paper.get(p["name"], p["default"]),
+            *(f["fit"].get(p["name"], p["default"]) for f in method["fits"]),
+            p["symbol"],
+            "ours" if p["ours"] else "paper",
+            p["doc"],
+        ]
+        for p in method["parameters"]
+    ]
+    show_table(["parameter", "paper's preset", *points, "symbol", "decided by", "meaning"], rows)
+    for preset, values in method["presets"].items():
+        typer.echo(f"preset {preset}: {' '.join(f'{k}={v}' for k, v in values.items()) or 'the defaults'}")
+    typer.echo(f"preset fit: {method['fit']}")
+    for found in method["fits"]:
+        at = f"{found['tokens']:,} tokens of {model} at {found['budget'] or 'no limit'}"
+        typer.echo(
+            f"{at}: runs with preset {found['preset'] or 'none'}; its usual numbers need {found['usual_needs']:.1%} of "
+            f"full KV, fit {found['needs']:.1%}"
+        )

@@ -1,0 +1,209 @@
+"""The preset `fit`: a method's parameters for a prompt, a model's sizes and a budget, by the proportions of its paper.
+
+A paper's numbers are made for its own models and contexts: a window of 512 tokens is 2 % of a prompt of 32K and more
+than half of one of 900. A method's parameters may have two class methods, both by arithmetic alone:
+
+- `fit(shape, prompt_tokens, max_new, budget_bytes) -> dict`: values over the defaults; the rule and its source are in
+  its docstring. A method without one runs with its defaults.
+- `misfit(prompt_tokens) -> str | None`: why these parameters make no sense for a prompt of that length though the
+  bytes suffice, in a few words; None: they do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.budget import BudgetInfeasible, percent_up
+from kvlens.methods.parameters import FIT, make_parameters
+from kvlens.shape import KVShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from kvlens.methods.base import Method
+
+SHARES = (1.0, 0.85, 0.7, 0.55, 0.4, 0.25)
+"""of the budget, for which a rule is asked in turn until what it says can be held"""
+MARGIN = 0.95
+"""share of the budget that a floor may take where it is an estimate, since the text decides"""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides whether parameters fit."""
+
+    shape: KVShape
+    prompt_tokens: int
+    """tokens that prefill covers: the prompt without its last token"""
+    max_new: int
+    budget_bytes: int | None
+    """None: no limit"""
+
+    @property
+    def full_kv_bytes(self) -> int:
+        return self.shape.full_kv_bytes(self.prompt_tokens + 1 + self.max_new)
+
+    def floor(self, method: type[Method], params: Any) -> int:
+        """Least bytes with these parameters, exact or by estimate as the method says."""
+        return method.floor_bytes(params, *self.run)
+
+    @property
+    def run(self) -> tuple[KVShape, int, int]:
+        """What a method's arithmetic takes besides its parameters."""
+        return self.shape, self.prompt_tokens, self.max_new
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The parameters of a run, and how they came to be."""
+
+    preset: str | None
+    params: Any
+    fitted: dict[str, Any]
+    """what the preset `fit` came to; empty under another one"""
+    floor: int
+    """least bytes with these parameters"""
+    said: str | None = None
+    """one sentence where `fit` is run: why, and what it came to"""
+
+
+def fitted(method: type[Method], sizes: Sizes) -> dict[str, Any]:
+    """Values of the preset `fit` over the method's defaults. Where what the rule says needs more than the budget, the
+    rule is asked again for a smaller one; where nothing can be held, the least is taken."""
+    rule = getattr(method.Parameters, "fit", None)
+    if rule is None:
+        return {}
+    budget = sizes.budget_bytes
+    room = budget if budget is None or method.floor_is_exact else int(MARGIN * budget)
+    found: list[tuple[int, dict[str, Any]]] = []
+    for share in SHARES:
+        asked = None if budget is None else int(share * budget)
+        values = dict(rule(sizes.shape, sizes.prompt_tokens, sizes.max_new, asked))
+        floor = sizes.floor(method, make_parameters(method, None, values))
+        if room is None or floor <= room:
+            return values
+        found.append((floor, values))
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def choose(
+    method: type[Method], preset: str | None, usual: str | None, overrides: Mapping[str, Any], sizes: Sizes
+) -> Chosen:
+    """The parameters of a run. preset None: `usual`, and `fit` where the numbers of that one do not fit; neither
+    fits: the one that needs less. Raises ValueError with one sentence as `make_parameters`."""
+    named = usual if preset in (None, FIT) else preset
+    plain: Chosen | None = None
+    try:
+        params = make_parameters(method, named, dict(overrides))
+        plain = Chosen(named, params, {}, sizes.floor(method, params))
+    except ValueError:
+        if preset != FIT:
+            raise
+    why = "" if plain is None else _why_not(method, plain, sizes)
+    if plain is not None and preset != FIT and (preset is not None or not why):
+        return plain
+    values = fitted(method, sizes)
+    fit = make_parameters(method, None, {**values, **overrides})
+    floor, limit = sizes.floor(method, fit), sizes.budget_bytes
+    if plain is not None and preset is None and limit is not None and max(limit, plain.floor) < floor:
+        return plain
+    given = {f.name: getattr(fit, f.name) for f in dataclasses.fields(fit)}
+    usually = {f.name: f.default for f in dataclasses.fields(fit)}
+    came = {name: value for name, value in given.items() if name in values or value != usually[name]}
+    said = f"{why}running `{FIT}`: {listed(came) or 'the defaults'}."
+    return Chosen(FIT, fit, values, floor, said[0].upper() + said[1:])
+
+
+def _why_not(method: type[Method], chosen: Chosen, sizes: Sizes) -> str:
+    """Why parameters do not fit, to go before another clause; '' where they do."""
+    limit, full = sizes.budget_bytes, sizes.full_kv_bytes
+    if limit is not None and chosen.floor > limit:
+        about = "" if method.floor_is_exact else "about "
+        need = f"need {about}{chosen.floor / full:.1%} of full KV, the budget is {limit / full:.1%}"
+        return f"{whose(chosen.preset)} {need}; "
+    asked = getattr(chosen.params, "misfit", None)
+    misfit = None if asked is None else asked(sizes.prompt_tokens)
+    return "" if misfit is None else f"{whose(chosen.preset)} do not fit this prompt ({misfit}); "
+
+
+def smallest_fit(method: type[Method], overrides: Mapping[str, Any], sizes: Sizes) -> int | None:
+    """The smallest budget in thousandths of full KV, in bytes, that the preset `fit` can be held to; None: not even
+    full KV."""
+    low, high = 0, 1000
+
+    def held(thousandths: int) -> bool:
+        limit = sizes.full_kv_bytes * thousandths // 1000
+        at = dataclasses.replace(sizes, budget_bytes=limit)
+        params = make_parameters(method, None, {**fitted(method, at), **overrides})
+        return at.floor(method, params) <= limit
+
+    if not held(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if held(middle) else (middle, high)
+    return sizes.full_kv_bytes * high // 1000
+
+
+def refusal(
+    method: type[Method], preset: str | None, chosen: Chosen, overrides: Mapping[str, Any], sizes: Sizes
+) -> BudgetInfeasible | None:
+    """What is said of a run that no text of its length could make possible, before anything is loaded; None: it may be
+    possible. preset: as it was asked for."""
+    limit, least = sizes.budget_bytes, method.bound_bytes(chosen.params, *sizes.run)
+    if limit is None or least <= limit:
+        return None
+    return advised(method, preset, overrides, sizes, chosen.floor if method.floor_is_exact else least)
+
+
+def advised(
+    method: type[Method], preset: str | None, overrides: Mapping[str, Any], sizes: Sizes, needed: int
+) -> BudgetInfeasible:
+    """The refusal of a budget that is smaller than `needed`, with what would work: another budget, the preset `fit`, or
+    no budget for a method that saves no memory."""
+    limit, full = sizes.budget_bytes or 0, sizes.full_kv_bytes
+    if method.keeps_all:
+        instead = "it keeps all KV on the device and saves reading: leave out --budget"
+        if any(field.name == "keep" for field in dataclasses.fields(method.Parameters)):
+            instead += f", and --set keep={limit / full:.3g} lets it attend that share"
+        return BudgetInfeasible(method.name, limit, needed, full, instead)
+    smallest = smallest_fit(method, overrides, sizes)
+    raised = f"raise --budget to {percent_up(needed / full)}"
+    if smallest is None or (preset in (None, FIT) and smallest >= needed):
+        return BudgetInfeasible(method.name, limit, needed, full, f"{raised} or change the method's parameters")
+    if preset in (None, FIT):
+        return BudgetInfeasible(method.name, limit, smallest, full, f"raise --budget to {percent_up(smallest / full)}")
+    if smallest <= limit:
+        return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}")
+    with_fit = f"raise --budget to {percent_up(smallest / full)} with --preset {FIT}"
+    return BudgetInfeasible(method.name, limit, needed, full, with_fit if smallest < needed else raised)
+
+
+def rule_of(method: type[Method]) -> str:
+    """What the preset `fit` does, as the rule's docstring says it, on one line."""
+    rule = getattr(method.Parameters, "fit", None)
+    said = inspect.getdoc(rule) if rule is not None else None
+    return " ".join((said or "The defaults: nothing in them depends on the prompt's length.").split())
+
+
+def whose(preset: str | None) -> str:
+    """The numbers of a preset, in words."""
+    return "the paper's numbers" if preset in (None, "paper") else f"the numbers of preset {preset}"
+
+
+def listed(values: Mapping[str, Any]) -> str:
+    """Parameters and their values in words: 'window 64, sinks 4'."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def tokens_within(shape: KVShape, budget_bytes: int | None, tokens: int) -> int:
+    """Tokens whose full KV a budget holds, of `tokens` at most."""
+    return tokens if budget_bytes is None else min(tokens, budget_bytes // shape.token_bytes)
+
+
+def clamp(value: float, least: int, most: int) -> int:
+    """The whole number below `value`, within [least, most]."""
+    return max(least, min(most, int(value)))
