@@ -1,6 +1,6 @@
 """Numbers in few bits: groups of neighbours share a scale and a zero, codes lie packed in bytes. Tensors only.
 
-Asymmetric, per group: zero = min, scale = (max - min) / (2^b - 1), code = round((x - zero) / scale), as KIVI and others
+Asymmetric, per group: zero = min, scale = (max - min) / (2^b - 1), code = round((x - zero) / scale), as several methods
 do. Scale and zero are float16 and the codes are made with them as stored, so that nothing is lost twice.
 """
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Quantised, Zones
 from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.fitting import clamp
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
@@ -31,6 +32,15 @@ class KIVIParameters:
             raise ValueError("group must be a multiple of 4, so that its codes fill whole bytes.")
         if self.residual < 1 or self.residual % self.group:
             raise ValueError(f"residual must be a multiple of the group, {self.group}.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The residual is one eighth of the prompt in whole groups of 32, 128 at most (the paper's, for 4,096 tokens
+        and more), and one group at least; one group where the budget is below a quarter of full KV. Two bits: fewer
+        bytes than these cannot be had, whatever the budget. Ours."""
+        share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
+        groups = prompt_tokens // 256 if share >= 0.25 else 1
+        return {"residual": 32 * clamp(groups, 1, 4)}
 
 
 class KIVI(Method):

@@ -64,6 +64,20 @@ class RazorAttentionParameters:
         """A calibration file is used."""
         return self.heads == "calibrated"
 
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The window shrinks to what the budget holds. Retrieval heads by induction: 14 % of all KV heads as in the
+        paper, or as many as take at most seven tenths of the budget, since they keep everything; none by echo where
+        they are fewer than the paper's. Ours: the paper's windows are made for prompts of more than 20,000 tokens."""
+        values: dict[str, Any] = {"least_window": 0, "shrink": True}
+        if budget_bytes is None:
+            return values
+        heads, share = shape.layers * shape.kv_heads, budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
+        most = int(0.7 * share * heads)
+        if most < head_count(0.14, heads) + head_count(0.01, heads):
+            values |= {"echo": 0.0, "induction": most / heads}
+        return values
+
 
 class RazorAttention(Method):
     """When prefill ends (paper sec. 3), KV heads that echo (their queries attend earlier copies of their own token, the
