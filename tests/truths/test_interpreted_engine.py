@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, makes, run, task_prompt
+from support import ListSink, makes, random_llama, random_prompt, run
 
 from kvlens import methods
 from kvlens.kernels import attend, pool_attend
@@ -31,20 +31,26 @@ def moved(sink: ListSink) -> list[tuple[Any, ...]]:
     return [(t.step, t.layer, t.kv_head, t.span, t.bytes) for record in sink.steps for t in record.transfers]
 
 
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    """Heads of 16, the narrowest that k1 takes."""
+    return random_llama(head_dim=16)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = methods.get(name)
-    prompt, _ = task_prompt(demo, "needle", 140, max_new=NEW)
+def test_a_run_through_k1_is_the_run_through_pytorch(tiny: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, prompt = methods.get(name), random_prompt(140)
     settings = {
         "budget": None if chosen.keeps_all else "0.8",
         "preset": "demo" if "demo" in chosen.presets else None,
+        "overrides": chosen.untrained,  # what the demo preset names was trained for the demo model only
         "max_new": NEW,
         "keep_logits": True,
         "ignore_eos": True,
     }
     plain, interpreted = ListSink(), ListSink()
-    first = run(demo, prompt, name, sink=plain, **settings)
+    first = run(tiny, prompt, name, sink=plain, **settings)
     calls = []
 
     def counted(*arguments: Any) -> torch.Tensor:
@@ -55,7 +61,7 @@ def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monke
     monkeypatch.setattr(attend, "backend", lambda tensor: "triton")
     monkeypatch.setattr(pool_attend, "pool_attention", counted)
     with np.errstate(divide="ignore"):  # the interpreter is NumPy, and log2(0) = -inf is meant
-        second = run(demo, prompt, name, sink=interpreted, **settings)
+        second = run(tiny, prompt, name, sink=interpreted, **settings)
     assert first.ids == second.ids
     for a, b in zip(first.logits, second.logits, strict=True):
         torch.testing.assert_close(a, b, atol=2e-4, rtol=1e-4)
@@ -71,17 +77,17 @@ def test_a_run_through_k1_is_the_run_through_pytorch(demo: Any, name: str, monke
 
 
 @pytest.mark.slow
-def test_what_is_held_is_attended_through_k1(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_held_is_attended_through_k1(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range, which changes the bias after it has
     been made."""
-    prompt, _ = task_prompt(demo, "needle", 320, max_new=3)
+    prompt = random_prompt(320)
     settings = {"budget": "0.5", "preset": "demo", "max_new": 3, "keep_logits": True, "ignore_eos": True}
-    plain = run(demo, prompt, "freekv", **settings)
+    plain = run(tiny, prompt, "freekv", **settings)
     settings["holds"] = (Hold(1, 90, 170, ((1, 0), (1, 1)), 1),)
-    held = run(demo, prompt, "freekv", **settings)
+    held = run(tiny, prompt, "freekv", **settings)
     monkeypatch.setattr(attend, "backend", lambda tensor: "triton")
     with np.errstate(divide="ignore"):
-        interpreted = run(demo, prompt, "freekv", **settings)
+        interpreted = run(tiny, prompt, "freekv", **settings)
     assert (held.kernels, interpreted.kernels) == ("torch", "triton")
     assert held.ids == interpreted.ids
     for a, b in zip(held.logits, interpreted.logits, strict=True):
