@@ -10,10 +10,12 @@ DEV_STAMP := $(VENV)/.installed-dev
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
+# A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
 # The browsers have the machine to themselves: what a person sees is tested, not how a crowded machine orders events.
 test: lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/browser
+	$(BIN)/python -m pytest $(WORKERS) --ignore=tests/browser
+	$(BIN)/python -m pytest $(WORKERS) tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -238,6 +238,7 @@ TRIAL = {
 }
 
 
+@pytest.mark.slow
 def test_a_trial_becomes_the_very_run_again_compared_with_full_kv(visit: Visit, tmp_path: Path) -> None:
     visit(tmp_path)
     job = wait(manager(), submit.submit_trial(TRIAL | {"max_new": 2}), 200)

@@ -128,6 +128,7 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 def test_through_the_kernels_rows_are_what_they_are_alone(small: Any) -> None:
     """k1, the slot tables and the plan in Triton's interpreter, on rows of a batch."""

@@ -39,6 +39,7 @@ def on_random(case: Case) -> Case:
     return Case(case.method, case.budget and share, case.preset, {**get(case.method).untrained, **case.overrides})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 5, 7, 9, 12, 14, 15)], ids=lambda case: case.id)
 def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
     prompt, case, backend = random_prompt(400), on_random(case), Counting()

@@ -76,6 +76,7 @@ STEPS = 4
 KINDS = [CASES[i] for i in (0, 1, 2, 5, 8, 13)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.id)
 def test_a_decode_through_k1_is_the_decode_through_pytorch(small: Any, case: Any) -> None:
     prompt, case = random_prompt(400 if case.method == "sekv" else 140), on_random(case)
@@ -109,6 +110,7 @@ def test_without_a_ring_pages_are_larger_and_tokens_the_same(small: Any, case: A
         through.close()
 
 
+@pytest.mark.slow
 def test_one_graph_with_k1_in_it(small: Any) -> None:
     torch._dynamo.reset()
     prompt, case, backend = random_prompt(140), on_random(CASES[5]), Counting()

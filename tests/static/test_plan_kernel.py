@@ -69,6 +69,7 @@ def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(small: An
         planned.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 @pytest.mark.parametrize("k3", [False, True])
 @pytest.mark.parametrize("case", [CASES[14], CASES[15]], ids=lambda case: case.id)

@@ -34,7 +34,7 @@ def moved(sink: ListSink) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     """Heads of 16, the narrowest that k1 takes."""
-    return random_llama(head_dim=16)
+    return random_llama(head_dim=16, num_hidden_layers=2)
 
 
 @pytest.mark.slow

@@ -60,6 +60,7 @@ sys.exit(__main__.main())"""
     return folder / "gpu-dry-run.json"
 
 
+@pytest.mark.slow
 def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     result = read(whole)
     assert result.dry_run

@@ -43,6 +43,7 @@ def moved(name: str, model: Any, context: int, batch: int) -> Traffic:
     return traffic(setting.shape(model.kv, context, setting.rates), model, batch)
 
 
+@pytest.mark.slow
 def test_every_method_makes_steps_of_two_sequences(rows: dict[str, StepRow]) -> None:
     assert sorted(rows) == sorted(KNOWN)
     for row in rows.values():

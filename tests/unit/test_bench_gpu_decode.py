@@ -34,6 +34,7 @@ def rows(bench: Bench) -> dict[str, StepRow]:
     return {row.method: row for part in decode.decodes(512, 1) for row in part.run(bench)}  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_every_method_makes_whole_steps(rows: dict[str, StepRow]) -> None:
     assert list(rows) == list(KNOWN)
     assert {setting.method for setting in settings().values()} == {

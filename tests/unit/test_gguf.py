@@ -52,6 +52,7 @@ def test_logits_are_those_of_the_model_before_its_conversion(family: str, tmp_pa
     assert read.eos == {299}
 
 
+@pytest.mark.slow
 def test_smollm2_is_what_a_second_reader_reads(smollm2_folder: Path) -> None:
     """The second reader is the gguf package's, and transformers' undoes the permutation of q and k."""
     ours = load_file(smollm2_folder / "model.safetensors")

@@ -172,7 +172,7 @@ for out in sys.argv[5:]:
 
 def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path) -> None:
     """umap-learn's code as Python, which its compiler takes three times as long to compile as this takes to run;
-    compiled, as people run it, it is in tests/browser/test_spans.py."""
+    compiled, as people run it, it is in tests/browser/test_span_clicks.py."""
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 24, prompt_tokens=300)
     out = [tmp_path / "maps" / name for name in ("a.json", "b.json")]
     done = subprocess.run(
