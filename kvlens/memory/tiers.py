@@ -91,6 +91,7 @@ class Memory:
             self.keeper.keep(pool, placement, keys, values, 0, ids)
         self._place(placement, keys, values, 0, ids, "offload")
         self.keeper.tell_losses(placement, ids, self.step, self.prompt.tokens)
+        self.keeper.tell_dense(placement, ids)
         self.held.place(self.hot, self.prompt)
         self.link.quiet()
         self.prompt = None
@@ -115,6 +116,7 @@ class Memory:
         for pool in self.hot.pools:
             if pool.dense:
                 self.keeper.rename(pool, placement, start, end, ids)
+        self.keeper.tell_dense(placement, ids)
         self._window_start = end
 
     def name(self, placement: Placement) -> None:
@@ -192,6 +194,7 @@ class Memory:
     def start_step(self, step: int) -> None:
         """A new step: the ledger, the account's peak and counts begin anew."""
         self.step = self.events.step = step
+        self.events.attended = -1
         self.link.resolve(
             step - 2
         )  # the host has seen what the step before this one came to, so it need not wait for these
@@ -207,8 +210,8 @@ class Memory:
         for pool in self.hot.pools:
             if pool.bag is None:
                 pool.take_window(position, position + 1, WINDOW)
-        for layer, kv_head, span in self.held.start_step(self.hot, self.step, position):
-            self.events.tell("hold", layer, kv_head, span)
+        for layer, kv_head, span, tokens in self.held.start_step(self.hot, self.step, position):
+            self.events.tell("hold", layer, kv_head, span, tokens)
 
     def advance(self, position: int) -> None:
         """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
@@ -264,6 +267,7 @@ class Memory:
         Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
         them in the bias.
         """
+        self.events.attended = layer
         held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
         if selection is None and not held and pool.live_prefix(self._position) is not None:
             return None, None
