@@ -6,7 +6,7 @@ B sequences, V entries of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -33,7 +33,9 @@ class SessionStep:
 
     def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache) -> None:
         self.model, self.session, self.cache = loaded.model, session, cache
-        self.ahead = LookAhead(loaded.model, session, cache) if session.method.looks_ahead else nullcontext()
+        self.ahead: AbstractContextManager[object] = nullcontext()
+        if session.method.looks_ahead:
+            self.ahead = LookAhead(loaded.model, session, cache)
 
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         (token,), (previous,) = tokens, ended

@@ -51,7 +51,8 @@ class TokenZone:
             here[at] = new
             missed.append(np.stack((np.full(len(new), head), new, self.first + at)))
             freed.append(np.stack((np.full(len(gone), head), self.first + gone)))
-        return TokenPlan(*np.concatenate(missed, 1), np.concatenate(freed, 1), before, self._held(heads))
+        owner, positions, slots = np.concatenate(missed, 1)
+        return TokenPlan(owner, positions, slots, np.concatenate(freed, 1), before, self._held(heads))
 
     def _held(self, heads: np.ndarray) -> np.ndarray:
         row, slot = np.nonzero(self.position[heads] >= 0)

@@ -27,7 +27,6 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     """Base of the family whose pages lie in host memory. `params` is a ColdPagesParameters, or has its fields."""
 
     family = "page_retrieval"
-    static_ready = True
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         """What `rank` found [H_kv, P], as the record is to have it."""

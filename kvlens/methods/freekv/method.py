@@ -41,6 +41,7 @@ class FreeKV(HostPageRetrieval):
     segmenters = (Segmenter("pages (FreeKV)", ("page", "sinks", "window")),)
     Parameters = FreeKVParameters
     presets = PRESETS
+    static_ready = True
     streamed = token_major = True
     params: FreeKVParameters
 
