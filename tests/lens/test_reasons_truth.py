@@ -36,6 +36,7 @@ RUNS = {
     "sentkv": ("15%", {}),
     "compresskv": ("8%", {}),
     "sparq": (None, {"tokens": "24", "local": "8", "components": "8"}),
+    "infinigen": ("20%", {"dense_layers": "0", "partial": "0.125"}),
 }
 
 
@@ -143,6 +144,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "sentkv": {"below_the_cut", "partly_attended"},
         "compresskv": {"partly_evicted"},
         "sparq": {"below_the_cut", "averaged"},
+        "infinigen": {"below_the_cut", "partly_attended"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 
