@@ -41,6 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "h2o": {"method": "h2o", "budget": "0.4"},
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
+    "infinigen": {"method": "infinigen", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 class TokenRetrievalParameters(ColdPagesParameters):
     """Lengths are in tokens. A method of the family gives its own defaults."""
 
+    tokens: int = param(
+        0,
+        "tokens per KV head that attention may read: sinks, window and selected ones; 0: as many selected ones as the "
+        "byte budget holds",
+        ours=True,
+    )
     page: int = param(
         16, "tokens per page: pages leave the window, and masses and recalls are logged for them", ours=True
     )
