@@ -200,7 +200,7 @@ class Recaller:
         gone = np.stack(np.divmod(np.setdiff1d(before, after), capacity))
         units = torch.from_numpy(gone).to(self.is_hot.device)
         self.is_hot[layer][units[0], units[1]] = False
-        self.events.tell_units(DEPARTURE.get(cause, "release"), layer, *gone)
+        self.events.tell_units(DEPARTURE.get(cause, "release"), layer, gone[0], gone[1])
         if len(plan.heads):
             self._fetch(layer, Fetches.of_tokens(plan, self.spans), cause, blocking=not later)
 
