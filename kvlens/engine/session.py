@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -77,6 +78,8 @@ class Session:
         self._peek: list[list[torch.Tensor]] | None = None
         self._peeked: Peeked | None = None
         self._position = context.prompt_tokens - 1
+        self._ahead: dict[int, Selection | None] = {}
+        """what was selected for layers that have not attended yet"""
 
     # ------------------------------------------------------------------------------------------------------ called by
     # the seam
@@ -106,9 +109,13 @@ class Session:
             return self._prefill(layer, q, scaling)
         memory = self.memory
         memory.land(layer)
-        selection = self.method.select(layer, q[0, :, 0])
+        if layer in self._ahead:
+            selection = self._ahead.pop(layer)
+        else:
+            selection = self.method.select(layer, q[0, :, 0])
+            if selection is not None:
+                memory.recall(layer, selection, later=False)
         if selection is not None:
-            memory.recall(layer, selection, later=False)
             selection = memory.held.counted(layer, selection)
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.pools_of(layer)):
@@ -129,6 +136,14 @@ class Session:
         if selection is not None and selection.now is not None:
             memory.recall(layer, selection, later=True)
         return out
+
+    def look_ahead(self, layer: int, q: torch.Tensor) -> None:
+        """The method selects for `layer` before its query is known: q [Hq, D] is an estimate. What it asks for is on
+        its way while the layers before run; the layer's attention waits for what has not come by then."""
+        selection = self._ahead[layer] = self.method.select(layer, q)
+        if selection is not None:
+            none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)
+            self.memory.recall(layer, replace(selection, now=none), later=True)
 
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.memory.prompt is not None

@@ -6,10 +6,12 @@ B sequences, V entries of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
+from kvlens.engine.ahead import LookAhead
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
@@ -31,12 +33,16 @@ class SessionStep:
 
     def __init__(self, loaded: LoadedModel, session: Session, cache: SessionCache) -> None:
         self.model, self.session, self.cache = loaded.model, session, cache
+        self.ahead: AbstractContextManager[object] = nullcontext()
+        if session.method.looks_ahead:
+            self.ahead = LookAhead(loaded.model, session, cache)
 
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         (token,), (previous,) = tokens, ended
         self.session.begin_step(number, previous)
         fed = torch.tensor([[token]], device=self.model.device)
-        out = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        with self.ahead:
+            out = self.model(input_ids=fed, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
         logits: torch.Tensor = out.logits[:, -1]
         return logits
 

@@ -15,6 +15,7 @@ from kvlens.memory.link import Buffer, Moving, Part
 from kvlens.memory.move import Move, Numbers, Tokens
 from kvlens.memory.recall import Plan
 from kvlens.memory.spantable import SpanTable
+from kvlens.memory.tokenzone import TokenPlan
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,24 @@ class Fetches:
     counts: np.ndarray
     slots: np.ndarray
     packed: np.ndarray
+    within: np.ndarray | None = None
 
     @staticmethod
     def of(plan: Plan, cold: ColdTier, layer: int) -> Fetches:
         """What a layer's KV heads miss, in the plan's order."""
         heads, spans, firsts, counts = plan.missing
         return Fetches(heads, spans, firsts, counts, plan.slots, cold.packed(layer, heads, spans))
+
+    @staticmethod
+    def of_tokens(plan: TokenPlan, spans: SpanTable) -> Fetches:
+        """The plan's tokens, those of one KV head and span as one unit."""
+        owner = spans.owners(plan.positions)
+        breaks = np.flatnonzero(np.diff(plan.heads) | np.diff(owner)) + 1
+        at = np.concatenate(([0], breaks))
+        counts = np.diff(np.concatenate((at, [len(owner)])))
+        within = plan.positions - spans.first_positions(owner)
+        raw = np.zeros(len(at), dtype=bool)
+        return Fetches(plan.heads[at], owner[at], within[at], counts, plan.slots, raw, within)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -44,14 +57,17 @@ class Fetches:
 
     def offsets(self) -> np.ndarray:
         """Which token of its span each token is."""
+        if self.within is not None:
+            return self.within
         ends = self.counts.cumsum()
         return np.arange(len(self.slots)) - self.each(ends - self.counts) + self.each(self.firsts)
 
     def where(self, chosen: np.ndarray) -> Fetches:
         """Those of the units that are `chosen` bool [n]."""
-        slots = self.slots[self.each(chosen)]
+        tokens = self.each(chosen)
+        within = None if self.within is None else self.within[tokens]
         heads, spans, firsts, counts = (x[chosen] for x in (self.kv_heads, self.spans, self.firsts, self.counts))
-        return Fetches(heads, spans, firsts, counts, slots, self.packed[chosen])
+        return Fetches(heads, spans, firsts, counts, self.slots[tokens], self.packed[chosen], within)
 
 
 class Stage:

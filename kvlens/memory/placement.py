@@ -84,6 +84,10 @@ class Selection:
     otherwise"""
     requested: torch.Tensor
     """[H_kv, W] int64: spans to be brought to the device, highest priority first, -1 = none"""
+    rows: torch.Tensor | None = None
+    """[H_kv, W] int64: positions of single tokens of offloaded spans that each KV head is to have on the device, and no
+    others: what was recalled before and is not here gives way. -1 = none; `requested` names no spans then, and `fine`
+    those in which the rows lie. None: recalled by span"""
     tokens: torch.Tensor | None = None
     """[H_kv, G, S] integer: how many leading tokens of the span are read; None: all of them"""
     positions: torch.Tensor | None = None

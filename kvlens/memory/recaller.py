@@ -17,6 +17,7 @@ from kvlens.memory.link import Buffer, Link, Ticket
 from kvlens.memory.placement import Selection
 from kvlens.memory.recall import Plan, RecallZone
 from kvlens.memory.spantable import SpanTable
+from kvlens.memory.tokenzone import TokenZone
 from kvlens.shape import KVShape
 
 ARRIVAL = {"zoom": "zoom_in", "prefetch": "prefetch", "correction": "correction"}
@@ -67,6 +68,8 @@ class Recaller:
             for layer in range(shape.layers)
         ]
         self._lengths = torch.from_numpy(spans.host_lengths)
+        self.token_zones: dict[int, TokenZone] = {}
+        """of the layers that recall single tokens"""
         self._under_way: list[list[_Arrival]] = [[] for _ in range(shape.layers)]
         self.start_step()
 
@@ -79,6 +82,9 @@ class Recaller:
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
         """Start moving the wishes of the KV heads that are due now (or later), as far as they fit. A span in the cold
         tier stays there; the device's copy is given up without a transfer."""
+        if selection.rows is not None:
+            self._recall_tokens(layer, selection, later)
+            return
         kv_heads = self.shape.kv_heads
         fire = (torch.ones(kv_heads, dtype=torch.bool) if selection.now is None else selection.now.cpu()) != later
         if not fire.any():
@@ -164,6 +170,39 @@ class Recaller:
             kind, sizes = ARRIVAL.get(entry.cause, "recall"), entry.sizes.astype(np.float64)
             self.events.tell_units(kind, layer, entry.kv_heads, entry.spans, sizes)
         self._under_way[layer].clear()
+
+    def _recall_tokens(self, layer: int, selection: Selection, later: bool) -> None:
+        """Bring the zones of the KV heads that are due to hold the single tokens of `selection.rows`."""
+        kv_heads, capacity, slots = self.shape.kv_heads, self.spans.capacity, self.hot.slots(layer)
+        due = np.ones(kv_heads, dtype=bool) if selection.now is None else selection.now.cpu().numpy()
+        heads = np.flatnonzero(due != later)
+        if not len(heads):
+            return
+        if layer not in self.token_zones:
+            first, size = self.hot.pool(layer).start["recall"], self.layout.of(layer).recall
+            self.token_zones[layer] = TokenZone(first, size, kv_heads)
+        assert selection.rows is not None
+        plan = self.token_zones[layer].plan(selection.rows.cpu().numpy(), heads)
+        before, after, came = (
+            head * capacity + self.spans.owners(position)
+            for head, position in (plan.before, plan.after, (plan.heads, plan.positions))
+        )
+        moved, held = (np.bincount(x, minlength=kv_heads) for x in (plan.heads, plan.after[0]))
+        n_recalled, n_reused = (
+            np.bincount(units // capacity, minlength=kv_heads) for units in (np.unique(came), np.setdiff1d(after, came))
+        )
+        told = {"n_recalled": n_recalled, "n_reused": n_reused, "recalled_tokens": moved, "reused_tokens": held - moved}
+        for name, count in told.items():
+            self.counts[name][layer] += count
+        cause = selection.later_cause if later else selection.cause
+        freed = torch.from_numpy(plan.freed).to(slots.role.device)
+        slots.role[freed[0], freed[1]] = FREE
+        gone = np.stack(np.divmod(np.setdiff1d(before, after), capacity))
+        units = torch.from_numpy(gone).to(self.is_hot.device)
+        self.is_hot[layer][units[0], units[1]] = False
+        self.events.tell_units(DEPARTURE.get(cause, "release"), layer, gone[0], gone[1])
+        if len(plan.heads):
+            self._fetch(layer, Fetches.of_tokens(plan, self.spans), cause, blocking=not later)
 
     def settle(self) -> None:
         """Wait until every copy under way has ended, without making it attendable: the run is over."""

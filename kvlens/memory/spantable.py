@@ -31,6 +31,7 @@ class SpanTable:
         self.host_lengths = np.ones(capacity, dtype=np.int64)
         """tokens of each span, as `lengths`"""
         self._host_starts = np.zeros(capacity, dtype=np.int64)
+        self._owner = np.empty(0, dtype=np.int64)
         self._born: list[SpanRow] = []
 
     def __len__(self) -> int:
@@ -47,6 +48,10 @@ class SpanTable:
             self.host_lengths[span] = self.lengths[span] = max(1, row.tok_end - row.tok_start)
             self.log_lengths[span] = self.lengths[span].log()
             self._host_starts[span] = self.starts[span] = row.tok_start
+            if span != WINDOW:
+                missing = max(0, row.tok_end - len(self._owner))
+                self._owner = np.concatenate((self._owner, np.full(missing, WINDOW)))
+                self._owner[row.tok_start : row.tok_end] = span
         return ids
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -64,6 +69,11 @@ class SpanTable:
     def first_positions(self, spans: np.ndarray) -> np.ndarray:
         """Positions that spans [n] begin with, read on the host."""
         found: np.ndarray = self._host_starts[spans]
+        return found
+
+    def owners(self, positions: np.ndarray) -> np.ndarray:
+        """The spans, other than the window, that positions [n] lie in."""
+        found: np.ndarray = self._owner[positions]
         return found
 
     def drain_born(self) -> list[SpanRow]:

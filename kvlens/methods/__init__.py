@@ -35,6 +35,7 @@ BUILT_IN = {
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
     "kivi": "kvlens.methods.kivi:KIVI",
+    "infinigen": "kvlens.methods.infinigen:InfiniGen",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

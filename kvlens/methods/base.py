@@ -267,6 +267,13 @@ class Method(ABC):
         """The token of a decode step has been written, before `select` of the layer: keys, values [H_kv, D],
         post-RoPE."""
 
+    @property
+    def looks_ahead(self) -> bool:
+        """`select` is called for every layer but the first while the layer before it runs, with q estimated from what
+        that layer's attention is given (kvlens/engine/ahead.py), and what it asks for is brought behind that layer's
+        back. False: with the layer's own q, when it is known."""
+        return False
+
     def attended(self, layer: int, heads: range, weights: torch.Tensor, position: torch.Tensor) -> None:
         """What a step's attention of some KV heads came to, where the method `watches`: weights float32 [h, G, C], rows
         add up to 1, of slots with tokens at position int32 [h, C] (-1: none)."""

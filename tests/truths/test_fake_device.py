@@ -106,10 +106,11 @@ def test_no_method_mixes_devices(
         links.append(FakeDevice(seed=3, eager=True).link(ledger))
         return links[-1]
 
-    context, write, attended, finish, work = (
+    context, write, attended, ahead, finish, work = (
         Engine.context,
         Session.write,
         Session.attend,
+        Session.look_ahead,
         Session.finish_prefill,
         Recorder._work,
     )
@@ -129,6 +130,7 @@ def test_no_method_mixes_devices(
     monkeypatch.setattr(
         Session, "attend", lambda self, layer, q, scaling: on_host(attended(self, layer, on_cuda(q), scaling))
     )
+    monkeypatch.setattr(Session, "look_ahead", lambda self, layer, q: ahead(self, layer, on_cuda(q)))
     monkeypatch.setattr(Session, "finish_prefill", lambda self, surprisal: finish(self, on_cuda(surprisal)))
     monkeypatch.setattr(Recorder, "_work", measuring)
     monkeypatch.setattr(torch.nn.Module, "to", module_to)

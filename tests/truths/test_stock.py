@@ -11,6 +11,7 @@ from support import BASE, loaded, random_prompt, run
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvlens import methods
+from kvlens.engine.ahead import LookAhead
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import SUPPORTED
@@ -62,6 +63,34 @@ def test_full_equals_stock_bit_for_bit(family: str) -> None:
     stock = stock_logits(model.model, prompt.ids, N - 1, fed)
     assert max(float((a - b).abs().max()) for a, b in zip(ours.logits, stock, strict=True)) == 0
     assert [int(logits.argmax()) for logits in stock] == ours.ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_look_ahead_makes_a_layers_own_query_of_its_own_input(family: str) -> None:
+    """What estimates queries is the model's own attention, whatever its family: norms, biases, rotary embedding."""
+    model, prompt, full = build(family), random_prompt(60), methods.get("full")
+    session = Session(full, full.Parameters(), Engine(model).context(prompt, None, Options(max_new=2)))
+    cache, own, seen = SessionCache(session, model.shape.layers), {}, {}
+
+    class Own:
+        def layer(self, layer: int, q: torch.Tensor, *told: object) -> None:
+            own[layer] = q.clone()
+
+    with torch.inference_mode():
+        model.model(input_ids=torch.tensor([prompt.ids[:-1]]), past_key_values=cache)
+        session.finish_prefill(torch.zeros(len(prompt.ids) - 1))
+        session.begin_step(0, None)
+        session.observer, ahead = Own(), LookAhead(model.model, session, cache)
+        for layer, module in enumerate(ahead.layers):
+
+            def look(module: Any, args: Any, kwargs: Any, layer: int = layer) -> None:
+                seen[layer] = ahead.query(layer, args, kwargs)
+
+            module.register_forward_pre_hook(look, with_kwargs=True)
+        model.model(input_ids=torch.tensor([[prompt.ids[-1]]]), past_key_values=cache)
+    assert set(own) == set(seen) == set(range(model.shape.layers))
+    assert all(torch.equal(own[layer], seen[layer]) for layer in own)
+    session.close()
 
 
 class GenerateSession(Session):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from freekv_trial import PARAMS, SHAPE, Trial, tensor
 
-from kvlens.methods.families.host_pages import best
+from kvlens.methods.families.cold_pages import best
 from kvlens.methods.freekv import score as freekv_score
 from kvlens.methods.freekv.params import POOLINGS, FreeKVParameters
 from kvlens.shape import KVShape

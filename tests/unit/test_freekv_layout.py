@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kvlens.kernels.page_scores import bound
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.families import cold_plan
-from kvlens.methods.families.host_pages import best
+from kvlens.methods.families.cold_pages import best
 from kvlens.methods.freekv import score as freekv_score
 from kvlens.methods.freekv.method import FreeKV
 from kvlens.methods.freekv.params import FreeKVParameters

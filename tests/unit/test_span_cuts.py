@@ -42,6 +42,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
     "kivi": {"method": "kivi", "budget": "0.5"},
+    "infinigen": {"method": "infinigen", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

@@ -34,7 +34,6 @@ class ChunkRetrieval(Method):
     """Base of the family. `params` is a ChunkRetrievalParameters, or has its fields."""
 
     family = "token_retrieval"
-    static_ready = True
     floor_is_exact = False
     journal_names = {  # noqa: RUF012
         "token_budget": "tokens attended at a step by one reader: [in all, sinks, open chunk, of closed chunks]",

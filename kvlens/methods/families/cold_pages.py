@@ -57,12 +57,17 @@ class ColdPages(Method):
         """Device bytes of the index of one page in one layer."""
 
     @classmethod
-    def own_bytes(cls, shape: KVShape, recall: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
         """Device bytes of what the method itself holds for one layer with that much room for recalled units."""
         return 0
 
+    @classmethod
+    def most(cls, params: Any, plan: Plan) -> int:
+        """Units that can be selected at most."""
+        return plan.pages * (params.page // plan.unit)
+
     @abstractmethod
-    def allocate(self, plan: Plan) -> None:
+    def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         """Take the tensors that are held for the whole run."""
 
     @abstractmethod
@@ -82,8 +87,7 @@ class ColdPages(Method):
             return None
         least = cls._bytes(params, shape, plan)
         one_more = cls._bytes(params, shape, replace(plan, recall=plan.recall + 1)) - least
-        most = plan.pages * (params.page // plan.unit)
-        return replace(plan, recall=min(most, plan.recall + (budget - least) // one_more))
+        return replace(plan, recall=min(cls.most(params, plan), plan.recall + (budget - least) // one_more))
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
@@ -102,7 +106,7 @@ class ColdPages(Method):
     def _bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
         """Device bytes at their peak: slots, tables, staging, index, the method's own, and a page on its way out of the
         window."""
-        per_layer = plan.pages * cls.index_bytes(params, shape) + cls.own_bytes(shape, plan.recall)
+        per_layer = plan.pages * cls.index_bytes(params, shape) + cls.own_bytes(params, shape, plan.recall)
         held = (shape.layers - params.dense_layers) * per_layer + COUNT_BYTES
         leaving = params.page * shape.token_bytes if plan.pages > plan.pages_now else 0
         return cls._layout(params, shape, plan).bytes(shape) + held + leaving
@@ -135,7 +139,7 @@ class ColdPages(Method):
             layout = whole_layout(params, n, context.max_new)
             return layout, Placement(spans, ["resident"] * len(roles), roles, kept)
         self._filled = torch.zeros((), dtype=torch.long, device=context.device)
-        self.allocate(plan)
+        self.allocate(plan, prompt)
         offload = [index for index, role in enumerate(roles) if role == "resident"]
         self._enter(prompt.keys[params.dense_layers :, :, sinks : plan.window_from])
         states = ["resident" if role == "sink" else "cold" for role in roles]
@@ -169,3 +173,10 @@ class ColdPages(Method):
         nothing = Kept.everywhere(torch.zeros(0, dtype=torch.long, device=keys.device))
         placement = Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec())
         return WindowLeave(start, stop, placement)
+
+
+def best(score: torch.Tensor, count: int) -> torch.Tensor:
+    """The `count` highest of each row, best first, the earlier one where two are equal: [H_kv, X] -> int64 [H_kv,
+    count], -1 where nothing above -inf is left."""
+    order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
+    return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.families.cold_pages import ColdPages
+from kvlens.methods.base import Prefilled
+from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.page_retrieval import PageSummaries
 from kvlens.shape import KVShape
@@ -26,7 +27,6 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     """Base of the family whose pages lie in host memory. `params` is a ColdPagesParameters, or has its fields."""
 
     family = "page_retrieval"
-    static_ready = True
 
     def shown(self, score: torch.Tensor) -> torch.Tensor:
         """What `rank` found [H_kv, P], as the record is to have it."""
@@ -44,7 +44,7 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     def index_bytes(cls, params: Any, shape: KVShape) -> int:
         return shape.kv_heads * cls.summary_numbers(shape.head_dim) * shape.itemsize
 
-    def allocate(self, plan: Plan) -> None:
+    def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch
 
         context, shape = self.context, self.context.shape
@@ -86,10 +86,3 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         fine.scatter_(1, pages.clamp(min=0), True)
         fine[:, 0] = False  # id 0, the window's, stood in for 'no page'
         return fine[:, None].expand(-1, shape.group, -1)
-
-
-def best(score: torch.Tensor, count: int) -> torch.Tensor:
-    """The `count` highest of each row, best first, the earlier one where two are equal: [H_kv, P] -> int64 [H_kv,
-    count], -1 where nothing above -inf is left."""
-    order = score.argsort(dim=-1, descending=True, stable=True)[:, :count]
-    return order.masked_fill(score.gather(-1, order) == float("-inf"), -1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import MemoryView, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import MemoryView, Prefilled, RunContext, StepEnd, WindowLeave
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.host_pages import HostPageRetrieval
 from kvlens.methods.freekv.params import PRESETS, FreeKVParameters
@@ -41,6 +41,7 @@ class FreeKV(HostPageRetrieval):
     segmenters = (Segmenter("pages (FreeKV)", ("page", "sinks", "window")),)
     Parameters = FreeKVParameters
     presets = PRESETS
+    static_ready = True
     streamed = token_major = True
     params: FreeKVParameters
 
@@ -72,13 +73,13 @@ class FreeKV(HostPageRetrieval):
 
     # ---------------------------------------------------------------------------------------------- of the last step
     @classmethod
-    def own_bytes(cls, shape: KVShape, recall: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
         return shape.q_heads * shape.head_dim * shape.itemsize + shape.kv_heads * recall * INDEX_BYTES
 
-    def allocate(self, plan: Plan) -> None:
+    def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch
 
-        super().allocate(plan)
+        super().allocate(plan, prompt)
         shape, dtype, device = self.context.shape, self.context.dtype, self.context.device
         layers = shape.layers - self.params.dense_layers
         self._queries = torch.zeros(layers, shape.q_heads, shape.head_dim, dtype=dtype, device=device)

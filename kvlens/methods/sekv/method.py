@@ -193,8 +193,8 @@ class SeKV(Method):
             compressed,
             mean_keys,
             mean_values,
-            compressed,
-            SpanCodec(
+            offload=compressed,
+            codec=SpanCodec(
                 params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell
             ),
         )

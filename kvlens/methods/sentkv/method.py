@@ -34,6 +34,7 @@ class SentKVCompress(ChunkRetrieval):
     segmenters = (Segmenter("sentence chunks (SentKVCompress)", ("length", "deviation", "marks", "sinks")),)
     Parameters = SentKVParameters
     presets = PRESETS
+    static_ready = True
     params: SentKVParameters
 
     @classmethod

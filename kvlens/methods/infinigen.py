@@ -1,0 +1,130 @@
+"""InfiniGen: tokens in host memory, foreseen by the layer before with a fifth of the key's dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.methods.base import MemoryView, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.families.cold_plan import Plan
+from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
+from kvlens.methods.parameters import param
+from kvlens.shape import KVShape
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class InfiniGenParameters(TokenRetrievalParameters):
+    """Lengths are in tokens."""
+
+    alpha: float = param(
+        4.0,
+        "tokens whose estimated score, divided by sqrt of the head size, is above the largest minus this are asked "
+        "for (the authors' 4 for OPT, 5 for Llama)",
+        symbol="α",
+    )
+    partial: float = param(0.2, "share of a key's dimensions that the device keeps to estimate scores")
+    most_fetched: float = param(0.2, "share of the tokens so far that a KV head fetches at most")
+    ahead: bool = param(
+        True, "estimate with the input of the layer before; off: with the layer's own query, and wait (comparison)"
+    )
+    dense_layers: int = param(
+        1,
+        "first layers that keep every token; 0: the first, which no layer precedes, asks with its own query and waits",
+    )
+    sinks: int = param(0, "first tokens always attended; the paper has none", ours=True)
+    window: int = param(16, "newest tokens always attended, until their page is full; the paper has none", ours=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.alpha < 0 or not 0 < self.partial <= 1 or not 0 < self.most_fetched <= 1:
+            raise ValueError("alpha must be at least 0, partial and most_fetched lie above 0 and at most at 1.")
+
+
+class InfiniGen(TokenRetrieval):
+    """Every token lies in host memory. Queries and keys are turned by an orthogonal matrix A per KV head, which changes
+    no product and gathers most of it in few dimensions; of these the device keeps a share of every key.
+    While a layer runs, the query of the next one is estimated from this layer's input, tokens whose estimated score is
+    near the largest are asked for, as many in every KV head as they ask for on average, and brought meanwhile.
+
+    Departures: A and the dimensions come from the last prompt queries of this very run and not from a sample offline,
+    and are turned after the rotary embedding; a group of query heads chooses together, by its largest score; what was
+    fetched for the step before is not fetched again; the host's pool is not bounded (docs/fidelity.md).
+    """
+
+    name = "infinigen"
+    title = "InfiniGen"
+    paper = "Lee et al., InfiniGen: Efficient Generative Inference of LLMs with Dynamic KV Cache Management, OSDI 2024"
+    summary = (
+        "keeps every token in host memory and a few turned key dimensions of it on the device; brings, while a layer "
+        "runs, the tokens that the next one is foreseen to need"
+    )
+    Parameters = InfiniGenParameters
+    presets = {"paper": {}, "demo": {"partial": 0.125, "dense_layers": 0}}  # noqa: RUF012
+    observed_queries = 128
+    journal_names = {  # noqa: RUF012
+        "foreseen": "tokens above the threshold, per KV head, and last how many each KV head may take"
+    }
+    params: InfiniGenParameters
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self.params.ahead
+
+    # ------------------------------------------------------------------------------------------------ turned dimensions
+    @classmethod
+    def index_numbers(cls, params: Any, head_dim: int) -> int:
+        return max(1, round(params.partial * head_dim))
+
+    @classmethod
+    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
+        return shape.kv_heads * shape.head_dim * cls.index_numbers(params, shape.head_dim) * shape.itemsize
+
+    @classmethod
+    def most(cls, params: Any, plan: Plan) -> int:
+        return max(1, min(super().most(params, plan), int(params.most_fetched * (plan.prompt_tokens + plan.max_new))))
+
+    def allocate(self, plan: Plan, prompt: Prefilled) -> None:
+        super().allocate(plan, prompt)
+        queries = prompt.last_queries[self.params.dense_layers :].unflatten(1, (self.context.shape.kv_heads, -1))
+        self._tokens = plan.prompt_tokens + 1
+        self._turn = turned(queries.flatten(2, 3), self._index.shape[-1]).to(self._index.dtype)
+
+    def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
+        held = super().held()
+        return held and {**held, "turn": (self._turn,)}
+
+    def index(self, keys: torch.Tensor) -> torch.Tensor:
+        return keys.float() @ self._turn.float()
+
+    # ------------------------------------------------------------------------------------------------------ decoding
+    def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        found = (q @ self._turn[at].float()) @ index.transpose(-1, -2)
+        return found.amax(1) * q.shape[-1] ** -0.5
+
+    def count(self, score: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        above = (score > score.amax(-1, keepdim=True) - self.params.alpha).sum(-1)
+        most = max(1, int(self.params.most_fetched * self._tokens))
+        count = (above.sum() // len(above)).clamp(1, most)
+        self.note("foreseen", torch.cat((above, count[None])).float())
+        return count
+
+    def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
+        self._tokens = end.position + 2
+        return super().decode_end(end, memory)
+
+
+def turned(queries: torch.Tensor, width: int) -> torch.Tensor:
+    """The dimensions in which queries are largest, of those that gather most of them: queries [..., m, D] -> columns of
+    an orthogonal matrix, float32 [..., D, width]. The matrix is the right factor of the queries' SVD; its columns go by
+    the sum of |q a|."""
+    import torch
+
+    sample = queries.double()
+    _, axes = torch.linalg.eigh(sample.transpose(-1, -2) @ sample)
+    order = (sample @ axes).abs().sum(-2).argsort(-1, descending=True)[..., :width]
+    return axes.gather(-1, order[..., None, :].expand(*axes.shape[:-1], width)).float()
