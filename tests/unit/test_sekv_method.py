@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import ROLE
 from kvlens.methods.base import Rotate, RunContext, StepEnd
+from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.method import SeKV
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import Router
 from kvlens.methods.sekv.training.files import save_router
 from kvlens.shape import KVShape
+from kvlens.spans import Span
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)
 PARAMS = SeKVParameters(window=10, block=8, l_min=4, l_max=12, dim=4, max_rank=3, zoom_rate=0.3, anchor_share=0.1)
@@ -277,8 +280,23 @@ def test_a_prompt_inside_the_window_is_full_attention_and_its_blocks_leave_later
         dataclasses.replace(PARAMS, anchors=False),
         dataclasses.replace(PARAMS, form="factors", tau=0.0),
         dataclasses.replace(PARAMS, block=3),
+        dataclasses.replace(PARAMS, router="mean", anchor_share=0.0),
+        dataclasses.replace(PARAMS, router="mean", piece=3, index="int8", zoom_rate=1.0, pool="share"),
+        dataclasses.replace(PARAMS, router="mean", piece=5, block=3, segmentation="chunks"),
     ],
-    ids=["sync", "next", "off", "chunks", "paper", "no-anchors", "all-factors", "small-blocks"],
+    ids=[
+        "sync",
+        "next",
+        "off",
+        "chunks",
+        "paper",
+        "no-anchors",
+        "all-factors",
+        "small-blocks",
+        "means",
+        "pieces",
+        "piece-chunks",
+    ],
 )
 def test_the_budget_holds_while_blocks_leave(params: SeKVParameters) -> None:
     """The account refuses to pass the limit; here it is reached at the smallest feasible budget, one byte less is
@@ -300,6 +318,41 @@ def test_the_budget_holds_while_blocks_leave(params: SeKVParameters) -> None:
     assert edges == [a for a, _, _ in spans] + [spans[-1][1]], "spans follow one another"
     assert spans[-1][1] > 90, "decoded tokens became spans"
     trial.session.close()
+
+
+@pytest.mark.parametrize("index", ["exact", "int8"])
+@pytest.mark.parametrize("piece", [0, 4])
+def test_the_mean_router_ranks_spans_by_their_best_piece(piece: int, index: str) -> None:
+    """Scores and the order of wishes against float64 NumPy; the bytes it holds are those the layout counts."""
+    params = dataclasses.replace(PARAMS, router="mean", piece=piece, index=index, zoom_rate=1.0)
+    trial = Trial(params, 110, seed=11).prefill()
+    trial.step(0)
+    ids = [i + 1 for i, row in enumerate(trial.spans()) if row[2] == "entropy"]
+    assert len(ids) > 3
+    nats = np.nan_to_num(trial.nats)
+    for layer in range(SHAPE.layers):
+        selection = trial.session.method.select(layer, tensor(trial.q[layer]))
+        assert selection is not None
+        assert selection.fine[..., ids].all(), "at a rate of 1 every head asks for every span"
+        for g in range(SHAPE.kv_heads):
+            expected = []
+            for start, end, _ in (trial.spans()[i - 1] for i in ids):
+                count = math.ceil((end - start) / piece) if piece else 1
+                edges = [start + (end - start) * i // count for i in range(count + 1)]
+                best = -math.inf
+                for a, b in itertools.pairwise(edges):
+                    mean = nats[a:b] / nats[a:b].sum() @ trial.keys[layer, g, a:b]
+                    logits = trial.q[layer, 2 * g : 2 * g + 2] @ mean / math.sqrt(SHAPE.head_dim)
+                    best = max(best, float(logits.max()) + math.log(b - a))
+                expected.append(best)
+            np.testing.assert_allclose(selection.score[g, ids].numpy(), expected, atol=0.1 if index == "int8" else 1e-4)
+            if index == "exact":
+                order = [ids[i] for i in np.argsort(expected)[::-1]]
+                assert [s for s in selection.requested[g].tolist() if s >= 0] == order
+    spans, n = trial.session.memory.spans.rows[1:], trial.n
+    held = sum(x.numel() * x.element_size() for x in trial.session.method.held()["routing"])
+    plan = sekv_layout.plan(params, [Span(s.tok_start, s.tok_end, s.kind, "") for s in spans], n, 4)
+    assert held == sekv_layout.router_bytes(params, SHAPE, plan)
 
 
 def test_expansion_without_reconstruction_is_read_as_no_expansion() -> None:
@@ -360,7 +413,7 @@ def test_floor_needs_no_torch_and_grows_with_the_prompt() -> None:
 
 
 def test_parameters_refuse_nonsense() -> None:
-    for bad in ({"l_min": 0}, {"l_max": 5}, {"zoom_rate": 1.5}, {"tau": 1.0}, {"sinks": -1}):
+    for bad in ({"l_min": 0}, {"l_max": 5}, {"zoom_rate": 1.5}, {"tau": 1.0}, {"sinks": -1}, {"piece": -1}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             dataclasses.replace(PARAMS, **bad)
 

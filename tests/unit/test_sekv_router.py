@@ -57,6 +57,45 @@ def test_unused_places_are_never_expanded() -> None:
     assert not sr.expand(score, torch.full((H,), -1e9))[..., 1].any()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_piece_scores_are_the_best_coarse_logit_of_a_span(seed: int) -> None:
+    """Against float64 NumPy: three spans of 2, 1 and 3 pieces in a table with a free place."""
+    rng = np.random.default_rng(seed)
+    owner, tokens = [0, 0, 1, 2, 2, 2, -1], rng.integers(1, 20, 7)
+    pieces, scale = rng.standard_normal((H_KV, 7, D)), rng.uniform(0.5, 2, (H_KV, 7, 1))
+    query = rng.standard_normal((H, 6, D))
+    expected = np.full((H, 6, 4), -np.inf)
+    for h in range(H):
+        for t in range(6):
+            for p, of in enumerate(owner):
+                if of >= 0:
+                    logit = query[h, t] @ (pieces[h // 2, p] * scale[h // 2, p]) / math.sqrt(D) + math.log(tokens[p])
+                    expected[h, t, of] = max(expected[h, t, of], logit)
+    got = sr.piece_scores(*map(torch.tensor, (query, pieces, scale, tokens.astype(float), owner)), 4)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
+
+
+def test_eight_bits_are_off_by_half_a_step_at_most() -> None:
+    x = random(L, H_KV, 5, D, seed=7) * torch.tensor([1e-3, 1.0, 7.0, 0.0, 1e3])[:, None]
+    small, scale = sr.to_bytes(x)
+    assert small.dtype == torch.int8
+    assert ((small * scale - x).abs() <= 0.5001 * scale).all()
+    assert (small[..., 3, :] == 0).all()
+
+
+def test_pools_of_a_group() -> None:
+    """Two heads, scores by hand: shares of the first are 1/2, 1/2, 0, of the second 0, 1/4, 3/4."""
+    score = torch.tensor([[[0.0, 0.0, -math.inf], [-math.inf, 0.0, math.log(3)]]])
+    torch.testing.assert_close(sr.POOLS["share"](score), torch.tensor([[0.25, 0.375, 0.375]]))
+    torch.testing.assert_close(sr.POOLS["max"](score), torch.tensor([[0.0, 0.0, math.log(3)]]))
+    torch.testing.assert_close(sr.POOLS["mean"](score[..., 1:2]), torch.tensor([[0.0]]))
+
+
+def test_a_rate_of_one_asks_for_every_span() -> None:
+    score = random(H, 20, S, seed=6)
+    assert sr.expand(score, sr.fit_threshold(score, 1.0)).all()
+
+
 def test_weights_add_up_to_one_even_without_surprisal() -> None:
     torch.testing.assert_close(sr.surprisal_weights(torch.tensor([1.0, 3.0, 0.0])), torch.tensor([0.25, 0.75, 0.0]))
     torch.testing.assert_close(sr.surprisal_weights(torch.zeros(4)), torch.full((4,), 0.25))

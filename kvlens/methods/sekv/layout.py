@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.sekv.params import SeKVParameters
-from kvlens.methods.sekv.spans import COMPRESSED
+from kvlens.methods.sekv.spans import COMPRESSED, piece_count
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 
@@ -36,6 +36,8 @@ class Plan:
     """tokens of the shortest one"""
     leaves: int
     """blocks of decoded tokens that leave the window at most"""
+    pieces: int
+    """rows of the routing table of router=mean: one for every piece of a span"""
 
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
         """With `recall` slots for expanded spans."""
@@ -46,7 +48,7 @@ class Plan:
     def bytes(self, params: SeKVParameters, shape: KVShape, recall: int) -> int:
         """Device bytes with `recall` slots: layout, routing tables, and a block on its way out of the window."""
         leaving = params.block * shape.token_bytes if self.leaves else 0
-        return self.layout(params, shape, recall).bytes(shape) + router_bytes(params, shape, self.coarse) + leaving
+        return self.layout(params, shape, recall).bytes(shape) + router_bytes(params, shape, self) + leaving
 
     def least_recall(self, params: SeKVParameters) -> int:
         """Slots without which some span could never be expanded."""
@@ -65,7 +67,7 @@ class Plan:
 
 def check_dim(params: SeKVParameters, head_dim: int) -> None:
     """Raises ValueError when the routing space would be larger than a key."""
-    if params.dim > head_dim:
+    if params.router != "mean" and params.dim > head_dim:
         raise ValueError(
             f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}."
         )
@@ -79,16 +81,19 @@ def staging_bytes(params: SeKVParameters, shape: KVShape, longest: int) -> int:
     return {"raw": 0, "factors": factors, "smaller": min(factors, raw)}[params.form]
 
 
-def router_bytes(params: SeKVParameters, shape: KVShape, coarse: int) -> int:
-    """Routing summaries [L, H, coarse, d'] (second term of eq. 17), ids and lengths of their spans, and the W that the
-    pca router fits to this prompt. A trained W belongs to the model, not to the cache."""
-    summaries = shape.layers * shape.q_heads * coarse * params.dim * shape.itemsize
-    fitted = (
-        4 * shape.layers * (shape.kv_heads * params.dim * shape.head_dim + shape.q_heads)
-        if params.router == "pca"
-        else 0
-    )
-    return summaries + coarse * (8 + 4) + fitted
+def router_bytes(params: SeKVParameters, shape: KVShape, plan: Plan) -> int:
+    """Routing summaries [L, H, coarse, d'] (second term of eq. 17) or, with router=mean, mean keys of pieces
+    [L, H_kv, pieces, D]; ids and lengths of their spans; W and thresholds fitted to this prompt. Trained ones belong to
+    the model, not to the cache."""
+    spans, fitted = plan.coarse * (8 + 4), 4 * shape.layers
+    if params.router == "mean":
+        entry = shape.head_dim * shape.itemsize if params.index == "exact" else shape.head_dim + 4
+        table = plan.pieces * (shape.layers * shape.kv_heads * entry + 8 + 4)
+        return table + spans + fitted * shape.q_heads
+    table = shape.layers * shape.q_heads * plan.coarse * params.dim * shape.itemsize
+    if params.router == "trained":
+        return table + spans
+    return table + spans + fitted * (shape.kv_heads * params.dim * shape.head_dim + shape.q_heads)
 
 
 def anchor_cap(params: SeKVParameters, shape: KVShape, budget: int | None) -> int | None:
@@ -121,7 +126,9 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     longest = max([*compressed, params.block if leaves else 0])
     shortest = min([*compressed, _shortest_of_block(params, window_from) if leaves else longest])
     ring = in_window + min(params.block, max_new)
-    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, shortest, leaves)
+    in_blocks = piece_count(params.block, params.piece) + per_block_coarse if params.piece else per_block_coarse
+    rows = sum(piece_count(tokens, params.piece) for tokens in compressed) + leaves * in_blocks
+    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, shortest, leaves, rows)
 
 
 def _shortest_of_block(params: SeKVParameters, window_from: int) -> int:

@@ -37,7 +37,7 @@ class SeKV(Method):
     What is fetched is shared by the group of a KV head; which resolution is read is each query head's own. Departures
     from the paper: docs/fidelity.md.
 
-    State, shapes: C rows of the routing table, one per compressed span, in the order of birth.
+    State: the routing table, one row per compressed span (kvlens.methods.sekv.routing).
     """
 
     name = "sekv"
@@ -74,7 +74,6 @@ class SeKV(Method):
                 "leave pre_rope off."
             )
         self._trained: Router | None = context.calibration.get("trained router")
-        self._rows = 0
         self._nats: list[float] = []
 
     @classmethod
@@ -104,7 +103,7 @@ class SeKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.methods.sekv import router as sekv_router
+        from kvlens.methods.sekv.routing import Routing
 
         context, params = self.context, self.params
         self._nats = prompt.surprisal.tolist()
@@ -115,15 +114,13 @@ class SeKV(Method):
         recall = plan.recall_within(params, context.shape, context.budget_bytes, tokens + blocks)
         if recall is None:
             raise BudgetInfeasible(self.name, context.budget_bytes or 0, self._smallest(), context.full_kv_bytes)
-        self._allocate(plan)
-        if self._trained is None:
-            self._weight.copy_(sekv_router.fit_pca(prompt.keys, 1, params.dim))
+        self._capacity, self._ring = plan.spans, plan.ring
+        self._routing = Routing(params, context, (plan.coarse, plan.pieces), self._trained)
+        self._routing.fit(prompt.keys)
         placement = self._place(spans, 1, prompt.keys, prompt.values, 0)
-        if self._trained is None:
-            self._fit_threshold(prompt.last_queries, torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED]))
-        if params.tau >= 0:
-            self._threshold.fill_(float(sekv_router.logit(torch.tensor(params.tau))))
-        for layer, logits in enumerate(self._threshold):
+        ends = torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED])
+        self._routing.fit_threshold(prompt.last_queries, context.prompt_tokens, ends)
+        for layer, logits in enumerate(self._routing.threshold):
             self.note("logit_tau", logits.clone().masked_fill(logits.isinf(), float("nan")), layer)
         return plan.layout(params, context.shape, recall), placement
 
@@ -142,24 +139,6 @@ class SeKV(Method):
             need = plan.bytes(self.params, self.context.shape, plan.least_recall(self.params))
         return budget
 
-    def _allocate(self, plan: sekv_layout.Plan) -> None:
-        import torch
-
-        context, params, shape = self.context, self.params, self.context.shape
-        device, rows = context.device, plan.coarse
-        self._capacity, self._ring = plan.spans, plan.ring
-        self._summary = torch.zeros(shape.layers, shape.q_heads, rows, params.dim, dtype=context.dtype, device=device)
-        self._span = torch.zeros(rows, dtype=torch.long, device=device)
-        self._length = torch.ones(rows, device=device)
-        trained = self._trained
-        if trained is not None:
-            self._weight, self._threshold = trained.weight.to(device), trained.threshold.to(device)
-            if trained.gates is not None:
-                trained.gates.to(device)
-        else:
-            self._weight = torch.zeros(shape.layers, shape.kv_heads, params.dim, shape.head_dim, device=device)
-            self._threshold = torch.zeros(shape.layers, shape.q_heads, device=device)
-
     def _place(
         self, spans: list[Span], first_id: int, keys: torch.Tensor, values: torch.Tensor, start: int
     ) -> Placement:
@@ -175,16 +154,12 @@ class SeKV(Method):
         device, params = keys.device, self.params
         compressed = [i for i, span in enumerate(spans) if span.kind in COMPRESSED]
         kept = [t for span in spans if span.kind in ROLES for t in range(span.tok_start, span.tok_end)]
-        mean_keys, mean_values = (self._means(x, [spans[i] for i in compressed], start) for x in (keys, values))
-        summary = sekv_router.summaries(self._heads(self._weight), mean_keys.float())
-        shared = summary.unflatten(1, (keys.shape[1], -1)).mean(2)
-        packing: dict[int, torch.Tensor] = {}
-        for place, i in enumerate(compressed):
-            row = self._rows + place
-            self._summary[:, :, row] = summary[:, :, place].to(self._summary.dtype)
-            self._span[row], self._length[row] = first_id + i, len(spans[i])
-            packing[first_id + i] = shared[:, :, place]
-        self._rows += len(compressed)
+        weights = self._weights(start, start + keys.shape[2], device)
+        ranges = [(spans[i].tok_start - start, spans[i].tok_end - start) for i in compressed]
+        mean_keys, mean_values = (sekv_router.span_means(x, weights, ranges) for x in (keys, values))
+        ids = [first_id + i for i in compressed]
+        shared = self._routing.add(ids, ranges, mean_keys, keys, weights)
+        packing = {span: shared[:, :, place] for place, span in enumerate(ids)}
         return Placement(
             spans,
             ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
@@ -209,43 +184,12 @@ class SeKV(Method):
                 for head in range(values.shape[2]):
                     self.note(name, values[:, layer, head], layer, head)
 
-    def _means(self, x: torch.Tensor, spans: list[Span], start: int) -> torch.Tensor:
-        """x [L, H_kv, m, D] of the tokens from `start` on -> weighted means [L, H_kv, len(spans), D] (eq. 2)."""
+    def _weights(self, start: int, end: int, device: torch.device) -> torch.Tensor:
+        """What eq. 2 weights the tokens [start, end) by: nats, or one for all."""
         import torch
 
-        from kvlens.methods.sekv.router import surprisal_weights
-
-        out = x.new_zeros(*x.shape[:2], len(spans), x.shape[3])
-        for i, span in enumerate(spans):
-            nats = torch.tensor(self._nats[span.tok_start : span.tok_end], device=x.device).nan_to_num(0.0)
-            weight = surprisal_weights(nats if self.params.weights == "surprisal" else torch.ones_like(nats))
-            rows = x[:, :, span.tok_start - start : span.tok_end - start].float()
-            out[:, :, i] = (rows * weight[:, None]).sum(2).to(x.dtype)
-        return out
-
-    def _fit_threshold(self, queries: torch.Tensor, ends: torch.Tensor) -> None:
-        """tau of the pca router from the last prompt queries [L, H, w, D]; a span counts for queries after its last
-        token."""
-        import torch
-
-        from kvlens.methods.sekv import router as sekv_router
-
-        if not len(ends):
-            return
-        n, w = self.context.prompt_tokens, queries.shape[2]
-        unseen = (ends > torch.arange(n - w, n)[:, None]).to(queries.device)
-        for layer, weight in enumerate(self._weight):  # of all layers at once a long prompt's scores would be gigabytes
-            routed = sekv_router.route(self._heads(weight), queries[layer].float())
-            score = sekv_router.scores(routed, self._summary[layer].float(), self._length, self._span > 0)[
-                ..., : len(ends)
-            ]
-            self._threshold[layer] = sekv_router.fit_threshold(
-                score.masked_fill(unseen, float("-inf")), self.params.zoom_rate
-            )
-
-    def _heads(self, weight: torch.Tensor) -> torch.Tensor:
-        """W [..., H or H_kv, d', D] -> one per query head."""
-        return weight if self._trained is not None else weight.repeat_interleave(self.context.shape.group, dim=-3)
+        nats = torch.tensor(self._nats[start:end], device=device).nan_to_num(0.0)
+        return nats if self.params.weights == "surprisal" else torch.ones_like(nats)
 
     # ------------------------------------------------------------------------------------------------------------------
     # decoding
@@ -253,25 +197,22 @@ class SeKV(Method):
         import torch
 
         from kvlens.memory.placement import Selection
-        from kvlens.methods.sekv import router as sekv_router
 
-        params, shape = self.params, self.context.shape
-        if params.zoom == "off" or len(self._span) == 0:
+        params, shape, routing = self.params, self.context.shape, self._routing
+        if params.zoom == "off" or len(routing.span) == 0:
             return None
-        alive = self._span > 0
-        routed = sekv_router.route(self._heads(self._weight[layer]), q.float()[:, None])
-        score = sekv_router.scores(routed, self._summary[layer].float(), self._length, alive)
-        z = sekv_router.expand(score, self._threshold[layer])[:, 0].unflatten(0, (shape.kv_heads, -1))
-        score = score[:, 0].unflatten(0, (shape.kv_heads, -1))
-        best = score.amax(1) if params.pool == "max" else score.mean(1)
+        alive = routing.span > 0
+        score = routing.score(layer, q[:, None])
+        z = routing.expanded(layer, score)[:, 0].unflatten(0, (shape.kv_heads, -1))
+        best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)))
         empty = torch.zeros(*z.shape[:2], self._capacity, dtype=torch.bool, device=q.device)
-        index = self._span.expand_as(z)
+        index = routing.span.expand_as(z)
         nan = torch.full((shape.kv_heads, self._capacity), float("nan"), device=q.device)
-        logged = nan.scatter(1, self._span.expand_as(best), best.masked_fill(~alive, float("nan")))
-        zoomable = empty[0, 0].scatter(0, self._span, alive)
+        logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
+        zoomable = empty[0, 0].scatter(0, routing.span, alive)
         priority = best.masked_fill(~z.any(1), float("-inf"))
         order = priority.argsort(dim=-1, descending=True, stable=True)
-        wanted = self._span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
+        wanted = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
         if not params.reconstruction:
             z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
         later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
@@ -297,8 +238,7 @@ class SeKV(Method):
         return WindowLeave(start, stop, placement)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        index = (self._summary, self._span, self._length)
-        return {"routing": index if self._trained is not None else (*index, self._weight, self._threshold)}
+        return {"routing": self._routing.held()}
 
     def factor_form(self) -> FactorForm | None:
         params = self.params

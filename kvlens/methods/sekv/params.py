@@ -51,9 +51,22 @@ class SeKVParameters:
         "pca",
         (
             "trained: W, tau and gates from a file (the paper's method); pca: fitted on the prompt, nothing "
-            "learned (a stand-in)"
+            "learned (a stand-in); mean: not eq. 5 but what attention would give a coarse entry of the span's best "
+            "piece, q . mean key / sqrt(D) + log|piece|: no projection, no unit norm, dim plays no part (a departure)"
         ),
-        choices=("pca", "trained"),
+        choices=("pca", "trained", "mean"),
+        ours=True,
+    )
+    piece: int = param(
+        0,
+        "router=mean: a span is found by the mean keys of pieces of at most so many tokens, weighted as in eq. 2; 0: "
+        "by that of the whole span",
+        ours=True,
+    )
+    index: str = param(
+        "exact",
+        "router=mean: how the mean keys lie in the routing table; int8: in 8 bits with a scale each",
+        choices=("exact", "int8"),
         ours=True,
     )
     router_file: str = param(
@@ -67,14 +80,19 @@ class SeKVParameters:
         ours=True,
     )
     pool: str = param(
-        "max", "a span's priority when not all fit: over the group of its KV head", choices=("max", "mean"), ours=True
+        "max",
+        "a span's priority when not all fit, over the group of its KV head: the largest score, the mean score, or "
+        "share: the mean of the shares that each query head's scores give the span of all spans",
+        choices=("max", "mean", "share"),
+        ours=True,
     )
     reconstruction: bool = param(
         True, "off: expansion is decided and logged, yet spans stay coarse (ablation)", ours=True
     )
     zoom_rate: float = param(
         0.05,
-        "pca router: share of (query, span) pairs above the threshold, over the last 128 prompt queries",
+        "routers pca and mean: share of (query, span) pairs above the threshold, over the last 128 prompt queries; 1: "
+        "every span is asked for and the budget decides",
         ours=True,
     )
     tau: float = param(
@@ -102,8 +120,9 @@ class SeKVParameters:
                 raise ValueError(f"{name} must be at least 1.")
         if self.l_max < 2 * self.l_min:
             raise ValueError(f"l_max must be at least 2 * l_min = {2 * self.l_min}.")
-        if self.sinks < 0:
-            raise ValueError("sinks must be at least 0.")
+        for name in ("sinks", "piece"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0.")
         for name in ("anchor_share", "zoom_rate", "energy", "gate_drop"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1.")
@@ -151,7 +170,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 JOURNAL: dict[str, str] = {
     "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of "
     "prefill; none: a head that "
-    "expands nothing",
+    "expands nothing, or asks for everything (zoom_rate=1)",
     "spans": "ids of the spans that went to host memory together; every other vector is per span in this order",
     "rank_k": (
         "components of the span's keys that the gates keep, per span; also where the span lies raw because "

@@ -9,6 +9,7 @@ while sigmoid(s) > tau is s > logit(tau).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -98,6 +99,50 @@ def scores(routed: Tensor, summary: Tensor, length: Tensor, alive: Tensor) -> Te
     return value.masked_fill(~alive, -math.inf)
 
 
+def piece_scores(query: Tensor, pieces: Tensor, scale: Tensor, length: Tensor, owner: Tensor, spans: int) -> Tensor:
+    """In place of eq. 5, ours: what attention would give a coarse entry of the best of a span's pieces, the largest of
+    q . k_bar / sqrt(D) + log|piece|.
+
+    query [H, T, D]; pieces [H_kv, P, D] times scale [H_kv, P, 1]: surprisal-weighted mean keys; length, owner [P]:
+    tokens of a piece and the place of its span, -1: not in use -> [H, T, spans]; -inf for spans without a piece.
+    """
+    group = query.shape[0] // pieces.shape[0]
+    per_head = (pieces.to(query.dtype) * scale).repeat_interleave(group, dim=0)
+    value = query @ per_head.transpose(-1, -2) / math.sqrt(query.shape[-1]) + length.log()
+    value = value.masked_fill(owner < 0, -math.inf)
+    best = torch.full((*value.shape[:-1], spans), -math.inf, dtype=value.dtype, device=value.device)
+    return best.scatter_reduce(-1, owner.clamp_min(0).expand_as(value), value, "amax")
+
+
+def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Vectors [..., D] -> int8 [..., D] and scale float32 [..., 1] with x ~ int8 * scale; half a step is the error."""
+    scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30) / 127
+    return (x.float() / scale).round().to(torch.int8), scale
+
+
+def span_means(x: Tensor, nats: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """x [L, H_kv, m, D] of m tokens with surprisals nats [m] -> weighted means [L, H_kv, len(ranges), D] (eq. 2), in
+    x's dtype."""
+    out = x.new_zeros(*x.shape[:2], len(ranges), x.shape[3])
+    for i, (start, end) in enumerate(ranges):
+        rows = x[:, :, start:end].float()
+        out[:, :, i] = (rows * surprisal_weights(nats[start:end])[:, None]).sum(2).to(x.dtype)
+    return out
+
+
+def share(score: Tensor) -> Tensor:
+    """Mean over the query heads of a group of the share that a span has of all spans: score [..., G, S] -> [..., S]."""
+    return score.softmax(-1).mean(-2)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda score: score.amax(-2),
+    "mean": lambda score: score.mean(-2),
+    "share": share,
+}
+"""How the scores of a group's query heads [..., G, S] become a span's priority [..., S]"""
+
+
 def expand(score: Tensor, threshold: Tensor) -> Tensor:
     """z of eq. 9: score [..., H, T, S] against logit(tau) [..., H] -> bool."""
     return score > threshold[..., None, None]
@@ -121,14 +166,16 @@ def fit_threshold(score: Tensor, rate: float) -> Tensor:
     """logit(tau) at which a share `rate` of the (query, span) pairs would be expanded.
 
     score [..., H, T, S] of prompt queries, -inf where the span is not yet complete for that query -> [..., H]. +inf
-    (nothing is expanded) where no pair counts.
+    (nothing is expanded) where no pair counts, -inf (everything is asked for) at a rate of 1.
     """
-    flat = score.flatten(-2).sort(-1).values
+    flat = score.flatten(-2)
     count = torch.isfinite(flat).sum(-1, keepdim=True)
+    if rate >= 1:
+        return torch.where(count.squeeze(-1) > 0, -math.inf, math.inf)
     # The k-th largest with k = floor(rate * count) + 1: exactly floor(rate * count) pairs lie strictly above it, ties
-    # aside.
+    # aside. Only that many are put in order: a prompt's pairs are many, and the rate is small.
     above = (rate * count).floor().long().clamp_max(flat.shape[-1] - 1)
-    value = flat.gather(-1, flat.shape[-1] - 1 - above).squeeze(-1)
+    value = flat.topk(int(above.max()) + 1).values.gather(-1, above).squeeze(-1)
     return torch.where(count.squeeze(-1) > 0, value, torch.full_like(value, math.inf))
 
 

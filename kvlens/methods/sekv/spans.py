@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.spans import Span, Surprisal, entropy_feasible, entropy_paper, fixed_chunks
@@ -29,6 +30,18 @@ def segment(
             nats, params.alpha, params.l_min, params.l_max, anchor_cap, start=start, stats=stats, sinks=params.sinks
         )
     return spans if params.anchors else _without_anchors(spans, params.l_min)
+
+
+def piece_count(tokens: int, piece: int) -> int:
+    """Pieces of a span; piece: tokens that one has at most, 0: the span is one piece."""
+    return -(-tokens // piece) if piece else 1
+
+
+def pieces(start: int, end: int, piece: int) -> list[tuple[int, int]]:
+    """A span's ranges [start, end) as even as can be."""
+    count = piece_count(end - start, piece)
+    cuts = [start + (end - start) * i // count for i in range(count + 1)]
+    return list(pairwise(cuts))
 
 
 def _without_anchors(spans: list[Span], l_min: int) -> list[Span]:

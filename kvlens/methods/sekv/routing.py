@@ -1,0 +1,148 @@
+"""The table by which SeKV's queries find spans, and the decision which of them are expanded (SeKV sec. 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kvlens.methods.base import RunContext
+from kvlens.methods.sekv import router as sekv_router
+from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.spans import pieces
+
+if TYPE_CHECKING:
+    from kvlens.methods.sekv.router import Router
+
+
+class Routing:
+    """Rows of spans in the order of birth, and thresholds per query head. Shapes: C rows, T queries, P pieces, d'
+    `dim`.
+
+    table: what a query is multiplied with; [L, Hq, C, d'] unit summaries in the routing space (eq. 3), or, with
+    router=mean, [L, H_kv, P, D] mean keys of pieces, times `scale` [L, H_kv, P, 1] where they lie in 8 bits.
+    """
+
+    def __init__(
+        self, params: SeKVParameters, context: RunContext, rows: tuple[int, int], trained: Router | None
+    ) -> None:
+        """rows: (C, P) at most."""
+        shape, device = context.shape, context.device
+        self.params, self.shape, self.trained = params, shape, trained
+        spans, pieces = rows
+        self._used = [0, 0]
+        """rows of spans and of pieces"""
+        self.by_mean = params.router == "mean"
+        self.span = torch.zeros(spans, dtype=torch.long, device=device)
+        """ids, 0: the row is not in use"""
+        self.length = torch.ones(spans, device=device)
+        self._own: tuple[torch.Tensor, ...] = ()
+        """what is held beside table, span and length"""
+        if self.by_mean:
+            self._make_pieces(pieces, context)
+            return
+        self.table = torch.zeros(shape.layers, shape.q_heads, spans, params.dim, dtype=context.dtype, device=device)
+        if trained is not None:
+            self.weight, self.threshold = trained.weight.to(device), trained.threshold.to(device)
+            if trained.gates is not None:
+                trained.gates.to(device)
+        else:
+            self.weight = torch.zeros(shape.layers, shape.kv_heads, params.dim, shape.head_dim, device=device)
+            self.threshold = torch.zeros(shape.layers, shape.q_heads, device=device)
+            self._own = (self.weight, self.threshold)
+
+    def _make_pieces(self, pieces: int, context: RunContext) -> None:
+        shape, device = context.shape, context.device
+        size, exact = (shape.layers, shape.kv_heads, pieces), self.params.index == "exact"
+        kept = context.dtype if exact else torch.int8
+        self.table = torch.zeros(*size, shape.head_dim, dtype=kept, device=device)
+        self.scale = torch.ones(1, 1, 1, 1, device=device) if exact else torch.zeros(*size, 1, device=device)
+        self.owner = torch.full((pieces,), -1, dtype=torch.long, device=device)
+        """row of the span that a piece is of, -1: not in use"""
+        self.tokens = torch.ones(pieces, device=device)
+        """of a piece"""
+        self.threshold = torch.zeros(shape.layers, shape.q_heads, device=device)
+        self._own = (self.owner, self.tokens, self.threshold, *(() if exact else (self.scale,)))
+
+    def fit(self, keys: torch.Tensor) -> None:
+        """W of the pca router from the prompt's keys [L, H_kv, n, D]; the others need none, or have theirs."""
+        if self.trained is None and not self.by_mean:
+            self.weight.copy_(sekv_router.fit_pca(keys, 1, self.params.dim))
+
+    def add(
+        self,
+        ids: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
+        mean_keys: torch.Tensor,
+        keys: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Rows for spans `ids` with mean keys [L, H_kv, S, D], which lie at `ranges` of keys [L, H_kv, m, D] with
+        weights [m] (eq. 2) -> their summaries averaged over the group [L, H_kv, S, d'], an input of trained gates."""
+        first = self._used[0]
+        rows = slice(first, first + len(ids))
+        self.span[rows] = torch.tensor(ids, dtype=torch.long)
+        self.length[rows] = torch.tensor([end - start for start, end in ranges], dtype=self.length.dtype)
+        self._used[0] += len(ids)
+        if self.by_mean:
+            self._add_pieces(first, ranges, keys, weights)
+            return mean_keys
+        summary = sekv_router.summaries(self._heads(self.weight), mean_keys.float())
+        self.table[:, :, rows] = summary.to(self.table.dtype)
+        return summary.unflatten(1, (self.shape.kv_heads, -1)).mean(2)
+
+    def _add_pieces(
+        self, first: int, ranges: Sequence[tuple[int, int]], keys: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """Pieces of the spans whose rows begin at `first`."""
+        cuts = [pieces(start, end, self.params.piece) for start, end in ranges]
+        of = [first + place for place, parts in enumerate(cuts) for _ in parts]
+        found = sekv_router.span_means(keys, weights, [part for parts in cuts for part in parts])
+        at = slice(self._used[1], self._used[1] + len(of))
+        if self.params.index == "exact":
+            self.table[:, :, at] = found.to(self.table.dtype)
+        else:
+            self.table[:, :, at], self.scale[:, :, at] = sekv_router.to_bytes(found)
+        self.owner[at] = torch.tensor(of, dtype=torch.long)
+        self.tokens[at] = torch.tensor([b - a for parts in cuts for a, b in parts], dtype=self.tokens.dtype)
+        self._used[1] += len(of)
+
+    def fit_threshold(self, queries: torch.Tensor, prompt_tokens: int, ends: torch.Tensor) -> None:
+        """Thresholds of a router that has none from the last prompt queries [L, Hq, w, D]; a span counts for queries
+        after its last token. ends [S]: of the prompt's spans."""
+        if self.trained is None and len(ends):
+            unseen = (ends > torch.arange(prompt_tokens - queries.shape[2], prompt_tokens)[:, None]).to(queries.device)
+            for layer in range(self.shape.layers):  # of all at once a long prompt's scores would be gigabytes
+                score = self.score(layer, queries[layer])[..., : len(ends)]
+                self.threshold[layer] = sekv_router.fit_threshold(
+                    score.masked_fill(unseen, float("-inf")), self.params.zoom_rate
+                )
+        if self.params.tau >= 0:
+            self.threshold.fill_(float(sekv_router.logit(torch.tensor(self.params.tau))))
+
+    def score(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Of spans for queries [Hq, T, D] of a layer -> [Hq, T, C]; -inf for rows that are not in use."""
+        if self.by_mean:
+            scale = self.scale[layer] if self.params.index == "int8" else self.scale[0]
+            return sekv_router.piece_scores(
+                q.float(), self.table[layer], scale, self.tokens, self.owner, len(self.span)
+            )
+        routed = sekv_router.route(self._heads(self.weight[layer]), q.float())
+        return sekv_router.scores(routed, self.table[layer].float(), self.length, self.span > 0)
+
+    def expanded(self, layer: int, score: torch.Tensor) -> torch.Tensor:
+        """z of eq. 9 for scores [Hq, T, C]."""
+        return sekv_router.expand(score, self.threshold[layer])
+
+    def pooled(self, score: torch.Tensor) -> torch.Tensor:
+        """Scores [H_kv, G, C] -> the priority of a span for its KV head [H_kv, C]."""
+        return sekv_router.POOLS[self.params.pool](score)
+
+    def held(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that the device holds for this prompt; a trained W belongs to the model."""
+        return (self.table, self.span, self.length, *self._own)
+
+    def _heads(self, weight: torch.Tensor) -> torch.Tensor:
+        """W [..., Hq or H_kv, d', D] -> one per query head."""
+        return weight if self.trained is not None else weight.repeat_interleave(self.shape.group, dim=-3)
