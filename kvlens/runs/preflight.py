@@ -45,6 +45,7 @@ def estimate(
     preset: str | None = None,
     chat: str = "auto",
     system: str | None = None,
+    question: str = "in",
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     oracle_every, warnings.
@@ -79,7 +80,12 @@ def estimate(
     full = shape.full_kv_bytes(tokens + max_new)
     limit = asked.bytes(shape, tokens + max_new)
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
-    floor = chosen.floor_bytes(parameters, shape, max(1, tokens - 1), max_new)
+    context = tokens
+    if question == "after" and asked_for.question is not None:
+        context -= len(counted.encode(asked_for.text[asked_for.question :])) + len(
+            counted.encode(asked_for.answer_prefix)
+        )
+    floor = chosen.floor_bytes(parameters, shape, max(1, context - 1), max_new + tokens - context)
     out |= {
         "prompt_tokens": tokens,
         "full_kv_bytes": full,
@@ -87,7 +93,7 @@ def estimate(
         "min_budget_bytes": floor,
         "feasible": True if limit is None or floor <= limit else False if chosen.floor_is_exact else None,
         "oracle_every": None if sampled is None else sampled.every,
-        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
+        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * (max_new + tokens - context) * shape.layers * shape.q_heads,
     }
     if tokens + max_new > positions:
         out["feasible"] = False

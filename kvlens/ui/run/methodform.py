@@ -69,6 +69,7 @@ def method_form(catalogue: list[dict[str, Any]], models: list[str]) -> MethodCho
         against,
         chosen.chat,
         chosen.system,
+        chosen.question,
     )
 
 
