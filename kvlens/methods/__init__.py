@@ -32,6 +32,7 @@ BUILT_IN = {
     "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
+    "random": "kvlens.methods.random_eviction:RandomEviction",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""
