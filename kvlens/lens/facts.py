@@ -157,7 +157,7 @@ class Facts:
         """', before the question was known' of what was evicted at a step (-1: the end of prefill) at which the
         question had not been fed to its end; nothing where it was part of what was read."""
         known_from = self.reader.meta.asked_steps
-        return ", before the question was known" if at is not None and at < known_from else ""
+        return ", before the question was known" if known_from and at is not None and at < known_from else ""
 
     @property
     def held(self) -> bool:

@@ -161,6 +161,10 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
     request = request.model_copy(update={"question": "in"})
     with TraceReader.open(tmp_path, carry(request, source, tmp_path)[0]) as reader:
         assert (reader.meta.question, reader.meta.asked_steps) == ("in", 0)
+        lost = reader.spans().query("tok_start <= @needle.min() < tok_end").iloc[-1]
+        reason = explain(reader, 7, 0, 0, int(lost["span"]))
+    assert "evicted" in reason.kind
+    assert "question" not in reason.kind + reason.says
 
 
 def test_a_prompt_that_does_not_say_where_its_question_begins_is_refused_in_one_sentence(tokenizer: Any) -> None:
