@@ -7,7 +7,7 @@ Keys that this kvlens does not know are kept as they are. Sizes are bytes, `_s` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
 
@@ -176,6 +176,13 @@ class RunMeta(Outcome):
     answer: str | None = None
     answer_prefix: str | None = None
     """words that the answer begins with, fed behind the prompt"""
+    question: Literal["in", "after"] | None = None
+    """in: read and placed with the context; after: fed step by step once the context was placed; None: a trace from
+    before there was the choice, in"""
+    question_start: Size = None
+    """the character of the prompt with which the question begins"""
+    question_tokens: Size = None
+    """so many steps from step 0 on choose nothing: their tokens are the question's"""
     chat: dict[str, Any] | None = None
     """the chat form that was fed: template, sha256, system, before, after, trims; None: the text as it is"""
     stop_ids: tuple[int, ...] = ()
@@ -219,6 +226,11 @@ class RunMeta(Outcome):
         if self.q_heads % self.kv_heads:
             raise ValueError(f"{self.q_heads} query heads do not make groups of {self.kv_heads} KV heads")
         return self
+
+    @property
+    def asked_steps(self) -> int:
+        """Steps whose tokens are the question's, none of the answer's."""
+        return self.question_tokens or 0
 
     def pick(self, names: Sequence[str]) -> dict[str, Any]:
         """Some fields by name, plain values."""

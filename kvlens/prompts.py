@@ -11,6 +11,8 @@ from typing import Any
 
 from kvlens.chat import ChatForm, choose, template_of
 
+QUESTIONS = ("in", "after")
+"""in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""
 MAX_BYTES = 5 * 2**20
 SUFFIXES = (".txt", ".md", ".json")
 _HALF = re.compile(r"[\ud800-\udfff]")
@@ -31,6 +33,8 @@ class PromptText:
     seed: int | None = None
     answer_prefix: str = ""
     """words that the answer begins with, fed behind the text; in the chat form behind what begins the answer"""
+    question: int | None = None
+    """the character of the text with which its question begins; what stands before it is the context"""
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,14 @@ class Prompt:
     offsets: tuple[tuple[int, int] | None, ...]
     form: ChatForm | None = None
     """None: the text as it is"""
+    asked: tuple[int, ...] = ()
+    """ids that are fed step by step once the ids before them were read and placed: the question and all behind it;
+    empty: it is part of `ids`"""
 
 
 def decode(data: bytes, name: str) -> PromptText:
     """Bytes of an upload -> text. `.json` is an object with "text" and, if known, "answer", "needle" ([[start, end],
-    ...]), "task", "answer_prefix".
+    ...]), "task", "answer_prefix", "question" (the character with which it begins).
 
     Raises BadPrompt for too many bytes, not UTF-8, NUL characters, empty text or JSON of another form.
     """
@@ -76,7 +83,17 @@ def checked(prompt: PromptText, name: str) -> PromptText:
     for start, end in prompt.needle:
         if not 0 <= start < end <= len(prompt.text):
             raise BadPrompt(f"{name}: the needle {start}-{end} lies outside the text of {len(prompt.text)} characters.")
+    if prompt.question is not None and not 0 < prompt.question < len(prompt.text):
+        raise BadPrompt(f"{name}: the question begins at {prompt.question}, outside the text.")
     return prompt
+
+
+def asking(prompt: PromptText, question: str) -> PromptText:
+    """The prompt as the context of a question, which is put behind it. Raises BadPrompt for an empty question."""
+    if not question.strip():
+        raise BadPrompt("the question is empty: say what is asked.")
+    context = prompt.text.rstrip()
+    return checked(replace(prompt, text=f"{context}\n\n{question.strip()}", question=len(context)), "the question")
 
 
 def expecting(prompt: PromptText, answer: str | None, passage: str | None) -> PromptText:
@@ -110,7 +127,7 @@ def _from_json(text: str, name: str) -> PromptText:
     except (TypeError, ValueError, OverflowError):
         raise BadPrompt(f'{name}: "needle" must be a list of [start, end] character ranges.') from None
     answer, task, seed = data.get("answer"), data.get("task"), data.get("seed")
-    prefix = data.get("answer_prefix")
+    prefix, asked = data.get("answer_prefix"), data.get("question")
     return checked(
         PromptText(
             data["text"],
@@ -119,19 +136,27 @@ def _from_json(text: str, name: str) -> PromptText:
             task if isinstance(task, str) else None,
             seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else None,
             prefix if isinstance(prefix, str) else "",
+            asked if isinstance(asked, int) and not isinstance(asked, bool) else None,
         ),
         name,
     )
 
 
 def tokenize(
-    source: PromptText, tokenizer: Any, max_positions: int, max_new: int, chat: str = "auto", system: str | None = None
+    source: PromptText,
+    tokenizer: Any,
+    max_positions: int,
+    max_new: int,
+    chat: str = "auto",
+    system: str | None = None,
+    question: str = "in",
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
-    adds its special tokens.
+    adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
 
     Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
-    BadTemplate for a chat form that cannot be had.
+    or where a question shall be fed after its context and the prompt does not say where it begins; BadTemplate for a
+    chat form that cannot be had.
     """
     form = choose(template_of(tokenizer), chat, system)
     fed, begin, kept = (source.text, 0, (0, len(source.text))) if form is None else form.around(source.text)
@@ -150,7 +175,24 @@ def tokenize(
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
     pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
-    return Prompt(source, tuple(ids), pieces, offsets, form)
+    cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
+    return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))
+
+
+def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:
+    """The first token that holds a character of the question; ends: where tokens end in the text as it is fed, which
+    has the source's first character at `begin`. Raises BadPrompt where there is none, or no context before it."""
+    if source.question is None:
+        raise BadPrompt(
+            "the prompt does not say where its question begins, so the question cannot be fed after the context: "
+            "give the question with --ask, or run with --question in."
+        )
+    cut = next((at for at, end in enumerate(ends) if end > begin + source.question), None)
+    if cut is None:
+        raise BadPrompt("the model's tokenizer does not say where tokens stand in the text: run with --question in.")
+    if cut < 2:
+        raise BadPrompt("before the question stand fewer than 2 tokens of context: give a text to ask about.")
+    return cut
 
 
 def _inside(start: int, end: int, first: int, last: int) -> tuple[int, int] | None:

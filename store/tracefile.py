@@ -34,6 +34,8 @@ class TraceFile:
         self._heads = 0, 0
         self._prompt_tokens = 0
         self._text: list[str] = []
+        self._asked = 0
+        """steps that feed a question: their tokens are no output"""
         self._peak = 0
         self._moved = [0, 0]
 
@@ -48,6 +50,7 @@ class TraceFile:
             con.execute("INSERT INTO run_state VALUES ('running', -1, NULL)")
             file = cls(con)
             file._heads = meta["layers"], meta["kv_heads"]
+            file._asked = meta.get("question_tokens") or 0
             file._put_meta(meta | {"oracle_codec": ORACLE_CODEC})
             con.commit()
             con.execute("CHECKPOINT")  # what every reader needs is in the file itself, whatever befalls its log
@@ -71,9 +74,10 @@ class TraceFile:
         moved = dict(con.execute("SELECT direction, sum(bytes)::BIGINT FROM transfer GROUP BY direction").fetchall())
         file._peak = peak[0] if peak else 0
         file._moved = [moved.get("h2d", 0), moved.get("d2h", 0)]
-        file._text = [
-            row[0] for row in con.execute("SELECT text FROM token WHERE step IS NOT NULL ORDER BY step").fetchall()
-        ]
+        asked = con.execute("SELECT value FROM meta WHERE key = 'question_tokens'").fetchone()
+        file._asked = (json.loads(asked[0]) if asked else None) or 0
+        text = "SELECT text FROM token WHERE step >= ? ORDER BY step"
+        file._text = [row[0] for row in con.execute(text, [file._asked]).fetchall()]
         return file
 
     def last_step(self) -> int:
@@ -215,7 +219,8 @@ class TraceFile:
             self._moved[0] += up
             self._moved[1] += down
             self._peak = max(self._peak, record.peak_bytes)
-            self._text.append(record.text)
+            if record.step >= self._asked:
+                self._text.append(record.text)
 
 
 def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:

@@ -61,7 +61,7 @@ def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> s
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in ("task", "length", "depth", "seed", "index", "method", "budget"))
+    return tuple(row.get(name) for name in ("task", "length", "depth", "seed", "index", "method", "budget", "question"))
 
 
 def about(names: tuple[str, ...], model: str) -> dict[str, Any]:

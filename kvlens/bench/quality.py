@@ -34,12 +34,21 @@ class QualityRequest(TableRequest):
         for index in range(self.prompts):
             for task in self.tasks:
                 for arm in self.arms():
-                    yield Trial(task, self.length, DEPTHS[index % len(DEPTHS)], self.first_seed + index, index, *arm)
+                    yield Trial(
+                        task,
+                        self.length,
+                        DEPTHS[index % len(DEPTHS)],
+                        self.first_seed + index,
+                        index,
+                        *arm,
+                        self.question,
+                    )
 
 
 def key(trial: Trial) -> str:
     """By which the table knows a trial."""
-    return f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
+    known = f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
+    return known if trial.question == "in" else f"{known}/{trial.question}"
 
 
 @lines_kept.alone
@@ -140,12 +149,13 @@ def markdown(result: dict[str, Any]) -> str:
     text += [
         "",
         f"{about['trials']} of {about['planned']} trials, model {about['request']['model']}, "
-        f"{about['request']['length']} tokens, "
+        f"{about['request']['length']} tokens, {ORDER[about['request'].get('question', 'in')]}, "
         f"{about['date']}, {where[0]}, {where[1]} cores, torch {about['torch']}, transformers {about['transformers']}.",
     ]
     return "\n".join(text) + "\n"
 
 
+ORDER = {"in": "question read with its context", "after": "question fed after the context was placed"}
 INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
 
 Made by `kvlens bench quality`; all figures with their provenance are in `benchmarks/results/quality.json` and on the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
@@ -20,6 +22,8 @@ class TableRequest(BaseModel):
     budgets: tuple[str, ...]
     prompts: int = Field(ge=1)
     first_seed: int
+    question: Literal["in", "after"] = "in"
+    """whether the question is read and placed with its context, or fed once the context was placed"""
     minutes: float = Field(60.0, gt=0)
     """stop after this long; what is done is kept and counts"""
 

@@ -37,11 +37,13 @@ class Trial:
     index: int
     method: str
     budget: str
+    question: str = "in"
+    """in: read and placed with its context; after: fed once the context was placed"""
 
     @property
-    def prompt(self) -> tuple[str, int | None, float | None, int, int]:
+    def prompt(self) -> tuple[str, int | None, float | None, int, int, str]:
         """What its prompt is made from."""
-        return self.task, self.length, self.depth, self.seed, self.index
+        return self.task, self.length, self.depth, self.seed, self.index, self.question
 
 
 class Means:
@@ -102,7 +104,9 @@ class Prompts:
         asked = self.asked(trial)
         if self._prompt is None:
             loaded, new = self.engine.loaded, tasks.get(trial.task).new_tokens
-            self._prompt = tokenize(tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new)
+            self._prompt = tokenize(
+                tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new, question=trial.question
+            )
         return self._prompt
 
     def read(self, trial: Trial, method: type[Method] = Method) -> ReadPrompt:
@@ -153,11 +157,12 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     except ValueError as error:
         return row | {"refused": str(error)}
     row |= sink.figures() | outcome(asked, result.text)
-    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + options.max_new)
+    asked_tokens = len(prompt.asked)
+    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + asked_tokens + options.max_new)
     return row | {
-        "prompt_tokens": len(prompt.ids),
+        "prompt_tokens": len(prompt.ids) + asked_tokens,
         "resident_share": result.peak_bytes / full,
-        "steps": len(result.ids),
+        "steps": len(result.ids) - asked_tokens,
         "passed": all(check.passed for check in result.checks),
         "uid": None,
     }

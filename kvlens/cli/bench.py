@@ -20,6 +20,9 @@ bench_app = typer.Typer(
 
 Methods = Annotated[str, typer.Option(help="Comma-separated; default: all that are installed.")]
 Budgets = Annotated[str, typer.Option(help="Shares of full KV, comma-separated.")]
+Order = Annotated[
+    str, typer.Option(help="in: the question is read and placed with its context; after: fed once that was placed.")
+]
 Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
 
 
@@ -28,7 +31,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _table(
-    model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float
+    model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float, question: str
 ) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
     asked = {"model": model, "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
@@ -48,6 +51,7 @@ def quality(
     prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 25,
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 8_000_000,
     minutes: Minutes = 60.0,
+    question: Order = "in",
     out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/quality.json"),
     kept: Annotated[
         Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")
@@ -61,7 +65,7 @@ def quality(
 
     check_file(out, "--out")
     check_file(doc, "--doc")
-    request = QualityRequest(**_table(model, methods, tasks, budgets, prompts, seed, minutes), length=length)
+    request = QualityRequest(**_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length)
 
     def report(done: int, total: int, row: dict[str, Any]) -> None:
         came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
@@ -93,6 +97,7 @@ def sweep(
     cut: Annotated[int | None, typer.Option(help="Cut a file's prompts in their middle to so many tokens.")] = None,
     seed: Annotated[int, typer.Option(help="First seed of the prompts.")] = 9_000_000,
     minutes: Minutes = 60.0,
+    question: Order = "in",
     traces: Annotated[bool, typer.Option("--traces/--no-traces", help="Store every trial as a run.")] = True,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -114,7 +119,7 @@ def sweep(
 
     check_file(out, "--out")
     request = SweepRequest(
-        **_table(model, methods, tasks, budgets, prompts, seed, minutes),
+        **_table(model, methods, tasks, budgets, prompts, seed, minutes, question),
         lengths=_numbers(lengths, int),
         depths=_numbers(depths, float),
         cut=cut,

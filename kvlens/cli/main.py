@@ -14,6 +14,7 @@ from kvlens import __version__
 from kvlens.cli.bench import bench_app
 from kvlens.cli.calibrate import calibrate_app
 from kvlens.cli.explain import explain
+from kvlens.cli.freetext import text
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
@@ -36,6 +37,7 @@ app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
 bench_app.command()(explain)
+bench_app.command()(text)
 for command in (run, pair, whatif, report, methods):
     app.command()(command)
 

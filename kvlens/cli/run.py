@@ -48,6 +48,15 @@ def run(
         str, typer.Option(help="auto, on or off: feed the prompt in the model's chat form; auto: where it has one.")
     ] = "auto",
     system: Annotated[str | None, typer.Option(help="The chat form's system message.")] = None,
+    question: Annotated[
+        str,
+        typer.Option(
+            help="in or after: read and place the question with its context, or feed it once the context is placed."
+        ),
+    ] = "in",
+    ask: Annotated[
+        str | None, typer.Option(help="A question about the prompt file's text, which is then its context.")
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     trace_level: Annotated[str, typer.Option(help="summary, heads or spans: how much is logged.")] = "spans",
@@ -69,7 +78,7 @@ def run(
 ) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
-    from kvlens.prompts import checked, decode, expecting
+    from kvlens.prompts import asking, checked, decode, expecting
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest, parse_set
 
@@ -83,7 +92,8 @@ def run(
             if not path.is_file():
                 raise ValueError(f"there is no prompt file '{prompt_file}'.")
             source = decode(path.read_bytes(), path.name)
-        source = expecting(checked(source, prompt_file), answer, needle)
+        source = checked(source, prompt_file)
+        source = expecting(source if ask is None else asking(source, ask), answer, needle)
         request = RunRequest(
             model=model,
             method=method,
@@ -97,6 +107,7 @@ def run(
             overrides=parse_set(set_ or []),
             chat=chat,
             system=system,
+            question=question,
             device=device,
             dtype=dtype,
             trace_level=trace_level,

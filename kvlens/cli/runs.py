@@ -48,7 +48,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     with TraceReader.open(runs_folder(runs), uid) as reader:
         meta, tokens, steps = reader.meta, reader.tokens(), reader.steps()
         checks = json.loads(reader.self_checks().to_json(orient="records"))
-        generated = tokens[tokens["step"].notna()].sort_values("step")["text"]
+        generated = tokens[tokens["step"] >= meta.asked_steps].sort_values("step")["text"]
         keys = (
             "model",
             "method",
@@ -71,6 +71,8 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "dtype",
             "task",
             "answer",
+            "question",
+            "question_tokens",
             "machine",
             "torch",
             "transformers",

@@ -66,7 +66,7 @@ def trial(reader: TraceReader) -> Trial | None:
 def generated(reader: TraceReader) -> str:
     """All generated tokens as text."""
     tokens = reader.tokens()
-    return "".join(tokens.loc[tokens["step"].notna(), "text"])
+    return "".join(tokens.loc[tokens["step"] >= reader.meta.asked_steps, "text"])
 
 
 def prompt_name(reader: TraceReader) -> str:

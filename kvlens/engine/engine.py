@@ -38,9 +38,10 @@ class Engine:
         self.loaded = loaded
 
     def context(self, prompt: Prompt, budget: Budget | None, options: Options) -> RunContext:
-        """What a method may know of this run. Full KV counts the prompt and the steps that were planned."""
+        """What a method may know of this run. Full KV counts the prompt and the steps that were planned, those that
+        feed a question included. Raises ValueError when the run has more steps."""
         loaded, model = self.loaded, self.loaded.model
-        steps = options.planned or options.steps
+        steps = options.divided(len(prompt.asked))
         tokens = len(prompt.ids) + steps
         limit = None if budget is None else budget.bytes(loaded.shape, tokens)
         return RunContext(

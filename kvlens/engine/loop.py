@@ -50,6 +50,8 @@ class Generation:
         self.zero = session.memory.ledger.zero_ns
         self.compared_ns = 0
         """spent on comparing with the reference, which is no part of any step"""
+        self.asked = len(prompt.asked)
+        """steps that feed a question, before the run chooses for itself"""
         self.course: Course
         self.result: Result
 
@@ -58,11 +60,16 @@ class Generation:
         self.place(read)
         decode(SessionStep(self.loaded, self.session, self.cache), [self])
         result = self.result
-        result.text = self.loaded.tokenizer.decode(result.ids, skip_special_tokens=True)
+        result.text = self.loaded.tokenizer.decode(result.ids[self.asked :], skip_special_tokens=True)
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
         result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9
         return result
+
+    @property
+    def steps(self) -> int:
+        """At most."""
+        return self.options.steps(self.asked)
 
     def stop_recording(self) -> list[SelfCheck]:
         """Let the steps in flight reach the sink, also when the run ends early; the self-checks of what was recorded.
@@ -124,6 +131,8 @@ class Generation:
             return self.course.token
         if options.forced is not None:
             return options.forced[self.course.steps - 1]
+        if self.course.steps <= self.asked:
+            return self.prompt.asked[self.course.steps - 1]
         if options.temperature == 0:
             return int(logprobs.argmax())
         p = (logprobs / options.temperature).softmax(-1).cpu()
@@ -139,7 +148,9 @@ class Generation:
         result, step, previous = self.result, self.course.steps - 1, self.course.ended
         assert previous is not None
         loss = None
-        if self.comparison is not None:
+        if self.comparison is not None and step < self.asked:
+            result.losses.append(None)  # what a model would have said in place of the question is no loss
+        elif self.comparison is not None:
             comparing = time.perf_counter_ns()
             loss = self.comparison.step(step, logits.float(), token)
             result.losses.append(loss)
@@ -156,18 +167,20 @@ class Generation:
             at, took = (began - self.zero) // 1000, (ended - began) // 1000
             facts = StepFacts(step, at, took, token, text, logprob, previous.next_entropy, loss)
             self.recorder.step(facts, previous.position)
-        self.progress("decode", step + 1, self.options.steps)
+        self.progress("decode", step + 1, self.steps)
         result.stopped = self._stopped_by(token)
 
     def _stopped_by(self, token: int) -> str:
         """Why the output ends with this token, as Result.stopped has it; empty: it goes on."""
-        options, ids = self.options, self.result.ids
+        options, ids = self.options, self.result.ids[self.asked :]
+        if not ids:
+            return ""
         if options.forced is None:
             if token in self.loaded.eos and not options.ignore_eos:
                 return "eos"
             if options.stop and any(text in self.decode(ids) for text in options.stop):
                 return "stop"
-        if len(ids) < options.steps:
+        if self.asked + len(ids) < self.steps:
             return ""
         return "length" if options.forced is None else "forced"
 

@@ -36,10 +36,12 @@ class Options:
     prefill_chunk: int = 512
     """tokens; 0: the whole prompt at once"""
     forced: tuple[int, ...] | None = None
-    """token ids to feed instead of the method's own choices; the run has as many steps"""
+    """token ids to feed instead of the method's own choices; the run has as many steps. Where the prompt's question is
+    fed after the context was placed, they begin with it"""
     planned: int | None = None
-    """decode steps that the device is divided for; None: as many as the run can have. A forced repeat of a run that was
-    to have more steps than it came to needs the run's number: budget and zones depend on it"""
+    """decode steps that the device is divided for, those of a question apart; None: as many as the run can have. A
+    forced repeat of a run that was to have more steps than it came to needs the run's number: budget and zones depend
+    on it"""
     top_k: int = 16
     coverage: bool = False
     oracle: str = "auto"
@@ -55,13 +57,20 @@ class Options:
             raise ValueError("prefill_chunk must be at least 0 and top_k at least 1.")
         if self.forced is not None and not self.forced:
             raise ValueError("a forced run needs at least one token to feed.")
-        if self.planned is not None and self.planned < self.steps:
-            raise ValueError(f"the device is divided for {self.planned} steps, and the run has {self.steps}.")
 
-    @property
-    def steps(self) -> int:
-        """Decode steps at most."""
-        return len(self.forced) if self.forced is not None else self.max_new
+    def steps(self, asked: int = 0) -> int:
+        """Decode steps at most, `asked` of which feed a question."""
+        return len(self.forced) if self.forced is not None else asked + self.max_new
+
+    def divided(self, asked: int = 0) -> int:
+        """Decode steps that the device is divided for, `asked` of which feed a question. Raises ValueError when the run
+        has more."""
+        steps = self.steps(asked)
+        if self.planned is None:
+            return steps
+        if asked + self.planned < steps:
+            raise ValueError(f"the device is divided for {asked + self.planned} steps, and the run has {steps}.")
+        return asked + self.planned
 
 
 @dataclass
@@ -69,7 +78,9 @@ class Result:
     """What came out. Times in seconds."""
 
     ids: list[int]
+    """one per step; a question that was fed after the context comes first"""
     text: str
+    """the answer"""
     surprisal: torch.Tensor
     """float32 [prompt tokens], nats, NaN at position 0"""
     logprobs: list[float]

@@ -91,6 +91,18 @@ class Facts:
         """Where the span lay while the step attended."""
         return self.states.get(self.span)
 
+    def dropped_at(self) -> int | None:
+        """The last step at which this KV head dropped tokens of the span, -1 for the end of prefill; None: no cut was
+        recorded."""
+        rows = self.reader.cuts(self.step, self.layer, self.kv_head, self.span)
+        return None if rows.empty else int(rows["step"].iloc[-1])
+
+    def unasked(self, at: int | None) -> str:
+        """', before the question was known' of what was evicted at a step (-1: the end of prefill) at which the
+        question had not been fed to its end; nothing where it was part of what was read."""
+        known_from = self.reader.meta.asked_steps
+        return ", before the question was known" if known_from and at is not None and at < known_from else ""
+
     @property
     def held(self) -> bool:
         """A counterfactual held all of it."""

@@ -22,6 +22,8 @@ KINDS = {
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
     "some_heads": "query heads of the group attended different parts of it: all, some or none of its tokens",
     "evicted": "gone from both tiers",
+    "evicted_unasked": "evicted before the question was known: gone from both tiers",
+    "partly_evicted_unasked": "some of its tokens were evicted before the question was known",
     "partly_evicted": "some of its tokens are gone",
     "refused": "wanted, but there was no room for it within the budget",
     "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
@@ -63,9 +65,11 @@ def _of_the_method(facts: Facts) -> Reason:
     """Apart from what a counterfactual held."""
     gone = dropped(facts)
     if facts.state == "evicted":
-        return Reason("evicted", _evicted(facts, gone))
+        unasked = facts.unasked(_evicted_at(facts))
+        return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, gone) + unasked)
     if facts.state == "partial" and gone is not None:
-        return Reason("partly_evicted", gone)
+        unasked = facts.unasked(facts.dropped_at())
+        return Reason("partly_evicted_unasked" if unasked else "partly_evicted", gone + unasked)
     told: Told | None = Own.of(facts.reader).say("told", facts)
     if told is not None:
         return Reason(*told)
@@ -84,11 +88,16 @@ def _of_the_method(facts: Facts) -> Reason:
     return _not_read(facts)
 
 
-def _evicted(facts: Facts, ranked: str | None) -> str:
+def _evicted_at(facts: Facts) -> int | None:
+    """The step of the span's eviction, -1 for the end of prefill; None: it was not recorded."""
     gone = facts.events[facts.events["kind"] == "evict"]
+    return int(gone["step"].iloc[-1]) if len(gone) else None
+
+
+def _evicted(facts: Facts, ranked: str | None) -> str:
+    step = _evicted_at(facts)
     when = "at a step that was not recorded"
-    if len(gone):
-        step = int(gone["step"].iloc[-1])
+    if step is not None:
         when = "at the end of prefill" if step < 0 else f"at step {step}"
     return f"it was evicted {when} ({facts.why.rstrip('.')})" + ("" if ranked is None else f": {ranked}")
 

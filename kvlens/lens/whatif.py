@@ -111,11 +111,12 @@ class Question:
 
         source, reference = past.source, trials.reference
         decode = trials.engine.loaded.tokenizer.decode
-        full_text = decode(list(reference.ids), skip_special_tokens=True)
+        asked = len(trials.prompt.asked)
+        full_text = decode(list(reference.ids[asked:]), skip_special_tokens=True)
         by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
         before = past.text if past.whole and not past.forced else again(trials.free).text
         lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
-        if not lost and len(past.losses) < len(reference.ids):
+        if not lost and len(past.losses) < len(reference.ids) - asked:
             losses = again(trials.forced).losses
             lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
         step, kl = lost[0] if lost else (None, None)

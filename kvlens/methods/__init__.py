@@ -36,6 +36,7 @@ BUILT_IN = {
     "sparq": "kvlens.methods.sparq:SparQ",
     "kivi": "kvlens.methods.kivi:KIVI",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
+    "random": "kvlens.methods.random_eviction:RandomEviction",
 }
 REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""

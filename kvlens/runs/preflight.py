@@ -56,11 +56,13 @@ class Foreseen:
     sizes: Sizes
     positions: int
     """tokens that the model takes"""
+    asked: int = 0
+    """tokens of a question that is fed after the context was placed: steps of the run"""
 
     @property
     def tokens(self) -> int:
-        """Of the prompt, chat form and answer's prefix included."""
-        return self.sizes.prompt_tokens + 1
+        """Of the prompt, question, chat form and answer's prefix included."""
+        return self.sizes.prompt_tokens + 1 + self.asked
 
 
 def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
@@ -76,7 +78,11 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     counted = encoding_in(source, request.chat, request.system)
     tokens = counted.special + len(counted.encode(prompt.text)) + len(counted.encode(prompt.answer_prefix))
     limit = budget.bytes(shape, tokens + request.max_new)
-    return Foreseen(Sizes(shape, max(1, tokens - 1), request.max_new, limit), positions)
+    asked = 0
+    if request.question == "after" and prompt.question is not None:
+        asked = sum(len(counted.encode(text)) for text in (prompt.text[prompt.question :], prompt.answer_prefix))
+    sizes = Sizes(shape, max(1, tokens - asked - 1), asked + request.max_new, limit)
+    return Foreseen(sizes, positions, asked)
 
 
 def refuse(request: RunRequest, prompt: PromptText) -> None:
@@ -110,6 +116,7 @@ def estimate(
     preset: str | None = None,
     chat: str = "auto",
     system: str | None = None,
+    question: str = "in",
 ) -> dict[str, Any]:
     """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
     oracle_every, preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values
@@ -132,6 +139,7 @@ def estimate(
         overrides=params,
         chat=chat,
         system=system,
+        question=question,
     )
     asked = PromptText(prompt) if isinstance(prompt, str) else prompt
     foreseen = foresee(request, asked)
@@ -152,7 +160,7 @@ def estimate(
         "min_budget_bytes": found.floor,
         "feasible": True if fits else None if refused is None else False,
         "oracle_every": None if sampled is None else sampled.every,
-        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * max_new * shape.layers * shape.q_heads,
+        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * sizes.max_new * shape.layers * shape.q_heads,
         "preset": found.preset,
         "fit": found.said,
         "values": found.fitted,

@@ -133,7 +133,8 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
             raise
         raise short from failure
     steps = len(request.forced) if request.forced is not None else request.max_new
-    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps, request.chat, request.system)
+    form = (request.chat, request.system, request.question)
+    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps, *form)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -47,6 +47,8 @@ def reference_key(request: RunRequest, prepared: Prepared) -> str:
         "stop": list(request.stop),
         "ignore_eos": request.ignore_eos,
     }
+    if prepared.prompt.asked:
+        said["asked"] = list(prepared.prompt.asked)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
@@ -73,7 +75,7 @@ def obtain(
     reference is made for it then), or when it was cancelled.
     """
     key, vocabulary = reference_key(request, prepared), prepared.engine.loaded.model.config.vocab_size
-    size = 4 * vocabulary * request.max_new
+    size = 4 * vocabulary * (len(prepared.prompt.asked) + request.max_new)
     if size > MOST_BYTES:
         raise ValueError(
             f"a reference of {request.max_new:,} steps would keep {size:,} bytes of logits; at most "

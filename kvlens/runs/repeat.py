@@ -90,7 +90,14 @@ def read_run(runs_dir: Path, uid: str) -> Past:
     return Past(
         uid,
         _request(uid, meta),
-        PromptText(text, meta.answer, meta.needle, meta.task, answer_prefix=meta.answer_prefix or ""),
+        PromptText(
+            text,
+            meta.answer,
+            meta.needle,
+            meta.task,
+            answer_prefix=meta.answer_prefix or "",
+            question=meta.question_start,
+        ),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
         tuple(
             SpanRow(
@@ -108,7 +115,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         layers,
         kv_heads,
         steps,
-        meta.output_text or "".join(decoded["text"]),
+        meta.output_text or "".join(decoded["text"].iloc[meta.asked_steps :]),
         whole,
         bool(meta.forced),
         meta.model_fingerprint,

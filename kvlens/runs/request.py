@@ -11,6 +11,7 @@ from kvlens import methods
 from kvlens.chat import CHOICES
 from kvlens.memory.holds import Hold
 from kvlens.models.find import default_model
+from kvlens.prompts import QUESTIONS
 from kvlens.recording import sampling
 
 DEFAULT_SHARE = "0.2"
@@ -41,6 +42,8 @@ class RunRequest(BaseModel):
     """whether the prompt is fed in the model's chat form: auto (where it has a template), on or off"""
     system: str | None = None
     """the system message; None: the template's own"""
+    question: str = "in"
+    """in: the prompt's question is read and placed with its context; after: it is fed once the context was placed"""
     device: str = "auto"
     dtype: str = "float32"
     prefill_chunk: int = Field(512, ge=0)
@@ -70,6 +73,13 @@ class RunRequest(BaseModel):
     def _known_chat(cls, text: str) -> str:
         if text not in CHOICES:
             raise ValueError(f"--chat takes {', '.join(CHOICES)}")
+        return text
+
+    @field_validator("question")
+    @classmethod
+    def _known_question(cls, text: str) -> str:
+        if text not in QUESTIONS:
+            raise ValueError(f"--question takes {' or '.join(QUESTIONS)}, not '{text}'")
         return text
 
     @model_validator(mode="after")

@@ -114,6 +114,7 @@ class _LateSink:
 
     def __init__(self, writer: TraceWriter, meta: RunMeta) -> None:
         self._writer, self._meta, self.begun = writer, meta, False
+        self._asked = meta.asked_steps
         self._pieces: list[str] = []
 
     def begin_anyhow(self) -> None:
@@ -127,7 +128,8 @@ class _LateSink:
         self._writer.prefill(record)
 
     def step(self, record: StepRecord) -> None:
-        self._pieces.append(record.text)
+        if record.step >= self._asked:
+            self._pieces.append(record.text)
         self._writer.step(record)
 
     def text(self) -> str:

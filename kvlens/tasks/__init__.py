@@ -150,7 +150,8 @@ def ask(task: Task, length: int | None, depth: float | None, seed: int, encoding
 
 def prompt_of(asked: Asked) -> PromptText:
     """What is tokenized, and stored with a run."""
-    return PromptText(asked.text, asked.answer, tuple(asked.needle), asked.task, asked.seed, asked.opening)
+    needle = tuple(asked.needle)
+    return PromptText(asked.text, asked.answer, needle, asked.task, asked.seed, asked.opening, asked.question)
 
 
 def remake(trial: Mapping[str, Any], encoding: Encoding) -> Asked:

@@ -20,7 +20,10 @@ class DemoTask(Task):
     ) -> Asked:
         tokens, place = check_place(self.name, length, depth)
         made = make_prompt(self.name, tokens, place, seed, encode)
-        return Asked(made.text, made.answer, made.needle, self.name, tokens, place, seed, index, (made.answer,))
+        question, answers = made.text.rindex("\nQuestion:"), (made.answer,)
+        return Asked(
+            made.text, made.answer, made.needle, self.name, tokens, place, seed, index, answers, question=question
+        )
 
     def score(self, answer: str, output: str) -> float:
         return score(self.name, answer, output)

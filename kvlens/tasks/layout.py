@@ -96,7 +96,8 @@ def compose(
     room = layout.gap([], length)
     if room < 0:
         raise ValueError(f"a {name} prompt needs at least {length - room} tokens with this tokenizer, not {length}")
-    first, found = rng.randrange(len(hay)), []
+    first = rng.randrange(len(hay))
+    found: list[str] = []
     while (size := layout.size(piece := hay[(first + len(found)) % len(hay)])) <= room:
         found.append(piece)
         room -= size

@@ -27,4 +27,5 @@ def sample_prompt() -> PromptText:
     before = next(at for at, end in enumerate(ends) if end > DEPTH * CHARACTERS)
     first = " ".join(text[:before]) + " "
     whole = f"{first}{HIDDEN} {' '.join(text[before:count])}\n\n{QUESTION}"
-    return PromptText(whole, f" {ANSWER}", ((len(first), len(first) + len(HIDDEN)),), None, None, OPENING)
+    needle, question = (len(first), len(first) + len(HIDDEN)), len(whole) - len(QUESTION) - 2
+    return PromptText(whole, f" {ANSWER}", (needle,), None, None, OPENING, question)

@@ -280,3 +280,28 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
     assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
     with pytest.raises(ValueError, match="is not installed here"):
         submit.submit_trial(TRIAL | {"method": "nonsense"})
+
+
+def test_the_question_can_be_fed_after_the_context(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[dict[str, Any], list[str]]] = []
+
+    def note(file: Path, choice: MethodChoice, runs: Path) -> list[str]:
+        asked.append((json.loads(file.read_text(encoding="utf-8")), command(file, choice, runs)))
+        return script("pass")
+
+    monkeypatch.setattr(submit, "command", note)
+    app = visit(tmp_path, "run")
+    assert app.radio(key="form_question").value == "in"
+    app.radio(key="form_question").set_value("after").run()
+    assert not app.error, "a generated task says where its question begins"
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 20).run()
+    assert "does not say where its question begins" in app.error[0].value
+    app.text_input(key="form_asked").set_value("What is the code of the gate?").run()
+    assert not app.error
+    next(button for button in app.button if button.label == "Run").click().run()
+    ((prompt, argv),) = asked
+    assert argv[argv.index("--question") + 1] == "after"
+    assert prompt["text"][prompt["question"] :] == "\n\nWhat is the code of the gate?"

@@ -157,7 +157,8 @@ def test_one_page_does_not_look_into_another() -> None:
 
 def test_no_shared_file_names_a_method() -> None:
     """Only the line that registers a method names it outside its folder; docs, tests and results may."""
-    names = [name for name, path in methods.BUILT_IN.items() if name != methods.REFERENCE]
+    # the control's name is a word, and the module of Python that draws numbers
+    names = [name for name, path in methods.BUILT_IN.items() if name not in (methods.REFERENCE, "random")]
     homes = {name: methods.BUILT_IN[name].partition(":")[0].replace(".", "/") for name in names}
     named = re.compile(rf"(?<![A-Za-z])(?i:{'|'.join(names).replace('_', '[ _]?')})(?![a-z]|[A-Z]{{2}})")
     told = []

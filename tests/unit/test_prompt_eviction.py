@@ -55,6 +55,19 @@ def test_keydiff_keeps_the_keys_least_like_the_others() -> None:
             assert trial.lies(layer, kv_head) == best(score, TOKENS)
 
 
+def test_random_keeps_the_window_and_as_many_others_anywhere_in_the_prompt() -> None:
+    trial, again = (Trial("random", N, 5, window=WINDOW, tokens=TOKENS) for _ in range(2))
+    heads = [(layer, kv_head) for layer in range(SHAPE.layers) for kv_head in range(SHAPE.kv_heads)]
+    chosen = [trial.lies(*head) for head in heads]
+    assert chosen == [again.lies(*head) for head in heads], "the same seed, the same tokens"
+    assert len({tuple(kept) for kept in chosen}) == len(chosen), "every KV head draws for itself"
+    for kept in chosen:
+        assert len(kept) == TOKENS
+        assert kept[-WINDOW:] == list(range(N - WINDOW, N))
+    drawn = np.concatenate([kept[:-WINDOW] for kept in chosen])
+    assert abs(drawn.mean() / (N - WINDOW) - 0.5) < 4 / np.sqrt(12 * len(drawn)), "no part of the prompt is preferred"
+
+
 def test_what_is_dropped_is_logged_with_rank_and_cut() -> None:
     trial = Trial("keydiff", N, 5, tokens=TOKENS)
     rows = {(row.layer, row.kv_head): row for row in trial.session.memory.drain_cuts()}

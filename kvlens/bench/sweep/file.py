@@ -15,6 +15,7 @@ COLUMNS = (
     "index",
     "method",
     "budget",
+    "question",
     "preset",
     "overrides",
     "rule",
@@ -82,7 +83,7 @@ def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError(
             f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep."
         ) from None
-    rows = [dict.fromkeys(COLUMNS) | dict(zip(columns, row, strict=True)) for row in trials]
+    rows = [dict.fromkeys(COLUMNS) | {"question": "in"} | dict(zip(columns, row, strict=True)) for row in trials]
     for line, row in enumerate(rows, 1):
         lacks = [column for column in FIGURES if row["exact"] is not None and not isinstance(row[column], (int, float))]
         if lacks:

@@ -62,4 +62,8 @@ class SweepRequest(TableRequest):
         for task in self.tasks:
             for prompt in self.prompts_of(task):
                 rounds.setdefault(prompt[-1], []).append(prompt)
-        return [[Trial(*prompt, *arm) for arm in self.arms()] for index in sorted(rounds) for prompt in rounds[index]]
+        return [
+            [Trial(*prompt, *arm, self.question) for arm in self.arms()]
+            for index in sorted(rounds)
+            for prompt in rounds[index]
+        ]

@@ -81,7 +81,8 @@ def sweep(
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(field.name) for field in fields(Trial))
+    said = {"question": "in"} | row
+    return tuple(said.get(field.name) for field in fields(Trial))
 
 
 def _stored(runs_dir: Path, uid: str | None) -> bool:

@@ -40,6 +40,7 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         budget=trial.budget if row["rule"] == "resident bytes" else None,
         max_new=tasks.get(trial.task).new_tokens,
         against=not full,
+        question=trial.question,
     )
     prepared = Prepared(engine, prompt, fingerprint(engine.loaded))
     try:

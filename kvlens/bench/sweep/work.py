@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import signal
-from dataclasses import astuple
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ class Worker:
             prompt = hashlib.sha256(self.prompts.asked(trial).text.encode()).hexdigest()
         except ValueError:
             prompt = ""
-        said = json.dumps([self.place.origins[trial.method], *astuple(trial), prompt])
+        asked = [value for name, value in asdict(trial).items() if (name, value) != ("question", "in")]
+        said = json.dumps([self.place.origins[trial.method], *asked, prompt])
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def run(self, trial: Trial) -> dict[str, Any]:

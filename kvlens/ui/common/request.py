@@ -28,6 +28,7 @@ class PromptChoice:
             "needle": [list(pair) for pair in prompt.needle],
             "seed": prompt.seed,
             "answer_prefix": prompt.answer_prefix,
+            "question": prompt.question,
         }
         return json.dumps(
             content | {name: value for name, value in known.items() if value not in (None, [], "")}, ensure_ascii=False
@@ -51,6 +52,8 @@ class MethodChoice:
     chat: str = "auto"
     """whether the prompt is fed in the model's chat form"""
     system: str | None = None
+    question: str = "in"
+    """whether the question is read and placed with its context, or fed after it"""
 
 
 def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str]:
@@ -82,6 +85,8 @@ def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str
         argv += ["--chat", choice.chat]
     if choice.system is not None:
         argv += ["--system", choice.system]
+    if choice.question != "in":
+        argv += ["--question", choice.question]
     return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 

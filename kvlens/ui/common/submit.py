@@ -33,8 +33,8 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     job's id.
 
     Keys: task, length, depth, seed, index, method, budget ('': no limit), preset, overrides (parameters over the
-    preset's), and where they are not the usual ones model ('demo') and max_new (the task's own). Raises ValueError with
-    one sentence."""
+    preset's), and where they are not the usual ones model ('demo'), max_new (the task's own) and question ('in').
+    Raises ValueError with one sentence."""
     model = str(trial.get("model") or DEMO)
     asked = tasks.remake(trial, counting(model)[0])
     entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
@@ -55,6 +55,7 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
         0,
         dict(trial.get("overrides") or {}),
         trial["method"] != methods.REFERENCE,
+        question=str(trial.get("question") or "in"),
     )
     return submit(prompt, choice, "pages/replay.py")
 

@@ -65,7 +65,7 @@ def conditions(reader: TraceReader) -> None:
 def generated_text(reader: TraceReader) -> str:
     """All generated tokens, special ones included, as they were logged."""
     tokens = reader.tokens()
-    return "".join(tokens.loc[tokens["step"].notna(), "text"])
+    return "".join(tokens.loc[tokens["step"] >= reader.meta.asked_steps, "text"])
 
 
 def attended(reader: TraceReader, chosen: Selection) -> None:

@@ -46,7 +46,15 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     max_new = middle.number_input("Max new tokens", 1, 4096, 64, key="form_max_new", persist_state="session")
     seed = right.number_input("Seed", 0, 2**31 - 1, 0, key="form_seed", persist_state="session")
     plain_choice = MethodChoice(
-        method, model.model, None, str(budget).strip(), int(max_new), int(seed), chat=model.chat, system=model.system
+        method,
+        model.model,
+        None,
+        str(budget).strip(),
+        int(max_new),
+        int(seed),
+        chat=model.chat,
+        system=model.system,
+        question=model.question,
     )
     preset, base = _preset(entry, plain_choice, prompt)
     values = _parameters(entry, preset, base)
@@ -92,6 +100,7 @@ def _foreseen(choice: MethodChoice, prompt: PromptChoice | None) -> dict[str, An
             choice.max_new,
             choice.chat,
             choice.system,
+            choice.question,
         )
     except (ValueError, OSError, KeyError):
         return {}

@@ -9,6 +9,7 @@ import streamlit as st
 from kvlens.chat import CHOICES
 from kvlens.models.catalogue import label
 from kvlens.models.device import expected
+from kvlens.prompts import QUESTIONS
 from kvlens.ui.common.widgets import plain
 
 _CHAT = {
@@ -16,6 +17,7 @@ _CHAT = {
     "on": "on: the model's chat form",
     "off": "off: the text as it is",
 }
+_QUESTION = {"in": "in: read and placed with the context", "after": "after: fed once the context was placed"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class ModelChoice:
     model: str
     chat: str = "auto"
     system: str | None = None
+    question: str = "in"
 
 
 def model_form(models: list[str]) -> ModelChoice:
@@ -44,5 +47,15 @@ def model_form(models: list[str]) -> ModelChoice:
     system = right.text_input(
         "System message (optional)", key="form_system", persist_state="session", help="Empty: the chat template's own."
     )
+    question = st.radio(
+        "Question",
+        QUESTIONS,
+        key="form_question",
+        persist_state="session",
+        horizontal=True,
+        format_func=_QUESTION.__getitem__,
+        help="A method that sees the question while it reads the context can keep what is asked for; one that does not "
+        "must keep what any question may ask for.",
+    )
     st.caption(plain(f"It will run on: {expected()} (auto: CUDA where there is one)."))
-    return ModelChoice(str(model), str(chat), system.strip() or None)
+    return ModelChoice(str(model), str(chat), system.strip() or None, str(question))

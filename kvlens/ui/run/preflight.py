@@ -33,8 +33,9 @@ def estimated(
     max_new: int,
     chat: str,
     system: str | None,
+    question: str,
 ) -> dict[str, Any]:
-    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system)
+    return estimate(prompt, model, method, changed, budget, max_new, preset, chat, system, question)
 
 
 def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
@@ -50,6 +51,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
             choice.max_new,
             choice.chat,
             choice.system,
+            choice.question,
         )
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))

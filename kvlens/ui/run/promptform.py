@@ -7,7 +7,7 @@ import streamlit as st
 from kvlens import tasks
 from kvlens.models.find import DEMO
 from kvlens.plaintext import visible
-from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, checked, decode, expecting
+from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, asking, checked, decode, expecting
 from kvlens.tasks import Encoding
 from kvlens.ui.common.request import PromptChoice
 from kvlens.ui.common.sample import SAMPLE, generate
@@ -34,6 +34,9 @@ def prompt_for(choice: ModelChoice) -> PromptChoice | None:
         error(str(problem))
         return None
     prompt = prompt_form(encoding, choice.model == DEMO)
+    if prompt is not None and choice.question == "after" and prompt.prompt.question is None:
+        error("This prompt does not say where its question begins: write the question below the text, or choose 'in'.")
+        return None
     if stand_in is not None:
         st.caption(plain(f"{stand_in} Until then the toy's tokens count the length."))
     return prompt
@@ -119,7 +122,16 @@ def _paste() -> PromptChoice | None:
 
 
 def _expected(prompt: PromptText) -> PromptText:
-    """Asks what a right output says and where the text holds it; neither has to be given. Raises BadPrompt."""
+    """Asks for a question about the text, what a right output says and where the text holds it; none has to be given.
+    Raises BadPrompt."""
+    asked = st.text_input(
+        "Question about the text (optional)",
+        key="form_asked",
+        persist_state="session",
+        help="Put behind the text; it can then be fed after the text has been read and placed.",
+    )
+    if asked.strip():
+        prompt = asking(prompt, asked)
     left, right = st.columns([2, 3])
     answer = left.text_input(
         "Expected answer (optional)",

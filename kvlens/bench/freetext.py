@@ -1,0 +1,252 @@
+"""Free text as a measure: a method is fed the very words of a real text behind a context, and each next-token
+distribution is compared with full KV's. No task, no answer, no luck of one token.
+
+Controls stand in the same table: full KV in other number formats (what rounding alone changes, the noise floor), and
+random eviction among the methods. Resumable; one line per trial is kept.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from kvlens import methods
+from kvlens.bench import kept as lines_kept
+from kvlens.bench.provenance import about, made_otherwise, origin
+from kvlens.bench.trials import Means, infeasible, settings
+from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.prompts import Prompt, PromptText, tokenize
+from kvlens.tasks.texts import EVALUATION, sentences
+
+if TYPE_CHECKING:
+    from kvlens.engine.comparison import Reference
+    from kvlens.engine.engine import Engine, Options
+    from kvlens.engine.prefill import ReadPrompt
+
+FLOORS = ("bfloat16", "float16")
+FIGURES = ("kl", "agreement", "nats", "full_nats", "coverage")
+
+
+class FreeTextRequest(BaseModel):
+    """What to measure. Bad values are refused here, before a model is loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = "demo"
+    methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
+    """the reference stands for full KV in other number formats"""
+    budgets: tuple[str, ...] = ("10%", "20%", "40%")
+    length: int = Field(1024, ge=64)
+    """tokens of context"""
+    tokens: int = Field(64, ge=64)
+    """fed behind it, each of them compared"""
+    passages: int = Field(10, ge=1)
+    first_seed: int = 7_000_000
+    minutes: float = Field(60.0, gt=0)
+
+    @field_validator("methods")
+    @classmethod
+    def _known_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            methods.get(name)
+        return value
+
+    @field_validator("budgets")
+    @classmethod
+    def _shares(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for budget in value:
+            if Budget.parse(budget).unit != "share":
+                raise ValueError(f"methods are compared at shares of full KV (0.1 or 10%), not at '{budget}'.")
+        return value
+
+    def arms(self) -> list[tuple[str, str, str]]:
+        """(method, budget, number format) that every passage is run under beside its reference."""
+        floors = [(methods.REFERENCE, "", dtype) for dtype in FLOORS]
+        return floors + [
+            (name, budget, "float32") for name in self.methods if name != methods.REFERENCE for budget in self.budgets
+        ]
+
+
+def passage(request: FreeTextRequest, index: int, tokenizer: Any, max_positions: int) -> tuple[Prompt, tuple[int, ...]]:
+    """(context, the ids fed behind it): whole text of EVALUATION from the beginning of a sentence drawn by the seed, as
+    it is, without the chat form. Raises ValueError, one sentence, where the text or the model is too short."""
+    text, wanted = sentences(), request.length + request.tokens
+    first = random.Random(f"text/{request.first_seed + index}").randrange(len(text))
+    words = " ".join((*text[first:], *text[:first]))
+    longest = max(len(sentence) for sentence in text)
+    words = words[: 16 * wanted + longest]  # more than any tokenizer makes so many tokens of
+    whole = tokenize(PromptText(words), tokenizer, 1 << 40, 0, "off")
+    if len(whole.ids) < wanted:
+        raise ValueError(f"the text '{EVALUATION.title}' has {len(whole.ids):,} tokens, not {wanted:,}: ask for fewer.")
+    if wanted > max_positions:
+        raise ValueError(f"{wanted:,} tokens are more than the model takes ({max_positions:,}): ask for fewer.")
+    cut = request.length
+    context = replace(whole, ids=whole.ids[:cut], pieces=whole.pieces[:cut], offsets=whole.offsets[:cut])
+    return context, whole.ids[cut:wanted]
+
+
+class Passages:
+    """The passage that is being measured, with what all its trials share: the reading of it, and full KV's logits."""
+
+    def __init__(self, request: FreeTextRequest, engine: Engine) -> None:
+        self.request, self.engine = request, engine
+        self._others: dict[str, Engine] = {}
+        self._index = -1
+        self.context: Prompt
+        self.options: Options
+        self.reference: Reference
+        self._read: ReadPrompt | None
+
+    def turn(self, index: int) -> None:
+        """Make passage `index` the one at hand."""
+        import torch
+
+        from kvlens.engine.comparison import Reference
+        from kvlens.engine.engine import Options
+        from kvlens.methods.full import FullKV
+
+        if index == self._index:
+            return
+        loaded = self.engine.loaded
+        self.context, fed = passage(self.request, index, loaded.tokenizer, loaded.max_positions)
+        self.options = Options(max_new=len(fed), forced=fed, coverage=True, oracle="off")
+        self._read, self._index = None, index
+        read = self.read(FullKV)
+        plain = replace(self.options, coverage=False)
+        full = self.engine.run(self.context, FullKV, FullKV.Parameters(), None, plain, keep_logits=True, read=read)
+        self.reference = Reference("", fed, torch.stack(full.logits).cpu())
+
+    def read(self, method: type[methods.Method]) -> ReadPrompt:
+        """The context, prefilled once for all methods that can be served by it."""
+        if self._read is None or not self._read.serves(method):
+            queries = max(128, method.observed_queries)
+            self._read = self.engine.read(self.context, queries=queries, received=method.needs_received)
+        return self._read
+
+    def run(self, name: str, budget: str, dtype: str) -> dict[str, Any]:
+        """The figures of one arm; `infeasible` where the budget cannot be kept."""
+        method = methods.get(name)
+        preset, overrides, rule = settings(method, self.request.model, budget)
+        params = methods.make_parameters(method, preset, overrides)
+        limit = Budget.parse(budget) if rule == "resident bytes" else None
+        engine = self.engine if dtype == "float32" else self._in(dtype)
+        read = self.read(method) if dtype == "float32" else None
+        sink = Means()
+        try:
+            result = engine.run(
+                self.context, method, params, limit, self.options, sink, read=read, against=self.reference
+            )
+        except BudgetInfeasible as error:
+            return {"rule": rule} | infeasible(error)
+        losses = [loss for loss in result.losses if loss is not None]
+        assert len(losses) == len(self.reference.ids), "every forced token is compared"
+        return {
+            "rule": rule,
+            "kl": fmean(loss.kl for loss in losses),
+            "agreement": fmean(loss.agrees for loss in losses),
+            "nats": -fmean(loss.logprob for loss in losses),
+            "full_nats": -fmean(loss.ref_logprob for loss in losses),
+            "coverage": sink.figures()["coverage"],
+            "tokens": len(losses),
+        }
+
+    def _in(self, dtype: str) -> Engine:
+        from kvlens.engine.engine import Engine
+        from kvlens.engine.models import load
+
+        if dtype not in self._others:
+            self._others[dtype] = Engine(load(self.request.model, dtype=dtype))
+        return self._others[dtype]
+
+
+@lines_kept.alone
+def measure(
+    request: FreeTextRequest,
+    kept: Path,
+    report: Callable[[int, int, dict[str, Any]], None],
+    say: Callable[[str], None] = lines_kept.silent,
+) -> dict[str, Any]:
+    """Run what is not in `kept` (one JSON line per trial) yet -> the table with its provenance. report(done, total,
+    row); say(line) where kept trials are run again. Raises ValueError for a file that does not hold trials."""
+    import torch
+
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
+
+    torch.set_num_threads(1)
+    named = {methods.REFERENCE, *request.methods}
+    shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256
+    origins = {name: origin(request.model, name, "text", *shared) for name in named}
+    arms = request.arms()
+    planned = {
+        f"{index}/{method}/{budget}/{dtype}": (index, method, budget, dtype)
+        for index in range(request.passages)
+        for method, budget, dtype in arms
+    }
+    found = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)
+    if line := made_otherwise(found, origins):
+        say(line)
+    rows = {row["key"]: row for row in found if row["origin"] == origins[row["method"]]}
+    passages, begun = Passages(request, Engine(load(request.model))), time.monotonic()
+    for done, (key, (index, method, budget, dtype)) in enumerate(planned.items(), 1):
+        if key in rows:
+            continue
+        if time.monotonic() - begun > 60 * request.minutes:
+            break
+        passages.turn(index)
+        row = {"key": key, "index": index, "method": method, "budget": budget, "dtype": dtype}
+        rows[key] = row | passages.run(method, budget, dtype) | {"origin": origins[method]}
+        lines_kept.append(kept, rows[key])
+        report(done, len(planned), rows[key])
+    made = about(tuple(sorted(named)), request.model) | {
+        "request": request.model_dump(mode="json"),
+        "text": EVALUATION.title,
+        "origins": origins,
+        "trials": len(rows),
+        "planned": len(planned),
+    }
+    return {"about": made, "lines": [_line(arm, list(rows.values())) for arm in arms]}
+
+
+def _line(arm: tuple[str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One arm: means over passages, which have equally many tokens."""
+    mine = [row for row in rows if (row["method"], row["budget"], row["dtype"]) == arm]
+    done, short = [row for row in mine if "kl" in row], [row["infeasible"] for row in mine if "infeasible" in row]
+    line: dict[str, Any] = dict(zip(("method", "budget", "dtype"), arm, strict=True)) | {"n": len(done)}
+    line |= {name: fmean(row[name] for row in done) if done else None for name in FIGURES}
+    return line | {"smallest_feasible": fmean(short) if short else None}
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for the docs: a row per method and budget, the noise floor first."""
+    text = [
+        "| method | budget | KL, nats per token | top-1 agreement | nats per token (full KV) | coverage | passages |"
+    ]
+    text.append("|---" * 7 + "|")
+    for line in result["lines"]:
+        title = methods.get(line["method"]).title
+        name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
+        cells = [name, line["budget"] or "none"]
+        if line["n"]:
+            cells += [f"{line['kl']:.4f}", f"{line['agreement']:.3f}", f"{line['nats']:.3f} ({line['full_nats']:.3f})"]
+            cells += [f"{line['coverage']:.2f}", str(line["n"])]
+        else:
+            short = line["smallest_feasible"]
+            cells += ["not run" if short is None else f"infeasible, needs {short:.0%}", "", "", "", "0"]
+        text.append(f"| {' | '.join(cells)} |")
+    about, request = result["about"], result["about"]["request"]
+    text += [
+        "",
+        f"{about['trials']} of {about['planned']} trials, model {request['model']}, {request['tokens']} tokens fed "
+        f"behind {request['length']} of context, float32 but where said; {about['text']}. No question is "
+        f"asked: what is evicted goes before the text goes on. {about['date']}, {about['machine']['processor']}, "
+        f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}.",
+    ]
+    return "\n".join(text) + "\n"

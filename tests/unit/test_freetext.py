@@ -1,0 +1,81 @@
+"""Free text as a measure: the same passage for every arm, full KV as zero, the controls beside the methods."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, markdown, measure, passage
+from kvlens.cli.main import main
+from kvlens.engine.engine import Engine
+from kvlens.tasks.texts import sentences
+
+SMALL: dict[str, Any] = {
+    "model": "demo",
+    "methods": ("full", "random"),
+    "budgets": ("60%",),
+    "length": 200,
+    "tokens": 64,
+    "passages": 1,
+}
+
+
+def test_a_passage_is_whole_text_from_the_beginning_of_a_sentence(demo: Any) -> None:
+    request = FreeTextRequest(**SMALL)
+    tokenizer, most = demo.tokenizer, demo.max_positions
+    context, fed = passage(request, 0, tokenizer, most)
+    assert (len(context.ids), len(fed)) == (200, 64)
+    assert passage(request, 0, tokenizer, most) == (context, fed)
+    assert passage(request, 1, tokenizer, most)[0].ids != context.ids
+    known = " ".join((*sentences(), *sentences()))
+    said = "".join(context.pieces[1:]) + tokenizer.decode(fed)
+    assert known.find(said[:400]) >= 0
+    assert any(said.startswith(sentence[:60]) for sentence in sentences())
+    with pytest.raises(ValueError, match="more than the model takes"):
+        passage(request, 0, tokenizer, 263)
+
+
+def test_full_kv_is_zero_and_what_keeps_less_is_not(demo: Any) -> None:
+    at_hand = Passages(FreeTextRequest(**SMALL), Engine(demo))
+    at_hand.turn(0)
+    full, less = at_hand.run("full", "", "float32"), at_hand.run("random", "60%", "float32")
+    assert (full["kl"], full["agreement"], full["tokens"]) == (0.0, 1.0, 64)
+    assert full["nats"] == full["full_nats"] == less["full_nats"]
+    assert less["kl"] > 1e-6
+    assert 0 <= less["agreement"] <= 1
+    assert less["coverage"] < full["coverage"]
+    assert "infeasible" in at_hand.run("random", "1%", "float32")
+
+
+def test_the_table_has_the_noise_floor_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, kept = tmp_path / "text.json", tmp_path / "text.jsonl"
+    argv = ["kvlens", "bench", "text", "--methods", "random", "--budgets", "60%", "--length", "200", "--passages", "1"]
+    monkeypatch.setattr(sys, "argv", [*argv, "--model", "demo", "--out", str(out), "--kept", str(kept)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    said, result = capsys.readouterr().out, json.loads(out.read_text())
+    assert markdown(result) in said
+    floors = [line for line in result["lines"] if line["dtype"] != "float32"]
+    assert [line["dtype"] for line in floors] == list(FLOORS)
+    (random,) = (line for line in result["lines"] if line["method"] == "random")
+    assert all(0 < line["kl"] < random["kl"] for line in floors), "rounding is less than losing two fifths"
+    assert said.count("noise floor") == len(FLOORS)
+    done: list[dict[str, Any]] = []
+    again = measure(
+        FreeTextRequest(**SMALL | {"methods": ("random",)}), kept, lambda n, of, row: done.append(row), done.append
+    )
+    assert not done
+    assert again["lines"] == result["lines"]
+
+
+@pytest.mark.parametrize(("changed", "said"), [({"tokens": 63}, "64"), ({"budgets": ("5tok",)}, "shares of full KV")])
+def test_refusals(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        FreeTextRequest(**SMALL | changed)
