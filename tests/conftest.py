@@ -11,9 +11,11 @@ os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["KVLENS_MODEL"] = "demo"  # the toy unless a test names the real model: what is run where none is named
 
+import gc
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,18 @@ def one_torch_thread() -> None:
     """A library that was loaded on the way (UMAP's compiler) may have raised it: two threads of two workers wait for
     each other busily."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def quick_gc() -> Iterator[None]:
+    """For tests of what collects garbage often: the million objects of the imported libraries, which are never garbage,
+    are not looked at each time."""
+    import transformers.models.llama.modeling_llama  # noqa: F401  (imported on the way otherwise)
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from kvlens.gpu.static import StaticDecoder
 from kvlens.methods import get
 
-STEPS = 32
+STEPS = 16
 HOST = ("item", "tolist", "cpu", "numpy", "nonzero", "tensor", "unique", "masked_select", "to_list")
 """Calls with which a graph would wait for the host, copy from it or have shapes that depend on data."""
 

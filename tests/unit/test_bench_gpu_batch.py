@@ -21,6 +21,8 @@ from kvlens.gpu.bench.run import BATCHES, CONTEXTS, all_parts
 from kvlens.gpu.bench.settings import BASELINES, OFFLOADED, everything, settings
 from kvlens.memory.prompt import PromptStore
 
+pytestmark = pytest.mark.usefixtures("quick_gc")
+
 KNOWN = everything()
 RECALLING = tuple(name for name, setting in settings().items() if setting.rates)
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]

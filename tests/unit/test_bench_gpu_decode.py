@@ -19,6 +19,8 @@ from kvlens.gpu.bench.result import StepRow
 from kvlens.gpu.bench.settings import BASELINES, Setting, everything, settings
 from kvlens.gpu.bench.settings import plain as plain_setting
 
+pytestmark = pytest.mark.usefixtures("quick_gc")
+
 CEILINGS = [{"kind": "ceiling", "name": name, "rate": 1e9} for name in ("device copy", "pinned to device")]
 KNOWN = everything()
 RECALLING = tuple(name for name, setting in settings().items() if setting.rates)

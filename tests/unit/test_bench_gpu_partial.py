@@ -17,6 +17,8 @@ from kvlens.gpu.bench.result import CeilingRow, CheckRow, KernelRow, Row
 from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import read
 
+pytestmark = pytest.mark.usefixtures("quick_gc")
+
 COPY = CeilingRow("device copy", "1 MiB", 1.0, 2.0, "B/s", 2.0)
 
 

@@ -23,6 +23,8 @@ from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import read as read_result
 from kvlens.gpu.bench.settings import everything, settings
 
+pytestmark = pytest.mark.usefixtures("quick_gc")
+
 KNOWN = everything()
 FOUND = {
     "sekv": {"miss": 0.5, "zoom": 0.2},

@@ -116,7 +116,7 @@ def test_killed_with_workers_it_goes_on_where_it_was(tmp_path: Path) -> None:
     process = subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=Path(__file__).resolve().parents[2]
     )
-    until = time.monotonic() + 240
+    until = time.monotonic() + 480
     while time.monotonic() < until and not (kept.exists() and len(kept.read_text().splitlines()) >= 4):
         time.sleep(0.02)
     workers = children(process.pid)
