@@ -42,6 +42,19 @@ class InfiniGenParameters(TokenRetrievalParameters):
         if self.alpha < 0 or not 0 < self.partial <= 1 or not 0 < self.most_fetched <= 1:
             raise ValueError("alpha must be at least 0, partial and most_fetched lie above 0 and at most at 1.")
 
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The share of a key's dimensions is eight tenths of the budget's share of full KV, and the paper's fifth at
+        most: the device then spends at most four tenths of the budget on estimates. The first layer keeps every token,
+        as in the paper, where that takes at most a quarter of the budget. The window is a hundredth of the prompt in
+        whole pages of 16. Ours: the paper bounds no bytes."""
+        share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
+        return {
+            "partial": round(min(0.2, 0.8 * share), 4),
+            "dense_layers": int(1 / shape.layers <= 0.25 * share),
+            "window": 16 * max(1, prompt_tokens // 1600),
+        }
+
 
 class InfiniGen(TokenRetrieval):
     """Every token lies in host memory. Queries and keys are turned by an orthogonal matrix A per KV head, which changes

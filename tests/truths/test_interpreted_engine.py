@@ -34,7 +34,7 @@ def moved(sink: ListSink) -> list[tuple[Any, ...]]:
 @pytest.fixture(scope="module")
 def tiny() -> Any:
     """Heads of 16, the narrowest that k1 takes."""
-    return random_llama(head_dim=16, num_hidden_layers=2)
+    return random_llama(head_dim=16)
 
 
 @pytest.mark.slow
@@ -70,8 +70,9 @@ def test_a_run_through_k1_is_the_run_through_pytorch(tiny: Any, name: str, monke
     for one, other in zip(plain.steps, interpreted.steps, strict=True):
         for column in one.head:
             np.testing.assert_allclose(one.head[column], other.head[column], atol=1e-3, err_msg=column)
-    # who selects nothing attends every slot as it is: without a bias the call is the stock model's, on every device
-    assert bool(calls) == (chosen.select is not methods.Method.select)
+    # who selects nothing and sums nothing up attends every slot as it is: without a bias the call is the stock model's
+    summed_up = any(record.head["mass_coarse"].any() for record in plain.steps)
+    assert bool(calls) == (chosen.select is not methods.Method.select or summed_up)
     assert first.kernels == "torch"
     assert second.kernels in (("triton", "torch+triton") if calls else ("torch",))
 
