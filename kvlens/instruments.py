@@ -95,6 +95,14 @@ class Oracle:
     """float32 [L, Hq, K]: the method's mass on the same span, its coarse entry included"""
     tail_full: np.ndarray
     """float32 [L, Hq]: full attention's mass on the spans that are not listed; NaN in layers that were not sampled"""
+    unread: np.ndarray | None = None
+    """float32 [L, Hq, K]: of `full`, the mass on tokens of the span that the query head attended in no form: not
+    exactly, not rebuilt, not through the span's summary. Unlike full - mass it does not shrink when the span's other
+    tokens get more than full attention gives them. None: not recorded"""
+    lost_pos: np.ndarray | None = None
+    """int32 [L, Hq, M]: the positions with most unread mass, of any span, most first; -1 = none"""
+    lost_mass: np.ndarray | None = None
+    """float32 [L, Hq, M]: full attention's mass on each"""
 
 
 @dataclass(frozen=True)

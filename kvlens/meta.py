@@ -65,6 +65,8 @@ class Held(Stored):
     heads: tuple[tuple[int, int], ...]
     """(layer, KV head)"""
     from_step: int
+    whole: bool = True
+    """False: these are some of the span's tokens"""
 
 
 class Search(Stored):

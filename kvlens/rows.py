@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -23,8 +23,11 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mea
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed
-#: spans. regret: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1.
-HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "n_zoomed", "zoom_rate", "corrected")
+#: spans. coverage: full attention's mass on tokens attended exactly; unread: on tokens attended in no form, not rebuilt
+#: and not through a summary either, so that 1 - coverage - unread lies on tokens read rebuilt or summarised. regret:
+#: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1; a summary's mass is
+#: the method's too.
+HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "unread", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
 #: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's
 #: index was read to choose them; blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes:
@@ -50,9 +53,10 @@ KV_COLUMNS = (
 #: zoom: a span fetched because a head expanded it; recall / prefetch / correction: other methods' fetches.
 CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: Kinds of events. release: the device's copy of a span is given up, the cold tier's stays; evict: the tokens are gone
-#: for good; thin: the first of its tokens is, where they go one by one; hold: from this step on the span is kept
-#: exactly for a (layer, KV head) by a counterfactual, whatever the method does; span_close: in the format, and logged
-#: by no method here.
+#: for good; thin: the first of its tokens is, where they go one by one; kept: for this (layer, KV head) all of the span
+#: is on the device from now on, whatever its state at birth says of the others; hold: from this step on the span is
+#: kept exactly for a (layer, KV head) by a counterfactual, whatever the method does, or, where value says how many,
+#: some of its tokens; span_close: in the format, and logged by no method here.
 EVENT_KINDS = (
     "span_open",
     "span_close",
@@ -67,6 +71,7 @@ EVENT_KINDS = (
     "refused",
     "release",
     "hold",
+    "kept",
 )
 #: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
 #: device, in few bits.
@@ -151,6 +156,8 @@ class EventRow:
     kind: str
     span: int | None
     value: float | None = None
+    after_attention: bool | None = None
+    """it happened when the layer had attended in this step, which saw the state before; None: not recorded"""
 
 
 @dataclass(frozen=True)

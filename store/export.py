@@ -50,6 +50,7 @@ _STATEMENTS = {
     "scores": queries.ALL_SCORES,
     "loss": lensqueries.LOSS,
     "oracle": lensqueries.ALL_ORACLE,
+    "lost-tokens": lensqueries.ALL_LOST_TOKENS,
     "span-keys": lensqueries.ALL_SPAN_KEYS,
 }
 EXPORTS = ("heads", *_STATEMENTS)

@@ -17,13 +17,15 @@ def _mass(code: str) -> str:
 #: One row per listed span, with masses; `{keys}` and `{where}` pick columns and rows of the table.
 _LISTED = f"""
     SELECT *, greatest(full_mass - mass, 0) AS regret FROM (
-      SELECT * EXCLUDE (full_code, code), {_mass("full_code")} AS full_mass, {_mass("code")} AS mass FROM (
-        SELECT {{keys}}, unnest(span) AS span, unnest(full_mass) AS full_code, unnest(mass) AS code
+      SELECT * EXCLUDE (full_code, code, unread_code), {_mass("full_code")} AS full_mass, {_mass("code")} AS mass,
+        {_mass("unread_code")} AS unread FROM (
+        SELECT {{keys}}, unnest(span) AS span, unnest(full_mass) AS full_code, unnest(mass) AS code,
+          unnest(unread) AS unread_code
         FROM {source("oracle")} {{where}}))"""
 
 _HEAD = "WHERE step = $step AND layer = $layer AND q_head = $q_head"
 _LISTING = "WHERE layer = $layer AND q_head = $q_head AND list_contains(span, $span)"
-_SHARES = 'full_mass::FLOAT AS "full", mass::FLOAT AS mass, regret::FLOAT AS regret'
+_SHARES = 'full_mass::FLOAT AS "full", mass::FLOAT AS mass, regret::FLOAT AS regret, unread::FLOAT AS unread'
 
 ORACLE = f"""
     SELECT listed.span, {_SHARES}, span.kind, span.tok_start, span.tok_end, span.reason
@@ -47,13 +49,26 @@ ORACLE_HISTORY = f"""
 TRIPLES = f"""
     SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full",
       (sum(mass) / $group)::FLOAT AS mass,
-      (sum(regret) / $group)::FLOAT AS regret
+      (sum(regret) / $group)::FLOAT AS regret, (sum(unread) / $group)::FLOAT AS unread,
+      (sum(greatest(unread - regret, 0)) / $group)::FLOAT AS hidden
     FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
     GROUP BY layer, q_head // $group, span ORDER BY sum(regret) DESC, layer, kv_head, span"""
 
 ALL_ORACLE = f"""
-    SELECT step, layer, q_head, span, full_mass::FLOAT AS full_mass, mass::FLOAT AS mass, regret::FLOAT AS regret
+    SELECT step, layer, q_head, span, full_mass::FLOAT AS full_mass, mass::FLOAT AS mass, regret::FLOAT AS regret,
+      unread::FLOAT AS unread
     FROM ({_LISTED.format(keys="step, layer, q_head", where="")}) ORDER BY step, layer, q_head, full_mass DESC, span"""
+
+_LOST = f"""
+    SELECT step, layer, q_head, pos, ({_mass("code")})::FLOAT AS mass FROM (
+      SELECT step, layer, q_head, unnest(lost_pos) AS pos, unnest(lost_mass) AS code
+      FROM {source("oracle")} {{where}})"""
+
+LOST_TOKENS = f"""
+    SELECT layer, q_head, q_head // $group AS kv_head, pos, mass FROM ({_LOST.format(where="WHERE step = $step")})
+    ORDER BY layer, q_head, mass DESC, pos"""
+
+ALL_LOST_TOKENS = f"SELECT * FROM ({_LOST.format(where='')}) ORDER BY step, layer, q_head, mass DESC, pos"
 
 REGRET_BY_STEP = f"""
     SELECT step, avg(regret::DOUBLE)::FLOAT AS regret_mean, max(regret) AS regret_max,

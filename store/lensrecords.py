@@ -12,7 +12,9 @@ from kvlens.store.session import Session
 
 class LensRecords:
     """Base of TraceReader. Empty frames, NaN and None where it was not recorded. Masses and regrets are shares 0..1, kl
-    and logarithms of probabilities in nats. regret = max(0, full attention's mass - the method's)."""
+    and logarithms of probabilities in nats. regret = max(0, full attention's mass - the method's), the mass of a span's
+    summary counted as read; unread = full attention's mass on tokens of the span that were attended in no form, neither
+    exactly nor rebuilt nor through its summary (NaN: not recorded, as before schema 6)."""
 
     _db: Session
     q_heads: int
@@ -24,8 +26,8 @@ class LensRecords:
         return self._db.frame(lensqueries.LOSS)
 
     def oracle(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """The spans full attention would have read most, most first: span, full, mass (the method's), regret, kind,
-        tok_start, tok_end, reason (of the span)."""
+        """The spans full attention would have read most, most first: span, full, mass (the method's), regret, unread,
+        kind, tok_start, tok_end, reason (of the span)."""
         return self._db.frame(lensqueries.ORACLE, step=step, layer=layer, q_head=q_head)
 
     def oracle_tail(self, step: int, layer: int, q_head: int) -> float:
@@ -34,7 +36,8 @@ class LensRecords:
         return float(found[0][0]) if found else float("nan")
 
     def oracle_step(self, step: int) -> pd.DataFrame:
-        """`oracle` of all query heads that were sampled at a step: layer, q_head, kv_head, span, full, mass, regret."""
+        """`oracle` of all query heads that were sampled at a step: layer, q_head, kv_head, span, full, mass, regret,
+        unread."""
         return self._db.frame(lensqueries.ORACLE_STEP, step=step, group=self.q_heads // self.kv_heads)
 
     def oracle_history(self, layer: int, q_head: int, span: int) -> pd.DataFrame:
@@ -47,9 +50,15 @@ class LensRecords:
         return self._db.frame(lensqueries.REGRET_BY_STEP)
 
     def triples(self, step: int) -> pd.DataFrame:
-        """layer, kv_head, span, full, mass, regret: means over the query heads of a KV head, most regret first. A query
-        head that did not list a span counts as 0, so each is a lower bound."""
+        """layer, kv_head, span, full, mass, regret, unread, hidden (what of unread each query head's regret does not
+        show): means over the query heads of a KV head, most regret first. A query head that did not list a span counts
+        as 0, so each is a lower bound."""
         return self._db.frame(lensqueries.TRIPLES, step=step, group=self.q_heads // self.kv_heads)
+
+    def lost_tokens(self, step: int) -> pd.DataFrame:
+        """The tokens with most unread mass of every query head that was sampled at a step, most first: layer, q_head,
+        kv_head, pos, mass (full attention's). At most kvlens.recording.oracle.LOST_TOKENS of each."""
+        return self._db.frame(lensqueries.LOST_TOKENS, step=step, group=self.q_heads // self.kv_heads)
 
     def span_keys(self, layer: int, kv_head: int) -> tuple[np.ndarray, np.ndarray, str] | None:
         """Mean keys of the prompt's spans: span ids int64 [S], keys float32 [S, D], and their form (pre-rope or

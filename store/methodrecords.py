@@ -39,6 +39,11 @@ class MethodRecords:
         rank (1 = best) and score of the best of them. Empty: nothing was dropped, or it was not recorded."""
         return self._db.frame(queries.CUTS_OF_HEAD, step=step, layer=layer, kv_head=kv_head, span=span)
 
+    def all_cuts(self) -> pd.DataFrame:
+        """`cuts` of every layer, KV head and span, in order: step, layer and kv_head (NaN: alike for all), candidates,
+        kept, cut, span, dropped, pos, rank, score."""
+        return self._db.frame(queries.ALL_CUTS)
+
     def ranks_what_it_drops(self) -> bool:
         """The run recorded what its rankings dropped: a span without a row in `cuts` lost nothing by them."""
         return bool(self._db.rows(queries.ANY_CUT))

@@ -12,25 +12,37 @@ from kvlens.store.errors import TraceError
 from kvlens.store.rowtables import check_shape
 from kvlens.store.schema import MAX_SPAN, ORACLE_CODES
 
+_IDS = ("span", "lost_pos")
+_LISTS = {
+    "span": ("span", "span"),
+    "full_mass": ("full", "span"),
+    "mass": ("mass", "span"),
+    "unread": ("unread", "span"),
+    "lost_pos": ("lost_pos", "lost_pos"),
+    "lost_mass": ("lost_mass", "lost_pos"),
+}
+"""list column -> (field of Oracle, which field says what is listed)"""
+
 
 def copied_oracle(step: int, oracle: Oracle, heads: tuple[int, int]) -> Oracle:
     """A copy, since what logs it may reuse its arrays. `heads`: (layers, query heads). TraceError for other
     shapes, and for masses that are not recorded where a span is listed."""
     listed = (*heads, oracle.span.shape[-1] if oracle.span.ndim else 0)
-    for name, want in (("span", listed), ("full", listed), ("mass", listed), ("tail_full", heads)):
-        check_shape(step, f"oracle.{name}", getattr(oracle, name), want)
-    span = oracle.span.astype(np.int32)
-    full, mass, tail = (values.astype(np.float32) for values in (oracle.full, oracle.mass, oracle.tail_full))
-    there = span >= 0
-    if (
-        not np.isfinite(full[there]).all()
-        or not np.isfinite(mass[there]).all()
-        or (there & np.isnan(tail)[..., None]).any()
-    ):
+    tokens = (*heads, oracle.lost_pos.shape[-1] if oracle.lost_pos is not None and oracle.lost_pos.ndim else 0)
+    wanted = dict.fromkeys(("span", "full", "mass", "unread"), listed) | dict.fromkeys(
+        ("lost_pos", "lost_mass"), tokens
+    )
+    given = {name: values for name in (*wanted, "tail_full") if (values := getattr(oracle, name)) is not None}
+    for name, values in given.items():
+        check_shape(step, f"oracle.{name}", values, wanted.get(name, heads))
+    kept = {name: values.astype(np.int32 if name in _IDS else np.float32) for name, values in given.items()}
+    there = kept["span"] >= 0
+    masses = [kept[name][there] for name in ("full", "mass", "unread") if name in kept]
+    if not all(np.isfinite(mass).all() for mass in masses) or (there & np.isnan(kept["tail_full"])[..., None]).any():
         raise TraceError(
             f"Step {step} logs full attention on a span without its mass or tail; this is a bug in what logs it."
         )
-    return Oracle(span, full, mass, tail)
+    return Oracle(**kept)
 
 
 def oracle_table(seen: Sequence[tuple[int, Oracle]]) -> pa.Table:
@@ -39,33 +51,41 @@ def oracle_table(seen: Sequence[tuple[int, Oracle]]) -> pa.Table:
 
     `seen`: (step, oracle); how many spans are listed may differ from step to step.
     """
-    spans: list[np.ndarray] = []
-    keys: dict[str, list[np.ndarray]] = {"step": [], "layer": [], "q_head": [], "tail_full": [], "count": []}
-    masses: dict[str, list[np.ndarray]] = {"full_mass": [], "mass": []}
+    keys: dict[str, list[np.ndarray]] = {"step": [], "layer": [], "q_head": [], "tail_full": []}
+    lists: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in _LISTS}
     for step, oracle in seen:
         layer, q_head = np.nonzero(np.isfinite(oracle.tail_full))
-        there = oracle.span[layer, q_head] >= 0
-        spans.append(oracle.span[layer, q_head][there])
-        for name, values in (("full_mass", oracle.full), ("mass", oracle.mass)):
-            masses[name].append(_codes(values[layer, q_head][there]))
-        columns = {"step": np.full(len(layer), step), "layer": layer, "q_head": q_head, "count": there.sum(-1)}
+        for name, (field, ids) in _LISTS.items():
+            values, listed = getattr(oracle, field), getattr(oracle, ids)
+            if values is None:
+                lists[name].append((np.empty(0, np.int32), np.full(len(layer), -1)))
+            else:
+                there = listed[layer, q_head] >= 0
+                lists[name].append((values[layer, q_head][there], there.sum(-1)))
+        columns = {"step": np.full(len(layer), step), "layer": layer, "q_head": q_head}
         for name, column in (columns | {"tail_full": oracle.tail_full[layer, q_head]}).items():
             keys[name].append(column)
     whole = {name: np.concatenate([np.empty(0), *parts]) for name, parts in keys.items()}
-    kept = np.concatenate([np.empty(0, np.int32), *spans])
-    _check_ids(kept)
-    offsets = pa.array(np.concatenate(([0], np.cumsum(whole.pop("count")))).astype(np.int32))
-    lists = {"span": kept.astype(np.uint16)}
-    lists |= {name: np.concatenate([np.empty(0, np.uint16), *parts]) for name, parts in masses.items()}
     return pa.table(
         {
             "step": whole["step"].astype(np.uint32),
             "layer": whole["layer"].astype(np.uint8),
             "q_head": whole["q_head"].astype(np.uint8),
-            **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
+            **{name: _list_column(name, parts) for name, parts in lists.items()},
             "tail_full": np.round(whole["tail_full"], 6).astype(np.float32),
         }
     )
+
+
+def _list_column(name: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> pa.Array:
+    """(values, how many of them each row has, -1 for NULL), step by step, as a list column; masses as codes."""
+    flat = np.concatenate([np.empty(0, np.int32), *(values for values, _ in parts)])
+    counts = np.concatenate([np.empty(0, np.int64), *(lengths for _, lengths in parts)])
+    if name == "span":
+        _check_ids(flat)
+    values = flat.astype(np.uint16 if name == "span" else np.uint32) if name in _IDS else _codes(flat)
+    offsets = np.concatenate(([0], np.cumsum(counts.clip(min=0)))).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values), mask=pa.array(counts < 0))
 
 
 def span_key_table(found: SpanKeys, heads: tuple[int, int]) -> pa.Table:

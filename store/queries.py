@@ -35,14 +35,17 @@ TRANSFERS = """
 
 ALL_TRANSFERS = "SELECT * FROM run.main.transfer ORDER BY step, start_us, rowid"
 
-ALL_EVENTS = """
-    SELECT step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value FROM run.main.event ORDER BY step, rowid"""
+_EVENT = "step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value, after_attention"
 
-EVENTS = """
-    SELECT step, layer, kv_head, q_head, kind::VARCHAR AS kind, span, value FROM run.main.event
+ALL_EVENTS = f"SELECT {_EVENT} FROM {source('event')} ORDER BY step, place"
+
+EVENTS = f"""
+    SELECT {_EVENT} FROM {source("event")}
     WHERE ($step IS NULL OR step = $step) AND ($layer IS NULL OR layer IS NULL OR layer = $layer)
       AND ($kv_head IS NULL OR coalesce(kv_head, q_head // $group, $kv_head) = $kv_head)
-    ORDER BY step, rowid"""
+    ORDER BY step, place"""
+
+TELLS_MOMENTS = f"SELECT count(*) = count(after_attention) FROM {source('event')}"
 
 TRANSFER_SUMMARY = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
@@ -109,18 +112,25 @@ ALL_SCORES = (
     f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
 )
 
-#: What happened to spans of one KV head, up to a step, in the order it happened.
-ALL_STATE_EVENTS = """
-    SELECT step, span, kind::VARCHAR AS kind, q_head FROM run.main.event
+#: What happened to spans of one KV head, in the order it happened; `after`: when the step had attended. A
+#: counterfactual that holds some of a span's tokens moves nothing of the method's.
+_STATE_EVENTS = f"""
+    SELECT step, span, kind::VARCHAR AS kind, q_head, coalesce(after_attention, false) AS after
+    FROM {source("event")}
     WHERE span IS NOT NULL AND (layer IS NULL OR layer = $layer)
       AND coalesce(kv_head, q_head // $group, $kv_head) = $kv_head
       AND kind::VARCHAR IN ('zoom_in', 'zoom_out', 'recall', 'prefetch', 'correction', 'offload', 'evict',
-        'thin', 'release', 'hold')
-    ORDER BY step, rowid"""
+        'thin', 'release', 'hold', 'kept')
+      AND (kind::VARCHAR <> 'hold' OR value IS NULL) {{until}}
+    ORDER BY step, place"""
 
-STATE_EVENTS = ALL_STATE_EVENTS.replace("SELECT step, span", "SELECT span").replace(
-    "WHERE span", "WHERE step <= $step AND span"
-)
+#: `step` is the first one that attends under what the event made of the span.
+ALL_STATE_EVENTS = f"""
+    SELECT step + after::INTEGER AS step, span, kind, q_head FROM ({_STATE_EVENTS.format(until="")})
+    WHERE step + after::INTEGER < $steps"""
+
+STATE_EVENTS = f"""
+    SELECT span, kind, q_head, after AND step = $step FROM ({_STATE_EVENTS.format(until="AND step <= $step")})"""
 
 SPANS_EVER = """
     SELECT span.span, span.state, span_head.form, span.born_step FROM run.main.span AS span

@@ -212,11 +212,12 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     # ---- spans -------------------------------------------------------------------------------------------------------
 
     def head_spans(self, step: int, layer: int, q_head: int) -> pd.DataFrame:
-        """What one query head attended at one step, by mass; `.attrs['tail_mass']` is what the other spans got
-        together."""
+        """What one query head attended at one step, by mass, with where each span lay while the step attended (state)
+        and when the step was over (state_after); `.attrs['tail_mass']` is what the other spans got together."""
         frame = self._db.frame(queries.HEAD_SPANS, step=step, layer=layer, q_head=q_head)
-        states = self._states(step, layer, q_head // (self.q_heads // self.kv_heads))
-        frame["state"] = [states.get(int(span)) for span in frame["span"]]
+        now, later = self._states(step, layer, q_head // (self.q_heads // self.kv_heads))
+        frame["state"] = [now.get(int(span)) for span in frame["span"]]
+        frame["state_after"] = [later.get(int(span)) for span in frame["span"]]
         tail = self._db.rows(queries.TAIL_MASS, step=step, layer=layer, q_head=q_head)
         frame.attrs["tail_mass"] = float(tail[0][0]) if tail and tail[0][0] is not None else float("nan")
         return frame
@@ -237,20 +238,33 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         return self._db.frame(queries.MEAN_SPAN_MASS_BY_STEP, rows=self.n_layers * self.q_heads)
 
     def state_changes(self, layer: int, kv_head: int) -> pd.DataFrame:
-        """step, span, state: every change of a span's state for one KV head, its birth included; ordered."""
+        """step, span, state: every change of a span's state for one KV head, its birth included; ordered. The state is
+        the one in which the step attended: what changes after a step's attention counts from the next step on."""
         where = {"layer": layer, "kv_head": kv_head}
         spans = self._db.rows(queries.SPANS_EVER, **where)
-        events = self._db.rows(queries.ALL_STATE_EVENTS, group=self.q_heads // self.kv_heads, **where)
+        group = self.q_heads // self.kv_heads
+        events = self._db.rows(queries.ALL_STATE_EVENTS, group=group, steps=self.n_steps, **where)
         return pd.DataFrame(changes(spans, events), columns=["step", "span", "state"])
 
+    def tells_moments(self) -> bool:
+        """Events say whether the step had attended when they happened: not before schema 6."""
+        return bool(self._db.rows(queries.TELLS_MOMENTS)[0][0])
+
     def span_states(self, step: int, layer: int, kv_head: int) -> pd.DataFrame:
-        """Where each span alive at `step` lay for one KV head."""
-        states = self._states(step, layer, kv_head)
+        """Where each span alive at `step` lay for one KV head: state while the step attended, state_after when it was
+        over. Traces of schema 5 and before do not tell them apart: both are the latter."""
+        now, later = self._states(step, layer, kv_head)
         return pd.DataFrame(
-            {"span": np.array(list(states), np.int64), "state": pd.Series(list(states.values()), dtype="str")}
+            {
+                "span": np.array(list(now), np.int64),
+                "state": pd.Series(list(now.values()), dtype="str"),
+                "state_after": pd.Series([later[span] for span in now], dtype="str"),
+            }
         )
 
-    def _states(self, step: int, layer: int, kv_head: int) -> dict[int, str]:
+    def _states(self, step: int, layer: int, kv_head: int) -> tuple[dict[int, str], dict[int, str]]:
         where = {"step": step, "layer": layer, "kv_head": kv_head}
         spans = self._db.rows(queries.SPANS_ALIVE, **where)
-        return replay(spans, self._db.rows(queries.STATE_EVENTS, group=self.q_heads // self.kv_heads, **where))
+        told = self._db.rows(queries.STATE_EVENTS, group=self.q_heads // self.kv_heads, **where)
+        before = ((span, kind, q_head) for span, kind, q_head, after in told if not after)
+        return replay(spans, before), replay(spans, (row[:3] for row in told))

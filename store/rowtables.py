@@ -81,6 +81,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "kind": "VARCHAR",
         "span": "USMALLINT",
         "value": "FLOAT",
+        "after_attention": "BOOLEAN",
     },
     "cut": {
         "step": "INTEGER",

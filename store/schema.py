@@ -1,4 +1,4 @@
-"""Schema v5 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v6 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -86,10 +86,13 @@ LOSS = (
     "top_text VARCHAR NOT NULL, agrees BOOLEAN NOT NULL, kl FLOAT, ref_logprob FLOAT, logprob FLOAT, logit_diff FLOAT, "
     "ref_rank UINTEGER NOT NULL)"
 )
-#: full_mass, mass: full attention's and the method's mass on each listed span, coded as ORACLE_CODEC says.
+#: full_mass, mass, unread, lost_mass: coded as ORACLE_CODEC says; the first three of each listed span, the last of the
+#: positions in lost_pos.
+ORACLE_LOST = {"unread": "USMALLINT[]", "lost_pos": "UINTEGER[]", "lost_mass": "USMALLINT[]"}
 ORACLE = (
     "CREATE TABLE oracle (step UINTEGER NOT NULL, layer UTINYINT NOT NULL, q_head UTINYINT NOT NULL, "
-    "span USMALLINT[] NOT NULL, full_mass USMALLINT[] NOT NULL, mass USMALLINT[] NOT NULL, tail_full FLOAT NOT NULL)"
+    "span USMALLINT[] NOT NULL, full_mass USMALLINT[] NOT NULL, mass USMALLINT[] NOT NULL, tail_full FLOAT NOT NULL, "
+    f"{', '.join(f'{name} {kind}' for name, kind in ORACLE_LOST.items())})"
 )
 SPAN_KEY = (
     "CREATE TABLE span_key (layer UTINYINT NOT NULL, kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, form "
@@ -130,7 +133,7 @@ def statements() -> list[str]:
         "direction VARCHAR NOT NULL, cause VARCHAR NOT NULL, bytes UBIGINT NOT NULL, start_us BIGINT NOT NULL, "
         "end_us BIGINT NOT NULL, wait_us BIGINT NOT NULL, blocking BOOLEAN NOT NULL)",
         "CREATE TABLE event (step INTEGER NOT NULL, layer UTINYINT, kv_head UTINYINT, q_head UTINYINT, "
-        "kind event_kind NOT NULL, span USMALLINT, value FLOAT)",
+        "kind event_kind NOT NULL, span USMALLINT, value FLOAT, after_attention BOOLEAN)",
         (
             "CREATE TABLE self_check (name VARCHAR NOT NULL, passed BOOLEAN NOT NULL, value DOUBLE, detail VARCHAR "
             "NOT NULL)"
@@ -183,6 +186,7 @@ __all__ = [
     "ORACLE",
     "ORACLE_CODEC",
     "ORACLE_CODES",
+    "ORACLE_LOST",
     "SCHEMA_VERSION",
     "SPAN_KEY",
     "TABLES",

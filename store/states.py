@@ -11,6 +11,7 @@ _MOVES = {
     "evict": "evicted",
     "release": "cold",
     "thin": "partial",
+    "kept": "resident",
 }
 
 
@@ -20,7 +21,8 @@ class Replay:
     A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of
     them. A span that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as
     factors. An offload is news only for a span that was hot: one with a summary stays coarse. Of a partial span the
-    tokens that are gone stay gone: only evicting the others changes it. A span that a counterfactual holds stays
+    tokens that are gone stay gone: only evicting the others changes it, or the word that this KV head has lost none of
+    them. A span that a counterfactual holds stays
     resident, whatever the method does with its own copy.
     """
 
@@ -39,7 +41,11 @@ class Replay:
         if kind == "hold" and span in self.state:
             self._held.add(span)
             self.state[span] = "resident"
-        if span not in self.state or span in self._held or (self.state[span] == "partial" and kind != "evict"):
+        if (
+            span not in self.state
+            or span in self._held
+            or (self.state[span] == "partial" and kind not in ("evict", "kept"))
+        ):
             return
         if kind == "zoom_in":
             self._zoom_in(span, q_head)
@@ -80,10 +86,11 @@ def replay(
 def changes(
     spans: Iterable[tuple[int, str, str | None, int]], events: Iterable[tuple[int, int, str, int | None]]
 ) -> list[tuple[int, int, str]]:
-    """(step, span, state) whenever a state is another one at the end of a step than before, and once at each span's
-    birth.
+    """(step, span, state) whenever a span lay elsewhere while a step attended than at the step before, and once at each
+    span's birth.
 
-    `spans`: (span, state at birth, form, birth step); `events`: (step, span, kind, query head), in order.
+    `spans`: (span, state at birth, form, birth step); `events`: (first step that attends under it, span, kind, query
+    head), in order.
     """
     known = list(spans)
     machine = Replay((span, birth, form) for span, birth, form, _ in known)

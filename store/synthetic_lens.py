@@ -39,17 +39,22 @@ class LensMaker:
         full[..., needle] += np.where(lost, near * (1.5 + 0.5 * depth[:, None]), 0.0)
         return (full / full.sum(-1, keepdims=True)).astype(np.float32)
 
-    def oracle(self, step: int, full: np.ndarray, mass: np.ndarray, top_k: int) -> tuple[Oracle | None, np.ndarray]:
-        """The top K by full mass, and the total regret [L, Hq], NaN in layers that are not sampled."""
+    def oracle(
+        self, step: int, full: np.ndarray, mass: np.ndarray, top_k: int
+    ) -> tuple[Oracle | None, dict[str, np.ndarray]]:
+        """The top K by full mass, and the columns regret and unread [L, Hq], in total, NaN in layers that are not
+        sampled. Every span is read in some form here, so that nothing is unread."""
         layers = self._sampled(step, len(mass))
         regret = np.where(layers[:, None], np.maximum(full - mass, 0).sum(-1), np.nan).astype(np.float32)
+        columns = {"regret": regret, "unread": np.where(np.isnan(regret), regret, np.float32(0))}
         if not layers.any():
-            return None, regret
+            return None, columns
         top = np.argsort(-full, axis=-1, kind="stable")[..., :top_k].astype(np.int32)
         listed, read = (np.take_along_axis(values, top, -1) for values in (full, mass))
         tail = np.where(layers[:, None], np.maximum(1 - listed.sum(-1), 0), np.nan).astype(np.float32)
         top[~layers] = -1
-        return Oracle(top, listed, read, tail), regret
+        none = np.empty((*regret.shape, 0))
+        return Oracle(top, listed, read, tail, np.zeros_like(read), none.astype(np.int32), none), columns
 
     def _sampled(self, step: int, layers: int) -> np.ndarray:
         chosen = np.zeros(layers, bool)

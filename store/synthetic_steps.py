@@ -96,7 +96,8 @@ class StepMaker:
         if self.lens is not None:
             read_exactly, summarised = self._reading()
             full = self.lens.full(step, mass, summarised, self.needle)
-            oracle, head["regret"] = self.lens.oracle(step, full, mass, self.top_k)
+            oracle, missed = self.lens.oracle(step, full, mass, self.top_k)
+            head |= missed
             head["coverage"] = (full * read_exactly).sum(-1)
             loss = self.lens.loss(step, head["regret"])
         coarse = sum(s.kind == "entropy" for s in scene.spans)

@@ -16,6 +16,7 @@ from kvlens.store.schema import (
     KV_SPAN,
     LOSS,
     ORACLE,
+    ORACLE_LOST,
     SCHEMA_VERSION,
     SPAN_KEY,
     head_type,
@@ -39,6 +40,7 @@ _V2 = ("blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "sim
 _V3 = ("regret",)
 _V4 = ("read_bytes",)
 _V5 = ("mass_mean", "mass_quantised")
+_V6 = ("unread",)
 ADDED = {
     2: Addition(
         {
@@ -72,10 +74,22 @@ ADDED = {
         },
         {},
     ),
+    6: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V6},
+            "head_run": moments(_V6),
+            "layer_step": dict.fromkeys(_V6, "FLOAT"),
+            "oracle": ORACLE_LOST,
+            "event": {"after_attention": "BOOLEAN"},
+        },
+        {},
+    ),
 }
 
 #: Read from the private database; all other tables are read from the file.
 GROWN = tuple(dict.fromkeys(table for added in ADDED.values() for table in (*added.columns, *added.tables)))
+#: Tables whose rows are told in the order in which they were written: their relations have it as `place`.
+_ORDERED = ("event",)
 
 
 def source(table: str) -> str:
@@ -100,20 +114,25 @@ def relations(version: int | None) -> list[str]:
         absent = {name: kind for added in later for name, kind in added.columns.get(table, {}).items()}
         empty = next((added.tables[table] for added in later if table in added.tables), None)
         columns = "".join(f", NULL::{kind} AS {name}" for name, kind in absent.items())
+        columns += ", rowid AS place" if table in _ORDERED else ""
         made.append(empty or f"CREATE VIEW {table} AS SELECT *{columns} FROM run.main.{table}")
     return made
 
 
 def upgrades(version: int | None) -> list[str]:
-    """Statements that bring an open, unfinished file of that schema to this one."""
+    """Statements that bring an open, unfinished file of that schema to this one. A table that it lacks is made as it is
+    now, whatever was added to it later."""
     made: list[str] = []
+    whole: set[str] = set()
     for added in _later(version):
         made += [
             f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
             for table, new in added.columns.items()
             for name, kind in new.items()
+            if table not in whole
         ]
         made += added.tables.values()
+        whole |= added.tables.keys()
     return [*made, f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"] if made else []
 
 

@@ -35,23 +35,31 @@ def pair(
 
 def whatif(
     uid: str,
-    span: Annotated[list[int], typer.Option(help="Id of a span to hold exactly on the device; may be repeated.")],
+    span: Annotated[
+        list[int] | None, typer.Option(help="Id of a span to hold exactly on the device; may be repeated.")
+    ] = None,
+    tokens: Annotated[
+        list[str] | None, typer.Option(help="Positions of tokens to hold, like 396-401 or 396; may be repeated.")
+    ] = None,
     layers: Annotated[str, typer.Option(help="all, or like 0,2-4.")] = "all",
     heads: Annotated[str, typer.Option(help="KV heads: all, or like 0,1.")] = "all",
-    from_step: Annotated[int, typer.Option(help="First step at which the span is held.")] = 0,
+    from_step: Annotated[int, typer.Option(help="First step at which it is held.")] = 0,
     search: Annotated[
         bool, typer.Option("--search", help="Find few (layer, KV head) that bring the answer back; hold for those.")
     ] = False,
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
 ) -> None:
-    """Repeat a stored run with spans held for some heads, everything else as it was. The last line of stdout is the new
-    run's uid."""
-    from kvlens.lens.whatif import Asked
+    """Repeat a stored run with spans or ranges of tokens held for some heads, everything else as it was. The last line
+    of stdout is the new run's uid."""
+    from kvlens.lens.asked import Asked, token_range
     from kvlens.lens.whatif import whatif as repeat
 
+    ranges = tuple(map(token_range, tokens or ()))
+    asked = Asked(tuple(span or ()), layers, heads, from_step, search, ranges)
+
     def work(folder: Path, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, list[str]]:
-        stored, summary = repeat(folder, uid, Asked(tuple(span), layers, heads, from_step, search), report, cancelled)
+        stored, summary = repeat(folder, uid, asked, report, cancelled)
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)

@@ -90,7 +90,10 @@ METRICS: dict[str, Metric] = {
             "qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True
         ),
         _share(
-            "coverage", "Coverage", "share of full attention's mass that lies on entries the method attended exactly"
+            "coverage",
+            "Coverage",
+            "share of full attention's mass on tokens the head attended exactly; what it read through a summary, or "
+            "rebuilt, does not count",
         ),
         Metric(
             "regret",
@@ -99,7 +102,14 @@ METRICS: dict[str, Metric] = {
             "q",
             0.0,
             None,
-            "full attention's mass that the method did not give the same span, added up over all spans",
+            "full attention's mass that the method did not give the same span, added up over all spans; the mass of a "
+            "span's summary counts as given",
+        ),
+        _share(
+            "unread",
+            "Unread",
+            "share of full attention's mass on tokens the head attended in no form: not exactly, not rebuilt, not "
+            "through a summary; 1 - coverage - unread was read rebuilt or as a summary",
         ),
         Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
         Metric(

@@ -1,8 +1,8 @@
 """What a trace says of one (step, layer, KV head, span): the rows behind the reasons, gathered and put in the order of
 events.
 
-A span's state in the trace is the one at the end of a step. What matters is where it lay while the step attended: a KV
-head that reads what the step before selected moves and gives up spans only after its attention.
+What matters is where a span lay while the step attended: a KV head that reads what the step before selected moves and
+gives up spans only after its attention.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvlens.lens.lines import joined
 from kvlens.lens.own import Own
+from kvlens.lens.place import Ranking
+from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
 ROUNDING = 1e-4
@@ -23,65 +26,6 @@ NOTHING = 1e-6
 HOT = ("resident", "reconstructed")
 ARRIVALS = {"recall", "prefetch", "correction", "zoom_in"}
 DEPARTURES = {"release", "zoom_out"}
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a step's ranking of a KV head says of one span."""
-
-    candidates: int | None
-    """spans that were ranked; None: no ranking was recorded"""
-    listed: int
-    """of these, how many were recorded, best first"""
-    chosen: int
-    """among the recorded"""
-    rank: int | None
-    """1 = best; None: not among the recorded"""
-    score: float | None
-    wanted: bool
-
-    @classmethod
-    def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Ranking:
-        frame = reader.scores(step, layer, kv_head)
-        row = frame[frame["span"] == span]
-        known = len(row) > 0
-        return cls(
-            frame.attrs["candidates"],
-            len(frame),
-            int(frame["chosen"].sum()) if len(frame) else 0,
-            int(row["rank"].iloc[0]) if known else None,
-            float(row["score"].iloc[0]) if known else None,
-            bool(row["chosen"].iloc[0]) if known else False,
-        )
-
-    def words(self) -> str:
-        """' (rank 3 of 45)', or nothing where no ranking was recorded."""
-        if self.candidates is None:
-            return ""
-        return (
-            f" (rank {self.rank} of {self.candidates})"
-            if self.rank
-            else f" (below the {self.listed} best of {self.candidates})"
-        )
-
-    def cut(self) -> str:
-        """The sentence about rank and cut. How many of all candidates were chosen is known only where all that are
-        chosen are listed."""
-        if self.candidates is None:
-            return "its rank was not recorded"
-        least = "at least " if self.chosen == self.listed < self.candidates else ""
-        whole = self.listed == self.candidates or least
-        many = (
-            f"{least}{self.chosen} of {self.candidates} candidates"
-            if whole
-            else f"{self.chosen} of the {self.listed} best"
-        )
-        if self.rank is None:
-            return f"it was not among the {self.listed} best recorded of {self.candidates} candidates, {many} chosen"
-        of = "" if whole else f" of {self.candidates} candidates"
-        return (
-            f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one was{'' if self.wanted else ' not'}"
-        )
 
 
 @dataclass(frozen=True)
@@ -129,7 +73,7 @@ class Facts:
             str(row["kind"]),
             str(row["reason"]),
             int(row["born_step"]),
-            row["state"] == "coarse",
+            row["state"] == "coarse" and "kept" not in set(mine["kind"]),
             mine,
             _states(reader, step, layer, kv_head, events, waits),
             waits,
@@ -149,11 +93,18 @@ class Facts:
 
     @property
     def held(self) -> bool:
-        """A counterfactual held it."""
-        return any(
-            hold.span == self.span and (self.layer, self.kv_head) in hold.heads and self.step >= hold.from_step
-            for hold in self.reader.meta.hold
-        )
+        """A counterfactual held all of it."""
+        return any(hold.whole for hold in self._holds())
+
+    @property
+    def held_tokens(self) -> tuple[tuple[int, int], ...]:
+        """Ranges [start, end) of it that a counterfactual held, where that is not all of it."""
+        return joined((hold.tok_start, hold.tok_end) for hold in self._holds())
+
+    def _holds(self) -> list[Held]:
+        """The holds of tokens of this span that are kept for this KV head at the step."""
+        here, at = self.span, (self.layer, self.kv_head)
+        return [h for h in self.reader.meta.hold if h.span == here and at in h.heads and self.step >= h.from_step]
 
     @property
     def before(self) -> Ranking:
@@ -183,6 +134,16 @@ class Facts:
         if (self.listed["mass"] > 0).any():
             return True
         return False if (self.listed["full"] > NOTHING).any() else None
+
+    @property
+    def readings(self) -> dict[int, str]:
+        """Query head of the group -> whether it attended 'all', 'part' or 'none' of the span's tokens, by full
+        attention's mass on those that it did not. Only heads that list the span with more than a rounded zero; empty
+        where it was not recorded."""
+        known = self.listed[(self.listed["full"] > NOTHING) & self.listed["unread"].notna()]
+        part = np.where(known["mass"] > 0, "part", "none")
+        words = np.where(known["unread"] > 0, part, "all")
+        return {int(head): str(word) for head, word in zip(known["q_head"], words, strict=True)}
 
     @property
     def exact_only(self) -> bool:
@@ -253,10 +214,16 @@ def _uncorrected(reader: TraceReader, step: int, layer: int, kv_head: int) -> fl
 def _states(
     reader: TraceReader, step: int, layer: int, kv_head: int, events: pd.DataFrame, waits: bool
 ) -> dict[int, str]:
-    """Where each span lay while the step attended. events: of the KV head."""
+    """Where each span lay while the step attended. events: of the KV head.
+
+    Traces of schema 5 and before have the state at the end of a step; there what went after the attention is known by
+    how the method waits.
+    """
     frame = reader.span_states(step, layer, kv_head)
     states = {int(span): str(state) for span, state in zip(frame["span"], frame["state"], strict=True)}
     now = events[events["step"] == step]
+    if now["after_attention"].notna().any():
+        return states
     left = set(now.loc[now["kind"].isin(DEPARTURES), "span"].astype(int)) if waits else set()
     if not left:
         return states

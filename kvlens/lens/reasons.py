@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import Facts
+from kvlens.lens.lines import lost_of, ranges_in_words
 from kvlens.lens.own import Own, Told
 from kvlens.lens.quantised import in_bits
 from kvlens.store.reader import TraceReader
@@ -19,6 +20,7 @@ KINDS = {
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
+    "some_heads": "query heads of the group attended different parts of it: all, some or none of its tokens",
     "evicted": "gone from both tiers",
     "partly_evicted": "some of its tokens are gone",
     "refused": "wanted, but there was no room for it within the budget",
@@ -51,6 +53,14 @@ def reason(facts: Facts) -> Reason:
     """As `explain`, of facts that are at hand."""
     if facts.held:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
+    found = _of_the_method(facts)
+    if tokens := facts.held_tokens:
+        return Reason(found.kind, f"{found.says}; {ranges_in_words(tokens)} of it were held by the counterfactual")
+    return found
+
+
+def _of_the_method(facts: Facts) -> Reason:
+    """Apart from what a counterfactual held."""
     gone = dropped(facts)
     if facts.state == "evicted":
         return Reason("evicted", _evicted(facts, gone))
@@ -59,9 +69,12 @@ def reason(facts: Facts) -> Reason:
     told: Told | None = Own.of(facts.reader).say("told", facts)
     if told is not None:
         return Reason(*told)
-    whole = gone is None and facts.reader.ranks_what_it_drops()  # another head's tokens are what made it partial
+    # before schema 6 a state spoke of all KV heads, and another one's tokens may be what made the span partial
+    whole = gone is None and not facts.reader.tells_moments() and facts.reader.ranks_what_it_drops()
     if facts.state == "partial" and not whole:
-        return Reason("partly_evicted", "part of its tokens were evicted; which ones was not recorded")
+        lost = lost_of(facts.reader, facts.step, facts.layer, facts.kv_head, facts.span)
+        wanted = f"; full attention wanted {ranges_in_words(lost)} most of them" if lost else ""
+        return Reason("partly_evicted", f"part of its tokens were evicted, without a ranking that was recorded{wanted}")
     if facts.summarised:
         return _summarised(facts)
     if facts.state == "quantised":
@@ -84,7 +97,12 @@ def _evicted(facts: Facts, ranked: str | None) -> str:
 # device exactly, or not
 def _attended(facts: Facts) -> Reason:
     """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is
-    attended whole gets at least what full attention gives it; less means that part of its tokens was not attended."""
+    attended whole gets at least what full attention gives it; less means that part of its tokens was not attended.
+    What each query head left out is recorded from schema 6 on."""
+    if (readings := facts.readings) and set(readings.values()) not in ({"all"}, {"part"}):
+        heads = ", ".join(f"Q{head} read {word} of it" for head, word in sorted(readings.items()))
+        which = facts.ranking.words() if facts.ranking.wanted else ""
+        return Reason("some_heads", f"it was on the device{which}: {heads}")
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
     if facts.averaged:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from kvlens.lens.facts import Facts
+from kvlens.lens.lines import Line, inside
 from kvlens.lens.reasons import Reason, reason
 from kvlens.store.reader import TraceReader
 
@@ -58,6 +59,8 @@ class Verdict:
     """of these, bytes of copies that name no span"""
     missed: Missed | None
     """None: full attention's masses were not recorded at this step, or no span had any regret"""
+    lost_inside: Line | None = None
+    """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
 
 
 def verdict(reader: TraceReader) -> Verdict | None:
@@ -79,6 +82,7 @@ def verdict(reader: TraceReader) -> Verdict | None:
         int(moved["bytes"].sum()),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
         missed_most(reader, step, moved),
+        next(iter(inside(reader, step)), None),
     )
 
 

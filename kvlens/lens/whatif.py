@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvlens import tasks
 from kvlens.instruments import Loss
+from kvlens.lens.asked import Asked, holds_for, numbers
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
@@ -26,55 +27,6 @@ if TYPE_CHECKING:
 
 ANSWER_STEPS = 32
 """steps of an answer whose divergence a search adds up, at most"""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What to hold. layers, kv_heads: 'all' or like 0,2-4."""
-
-    spans: tuple[int, ...]
-    layers: str = "all"
-    kv_heads: str = "all"
-    from_step: int = 0
-    search: bool = False
-    """among these heads, look for the fewest that bring the answer back, and hold the spans for those"""
-
-
-def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
-    """'all' or '0,2-4' -> numbers below `count`, ascending. Raises ValueError with one sentence."""
-    if text.strip() == "all":
-        return tuple(range(count))
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"--{what} {text}: give all, or numbers and ranges like 0,2-4.")
-        if dash and int(last) < int(first):
-            raise ValueError(f"--{what} {text}: a range goes from the lower number to the higher.")
-        found |= set(range(int(first), int(last or first) + 1))
-    if max(found) >= count:
-        raise ValueError(f"--{what} {text}: the model has {count}, counted from 0.")
-    return tuple(sorted(found))
-
-
-def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, ...]:
-    """The spans' ranges in the run, held for `heads`. Raises ValueError, one sentence, for a span that the run does not
-    have."""
-    rows = {row.span: row for row in past.spans}
-    holds = []
-    for span in asked.spans:
-        if span not in rows:
-            raise ValueError(
-                f"run {past.uid} has no span {span}; its {len(rows)} spans are listed by: kvlens export "
-                f"{past.uid} --what spans"
-            )
-        row = rows[span]
-        if row.kind == "window":
-            raise ValueError(
-                f"span {span} is the window, whose tokens change at every step; hold one of the other spans."
-            )
-        holds.append(Hold(span, row.tok_start, row.tok_end, heads, asked.from_step))
-    return tuple(holds)
 
 
 def whatif(

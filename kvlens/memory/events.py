@@ -10,16 +10,17 @@ from kvlens.rows import EventRow
 
 Tell = Callable[[str, int | None, int | None, int | None, float | None], None]
 """kind, layer, KV head, span, value"""
-_Batch = tuple[int, int | None, Sequence[str], Sequence[int | None], Sequence[int | None], Sequence[float | None]]
-"""step, layer; kinds, KV heads, spans, values"""
+_Batch = tuple[int, bool, int | None, Sequence[str], Sequence[int | None], Sequence[int | None], Sequence[float | None]]
+"""step, whether the layer had attended in it, layer; kinds, KV heads, spans, values"""
 
 
 class EventLog:
     """Events since the last `drain`. What a layer's KV heads do at once is one entry, and rows are made when somebody
-    asks for them. `step`: of what is told from now on."""
+    asks for them. `step`: of what is told from now on; `attended`: the layer of it that attended last, those above it
+    are still to come."""
 
     def __init__(self) -> None:
-        self.step = -1
+        self.step = self.attended = -1
         self._told: list[_Batch] = []
 
     def tell(
@@ -31,7 +32,7 @@ class EventLog:
         value: float | None = None,
     ) -> None:
         """One event."""
-        self._told.append((self.step, layer, (kind,), (kv_head,), (span,), (value,)))
+        self._told.append((self.step, self._after(layer), layer, (kind,), (kv_head,), (span,), (value,)))
 
     def tell_units(
         self,
@@ -45,12 +46,15 @@ class EventLog:
         values: NaN: none."""
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
         told = (None,) * len(spans) if values is None else np.where(np.isnan(values), None, values).tolist()
-        self._told.append((self.step, layer, named, kv_heads.tolist(), spans.tolist(), told))
+        self._told.append((self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told))
+
+    def _after(self, layer: int | None) -> bool:
+        return layer is not None and layer <= self.attended
 
     def __iter__(self) -> Iterator[EventRow]:
-        for step, layer, kinds, kv_heads, spans, values in self._told:
+        for step, after, layer, kinds, kv_heads, spans, values in self._told:
             for kind, kv_head, span, value in zip(kinds, kv_heads, spans, values, strict=True):
-                yield EventRow(step, layer, kv_head, None, kind, span, value)
+                yield EventRow(step, layer, kv_head, None, kind, span, value, after)
 
     def drain(self) -> list[EventRow]:
         """Rows since the last call."""

@@ -60,7 +60,11 @@ class Held:
         self._layers = {layer: self._tables(heads, positions, device) for layer, heads in sorted(since.items())}
         self._owner = torch.full((positions + 1,), WINDOW, dtype=torch.int32, device=device)
         """span of each position"""
-        self._begin = [(hold.from_step, layer, head, hold.span) for hold in holds for layer, head in hold.heads]
+        self._begin = [
+            (hold.from_step, layer, head, hold.span, None if hold.whole else float(hold.tok_end - hold.tok_start))
+            for hold in holds
+            for layer, head in hold.heads
+        ]
 
     def _tables(self, heads: dict[int, dict[int, int]], positions: int, device: torch.device) -> _Layer:
         width = max(map(len, heads.values()))
@@ -132,9 +136,9 @@ class Held:
             for heads, slots in self._zones(hot, layer):
                 slots.span.copy_(self._owner[tables.position[heads]])
 
-    def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int]]:
+    def start_step(self, hot: HotTier, step: int, position: int) -> list[tuple[int, int, int, float | None]]:
         """The step whose token will lie at `position` begins: what is held and written by then is attended in it.
-        Returns the (layer, KV head, span) that are held from this step on."""
+        Returns the (layer, KV head, span, how many of its tokens, None for all) that are held from this step on."""
         self.step = step
         for layer, tables in self._layers.items():
             live = (tables.since <= step) & (tables.position <= position)
@@ -142,7 +146,7 @@ class Held:
                 slots.role.copy_(torch.where(live[heads], ROLE["resident"], FREE))
             tables.covers.zero_().scatter_(1, torch.where(live, tables.position, tables.covers.shape[1] - 1), True)
             tables.covers[:, -1] = False
-        return [(layer, head, span) for first, layer, head, span in self._begin if first == step]
+        return [told[1:] for told in self._begin if told[0] == step]
 
     # ------------------------------------------------------------------------------------------------------------------
     # attention

@@ -21,6 +21,8 @@ class Hold:
     heads: tuple[tuple[int, int], ...]
     """(layer, KV head), each once"""
     from_step: int = 0
+    whole: bool = True
+    """False: these are some of the span's tokens"""
 
     def __post_init__(self) -> None:
         if not 0 <= self.tok_start < self.tok_end:
@@ -36,6 +38,7 @@ class Hold:
             "tok_end": self.tok_end,
             "heads": [list(head) for head in self.heads],
             "from_step": self.from_step,
+            "whole": self.whole,
         }
 
 

@@ -84,23 +84,38 @@ class Keeper:
         self.is_hot[pool.at][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
     def tell_losses(self, placement: Placement, ids: list[int], step: int, end: int) -> None:
-        """Log what the ranking dropped of the positions below `end`, and evict events of partial spans of which a
-        layer, or a KV head where its layer's KV heads differ, has nothing left."""
+        """Log what the ranking dropped of the positions below `end`, and, of spans that are partial for some KV heads,
+        whose KV heads have nothing left of them (evict) or lost nothing (kept)."""
         kept = placement.kept
         if kept.score is not None or kept.newest:
             owner = torch.full((end,), -1, dtype=torch.long)
             for span, row in zip(ids, placement.spans, strict=True):
                 owner[row.tok_start : row.tok_end] = span
             self._cuts += cuts(kept, owner, step)
-        if kept.positions.shape[:2] == (1, 1) or "partial" not in placement.states:
+        layers, heads = kept.positions.shape[:2]
+        if (layers, heads) == (1, 1) or "partial" not in placement.states:
             return
         spans, role = self._names(placement, kept.positions, ids)
-        for layer in range(spans.shape[0]):
-            for head in range(spans.shape[1]):
-                left = set(spans[layer, head][role[layer, head] != FREE].tolist())
-                for span, state in zip(ids, placement.states, strict=True):
-                    if state == "partial" and span not in left:
-                        self.tell("evict", layer, head if spans.shape[1] > 1 else None, span, None)
+        left = torch.zeros(layers, heads, self.spans.capacity, dtype=torch.long, device=spans.device)
+        counts = left.scatter_add_(2, spans, (role != FREE).long()).tolist()
+        partial = [span for span, state in zip(ids, placement.states, strict=True) if state == "partial"]
+        for layer, head in np.ndindex(layers, heads):
+            at = layer if layers > 1 else None, head if heads > 1 else None
+            for span in partial:
+                if counts[layer][head][span] == 0:
+                    self.tell("evict", *at, span, None)
+                elif counts[layer][head][span] == self.spans.tokens(span):
+                    self.tell("kept", *at, span, None)
+
+    def tell_dense(self, placement: Placement, ids: list[int]) -> None:
+        """Log that dense layers keep all of the spans that others give away."""
+        given = [span for span, state in zip(ids, placement.states, strict=True) if state != "resident"]
+        for pool in self.hot.pools if given else ():
+            whole = len(pool.heads) == self.hot.shape.kv_heads
+            for layer in pool.layers if pool.dense else ():
+                for head in (None,) if whole else pool.heads:
+                    for span in given:
+                        self.tell("kept", layer, head, span, None)
 
     def _names(
         self, placement: Placement, positions: torch.Tensor, ids: list[int]
@@ -123,6 +138,9 @@ class Keeper:
                 pool.span.masked_fill_(mine, span)
                 pool.role.masked_fill_(mine, ROLE[role])
                 self._left[(*pool.at, span)] = mine.sum(-1).cpu().numpy()
+            left = self._left[:, :, span]
+            for layer, head in np.argwhere(left < self.spans.tokens(span)).tolist():
+                self.tell("thin" if left[layer, head] else "evict", layer, head, span, None)
 
     def evict(self, eviction: Eviction, step: int) -> None:
         """What gives way to the next token: logged now, overwritten when it is fed."""

@@ -99,6 +99,7 @@ class Memory:
             self.packed.place(self.hot.pools, self._rows(ids), self.prompt, self._window_start)
         self._place(placement, keys, values, 0, ids, "offload")
         self.keeper.tell_losses(placement, ids, self.step, self.prompt.tokens)
+        self.keeper.tell_dense(placement, ids)
         self.held.place(self.hot, self.prompt)
         self.link.quiet()
         self.prompt = None
@@ -125,6 +126,7 @@ class Memory:
         for pool in self.hot.pools:
             if pool.dense:
                 self.keeper.rename(pool, placement, start, end, ids)
+        self.keeper.tell_dense(placement, ids)
         self._window_start = end
 
     def _rows(self, ids: list[int]) -> list[SpanRow]:
@@ -205,6 +207,7 @@ class Memory:
     def start_step(self, step: int) -> None:
         """A new step: the ledger, the account's peak and counts begin anew."""
         self.step = self.events.step = step
+        self.events.attended = -1
         self.link.resolve(
             step - 2
         )  # the host has seen what the step before this one came to, so it need not wait for these
@@ -222,8 +225,8 @@ class Memory:
         for pool in self.hot.pools:
             if pool.bag is None:
                 pool.take_window(position, position + 1, WINDOW)
-        for layer, kv_head, span in self.held.start_step(self.hot, self.step, position):
-            self.events.tell("hold", layer, kv_head, span)
+        for layer, kv_head, span, tokens in self.held.start_step(self.hot, self.step, position):
+            self.events.tell("hold", layer, kv_head, span, tokens)
 
     def advance(self, position: int) -> None:
         """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
@@ -279,6 +282,7 @@ class Memory:
         Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
         them in the bias.
         """
+        self.events.attended = layer
         held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
         plain = self.packed is not None or pool.live_prefix(self._position) is not None
         if selection is None and not held and plain:

@@ -51,12 +51,12 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     if first.zooms is not None:
         columns |= _zoom_columns([shot.zooms for shot in shots if shot.zooms is not None])
     oracles: list[Oracle | None] = [None] * steps
-    regrets: list[np.ndarray | None] = [None] * steps
+    missed: list[dict[str, np.ndarray]] = [{} for _ in shots]
     oracle_worst = [0.0] * steps
     if first.shadow is not None:
         full = full_attention(shots)
         columns["coverage"] = coverage(full, groups)
-        oracles, regrets, oracle_worst = compare(shots, full, mass, top_k)
+        oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]
     kv_columns = {"attended_tokens": tokens, "attended_coarse": coarse}
@@ -73,8 +73,7 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     top_mass, tail_mass, scores = top.values.numpy(force=True), tail.numpy(force=True), _scores(shots, ranked)
     return [
         Measured(
-            {name: column[t] for name, column in head.items()}
-            | ({} if (regret := regrets[t]) is None else {"regret": regret}),
+            {name: column[t] for name, column in head.items()} | missed[t],
             {name: column[t] for name, column in kv.items()},
             top_span[t],
             top_mass[t],

@@ -16,10 +16,13 @@ from kvlens.kernels.attend import attention_weights
 from kvlens.memory.hot import ROLE
 from kvlens.memory.spantable import WINDOW
 from kvlens.recording.snapshot import Attended, Snapshot
+from kvlens.recording.unread import unread
 from kvlens.rows import SpanRow
 
 EXACT = (ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"])
 """Roles whose entries are attended exactly, for coverage."""
+LOST_TOKENS = 8
+"""tokens that are named, per query head, of those that full attention wanted and that were not read"""
 
 
 class Owners:
@@ -75,57 +78,61 @@ def coverage(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
 
 
 def compare(
-    shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, top_k: int
-) -> tuple[list[Oracle | None], list[np.ndarray | None], list[float]]:
-    """Per step: the `top_k` spans of full attention, total regret float32 [L, Hq] (NaN in layers that were not
-    sampled), and the largest |sum of full attention - 1|. None, None, 0 at steps that were not sampled.
+    shots: Sequence[Snapshot], full: torch.Tensor, mass: torch.Tensor, groups: Sequence[Attended], top_k: int
+) -> tuple[list[Oracle | None], list[dict[str, np.ndarray]], list[float]]:
+    """Per step: the `top_k` spans of full attention; the columns regret and unread float32 [L, Hq] (NaN in layers that
+    were not sampled), in total over all spans; and the largest |sum of full attention - 1|. None, no columns and 0 at
+    steps that were not sampled.
 
-    mass: the method's mass by span [T, L, Hq, S].
+    mass: the method's mass by span [T, L, Hq, S]; groups: of T steps each.
     """
-    nothing: tuple[list[Oracle | None], list[np.ndarray | None], list[float]] = (
-        [None] * len(shots),
-        [None] * len(shots),
-        [0.0] * len(shots),
-    )
-    oracles, regrets, worst = nothing
+    oracles: list[Oracle | None] = [None] * len(shots)
+    columns: list[dict[str, np.ndarray]] = [{} for _ in shots]
+    worst = [0.0] * len(shots)
     steps = [t for t, shot in enumerate(shots) if shot.sampled]
     if not steps:
-        return nothing
+        return oracles, columns, worst
     layers = list(shots[steps[0]].sampled)
-    spans = _by_span(shots, full, steps, layers, mass.shape[-1])
+    n = full.shape[-1]
+    owners = [owner for t in steps if (owner := shots[t].owner) is not None]
+    each = torch.stack([owner[:n] for owner in owners])
+    lost = unread(full[:, :, steps], groups, len(shots), steps, each)[:, layers]
+    wanted = full[layers][:, :, steps].movedim(2, 0)
+    spans, gone = (by_span(rows, owners, mass.shape[-1]) for rows in (wanted, lost))
     own = mass[steps][:, layers]
     missed = (spans - own).clamp(min=0).sum(-1)
     top = spans.topk(min(top_k, spans.shape[-1]), -1)
+    tokens = lost.flatten(2, 3).topk(min(LOST_TOKENS, n), -1)
     total = spans.sum(-1)
     errors = (total - 1).abs().flatten(1).amax(1).tolist()
-    columns = (
+    tables = (
         (torch.where(top.values > 0, top.indices, -1).int(), -1),
         (top.values, 0.0),
         (own.gather(-1, top.indices), 0.0),
         ((total - top.values.sum(-1)).clamp(min=0), math.nan),
+        (gone.gather(-1, top.indices), 0.0),
+        (torch.where(tokens.values > 0, tokens.indices, -1).int(), -1),
+        (tokens.values, 0.0),
         (missed, math.nan),
+        (gone.sum(-1), math.nan),
     )
-    arrays = [_whole(column, filling, layers, mass.shape[1]) for column, filling in columns]
+    arrays = [_whole(table, filling, layers, mass.shape[1]) for table, filling in tables]
     for place, t in enumerate(steps):
-        span, listed, read, tail, regret = (array[place] for array in arrays)
-        oracles[t], regrets[t], worst[t] = Oracle(span, listed, read, tail), regret, errors[place]
-    return oracles, regrets, worst
+        *listed, regret, lost_in_all = (array[place] for array in arrays)
+        oracles[t], worst[t] = Oracle(*listed), errors[place]
+        columns[t] = {"regret": regret, "unread": lost_in_all}
+    return oracles, columns, worst
 
 
-def _by_span(
-    shots: Sequence[Snapshot], full: torch.Tensor, steps: list[int], layers: list[int], spans: int
-) -> torch.Tensor:
-    """Full attention's mass by span [T', l, Hq, S] of the sampled steps and layers."""
-    full = full if layers == list(range(len(full))) else full[layers]
+def by_span(rows: torch.Tensor, owners: Sequence[torch.Tensor], spans: int) -> torch.Tensor:
+    """Masses by position [t, l, H_kv, G, n] added over spans [t, l, Hq, S]. owners: of each step the span of each
+    position, int64 [>= n]; steps with the same table share one sum."""
     found = []
-    for _, run in groupby(steps, key=lambda t: id(shots[t].owner)):
+    for _, run in groupby(range(len(owners)), key=lambda t: id(owners[t])):
         at = list(run)
-        owner = shots[at[0]].owner
-        assert owner is not None
-        rows = full[:, :, at]
-        flat = rows.flatten(0, 3).t().contiguous()  # positions first: whole rows are added
-        sums = flat.new_zeros(spans, flat.shape[1]).index_add_(0, owner[: len(flat)], flat)
-        found.append(sums.t().unflatten(0, rows.shape[:-1]).movedim(2, 0))
+        flat = rows[at].flatten(0, 3).t().contiguous()  # positions first: whole rows are added
+        sums = flat.new_zeros(spans, flat.shape[1]).index_add_(0, owners[at[0]][: len(flat)], flat)
+        found.append(sums.t().unflatten(0, rows[at].shape[:-1]))
     return torch.cat(found).flatten(2, 3)
 
 

@@ -122,7 +122,8 @@ class Recorder:
             shot.owner, shot.sampled = self._owners.follow(memory.spans.rows), sampled
         self._complete_newest()  # its copies in the background have landed before this step's attention
         account = memory.account
-        self._tally.step(account.limit, account.peak)
+        loss = () if facts.loss is None else (facts.loss.kl, facts.loss.logit_diff)
+        self._tally.step(account.limit, account.peak, facts.logprob, facts.next_entropy, *loss)
         self._newest = Seen(
             facts=facts,
             shot=shot,
@@ -239,5 +240,5 @@ class Recorder:
             steps = list(run)
             shots = [settled.seen.shot for settled in steps]
             for settled, measured in zip(steps, measure(shots, self.top_k, RANKED_SPANS), strict=True):
-                self._tally.measured(measured)
+                self._tally.measured(measured, len(settled.seen.shot.sampled))
                 self.sink.step(settled.record(measured))

@@ -1,7 +1,12 @@
-"""What a run checks about itself: sums kept while it is recorded, and the truths they must come to."""
+"""What a run checks about itself: sums kept while it is recorded, and the truths they must come to.
+
+A figure that is no number fails every check that reads it: NaN is never the smaller of two errors, and a row counts
+only where it is finite.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,9 +14,14 @@ import numpy as np
 from kvlens.memory.ledger import Entry
 from kvlens.memory.tiers import Memory
 from kvlens.recording.snapshot import Measured
-from kvlens.rows import SelfCheck, TransferRow
+from kvlens.rows import MASS_COLUMNS, SelfCheck, TransferRow
 
 MASS_TOLERANCE = 1e-3
+
+
+def worse(error: float, other: float) -> float:
+    """The larger of two errors; NaN is worse than any."""
+    return float(np.maximum(error, other))
 
 
 class Tally:
@@ -20,19 +30,26 @@ class Tally:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.worst_mass = self.worst_oracle = 0.0
-        self.oracle_rows = 0
+        self.oracle_rows = self.oracle_expected = 0
         self.head_rows = self.steps = self.over_budget = 0
+        self.no_numbers = 0
+        """steps whose next-token figures are no numbers"""
         self.kv_bytes, self.row_bytes = {"h2d": 0, "d2h": 0}, {"h2d": 0, "d2h": 0}
 
-    def step(self, limit: int | None, peak: int) -> None:
+    def step(self, limit: int | None, peak: int, *next_token: float) -> None:
+        """next_token: figures of the step's next-token distribution, each a number."""
         self.steps += 1
-        self.over_budget += limit is not None and peak > limit
+        self.over_budget += limit is not None and not peak <= limit
+        self.no_numbers += not all(map(math.isfinite, next_token))
 
-    def measured(self, step: Measured) -> None:
-        self.worst_mass = max(self.worst_mass, step.worst)
-        self.head_rows += step.head["entropy"].size
+    def measured(self, step: Measured, sampled: int) -> None:
+        """sampled: layers whose full attention was to be measured at this step."""
+        self.worst_mass = worse(self.worst_mass, step.worst)
+        numbers = [np.isfinite(step.head[name]) for name in ("entropy", *MASS_COLUMNS)]
+        self.head_rows += int(np.logical_and.reduce(numbers).sum())
+        self.oracle_expected += sampled * self.memory.shape.q_heads
         if step.oracle is not None:
-            self.worst_oracle = max(self.worst_oracle, step.oracle_worst)
+            self.worst_oracle = worse(self.worst_oracle, step.oracle_worst)
             self.oracle_rows += int(np.isfinite(step.oracle.tail_full).sum())
 
     def opened(self, entries: list[Entry]) -> None:
@@ -58,7 +75,13 @@ class Tally:
                 "no row is missing",
                 self.head_rows == expected,
                 self.head_rows,
-                f"{expected} rows of (step, layer, query head) expected",
+                f"{expected} rows of (step, layer, query head) expected, their masses and entropy finite",
+            ),
+            (
+                "next-token figures are numbers",
+                self.no_numbers == 0,
+                self.no_numbers,
+                "steps whose log-probability, entropy or divergence is not finite",
             ),
             (
                 "ledger rows equal bytes moved",
@@ -79,13 +102,15 @@ class Tally:
                 "no limit was set" if limit is None else f"steps whose peak passed {limit} B",
             ),
         ]
-        if self.oracle_rows:
+        if self.oracle_expected:
+            whole = self.oracle_rows == self.oracle_expected
             checks.append(
                 (
                     "full attention adds up to 1",
-                    self.worst_oracle <= MASS_TOLERANCE,
+                    whole and self.worst_oracle <= MASS_TOLERANCE,
                     self.worst_oracle,
-                    f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head)",
+                    f"largest |sum over spans - 1| over {self.oracle_rows} rows of (sampled step, layer, query head), "
+                    f"{self.oracle_expected} expected",
                 )
             )
         return [SelfCheck(name, bool(passed), float(value), detail) for name, passed, value, detail in checks]

@@ -12,6 +12,7 @@ from kvlens.figures.losstrack import loss_track
 from kvlens.figures.metrics import head_label, metric_of
 from kvlens.figures.passages import passage
 from kvlens.lens.attribution import attribute, with_reasons
+from kvlens.lens.lines import inside
 from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import Figures, missing, paragraph, table
 from kvlens.report.spans import listed, shortened
@@ -67,8 +68,8 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
     label = head_label(missed.layer, missed.q_head, reader.q_heads // reader.kv_heads)
     frame = listed(reader, found.step, missed.layer, missed.q_head)
     note = (
-        "Full attention of this run's own query over the exact keys of all positions; ★ marks the needle, "
-        "the frame what was missed most."
+        "Full attention of this run's own query over the exact keys of all positions; this run's mass on a span counts "
+        "its summary, as regret does and coverage does not; ★ marks the needle, the frame what was missed most."
     )
     drawn = figures.place(
         span_bars(frame, label, found.step, missed.span), f"Masses per span of {label} at step {found.step}", note
@@ -77,7 +78,8 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
 
 
 def missed_triples(reader: TraceReader, step: int) -> str:
-    """The (layer, KV head, span) with most regret at the step of loss, and why each was not attended exactly."""
+    """The (layer, KV head, span) with most regret at the step of loss, and why each was not attended exactly; below
+    them the tokens lost inside spans that regret hides."""
     triples = with_reasons(reader, attribute(reader), step, MOST_TRIPLES)
     tokens, spans = reader.tokens(), reader.spans().set_index("span")
     rows = []
@@ -87,7 +89,11 @@ def missed_triples(reader: TraceReader, step: int) -> str:
         rows.append(
             (f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"])
         )
-    return table(("missed by, what", "regret", "text", "why it was not attended exactly"), rows)
+    for line in inside(reader, step)[:MOST_TRIPLES]:
+        text = " … ".join(passage(tokens, start, end) for start, end in line.tokens)
+        why = "not shown by the span's regret: the head gave its other tokens more than full attention does"
+        rows.append((f"L{line.layer} KV{line.kv_head}, {line.words()}", f"{line.share:.4f}", shortened(text, 90), why))
+    return table(("missed by, what", "regret, or what it hides", "text", "why it was not attended exactly"), rows)
 
 
 def bytes_moved(reader: TraceReader, figures: Figures) -> str:

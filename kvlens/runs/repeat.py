@@ -63,6 +63,11 @@ class Past:
     losses: dict[int, tuple[bool, float]]
     """step -> (agrees, KL in nats), where it was compared with full KV"""
 
+    @property
+    def positions(self) -> int:
+        """Tokens that went through the model: step 0 feeds the prompt's last one."""
+        return len(self.ids) - 1 + self.steps
+
 
 def read_run(runs_dir: Path, uid: str) -> Past:
     """Raises TraceError for a run that cannot be read, CannotRepeat for one that does not say what it was."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +16,42 @@ from test_pages import words
 from uiruns import Runs, Visit
 
 from kvlens import methods
+from kvlens.instruments import CutRow
 from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 from kvlens.ui import method as methodview
 from kvlens.ui.common import parts
+from kvlens.ui.method.cuts import by_span, of_head, shares
 from kvlens.ui.method.journal import listing, long
 
 BARE, TALKER, STILL = "20260101-000000-bare", "20260101-000001-talker", "20260101-000002-still"
+DROPPER = "20260101-000003-dropper"
 HOSTILE = "<a href='https://example.com'>x</a> **y**"
 
 
 class Bare(TraceWriter):
-    """Logs no journal, no ranking and no transfer."""
+    """Logs no journal, no ranking, no cut and no transfer."""
 
     def prefill(self, record: PrefillRecord) -> None:
         super().prefill(replace(record, transfers=[], journal=[]))
 
     def step(self, record: StepRecord) -> None:
-        super().step(replace(record, transfers=[], journal=[], scores=None))
+        super().step(replace(record, transfers=[], journal=[], cuts=[], scores=None))
+
+
+class Dropper(TraceWriter):
+    """Drops tokens of the prompt by a score when prefill ends, and notes nothing."""
+
+    def prefill(self, record: PrefillRecord) -> None:
+        numbers = {"dropped": [5, 2], "pos": [9, 30], "rank": [12, 31]}
+        lists = {name: np.array(values, np.int32) for name, values in numbers.items()}
+        row = CutRow(-1, 0, 1, 40, 11, 0.75, np.array([1, 2]), **lists, score=np.array([0.5, 0.25], np.float32))
+        super().prefill(replace(record, transfers=[], journal=[], cuts=[row]))
+
+    def step(self, record: StepRecord) -> None:
+        super().step(replace(record, transfers=[], journal=[], cuts=[], scores=None))
 
 
 class Talker(TraceWriter):
@@ -66,6 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("method-runs")
     write_synthetic(made, 2, 4, 2, 8, 12, uid=BARE, method="elsewhere", writer_class=Bare)
     write_synthetic(made, 2, 4, 2, 8, 12, uid=TALKER, method="elsewhere", writer_class=Talker)
+    write_synthetic(made, 2, 4, 2, 8, 12, uid=DROPPER, method="elsewhere", writer_class=Dropper)
     write_synthetic(made, 2, 4, 2, 8, 12, uid=STILL, method="elsewhere", trace_level="summary")
     return made
 
@@ -103,7 +121,7 @@ def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit:
     assert "not installed here" in words(app)
     assert "What moved" in words(app)
     assert "While decoding:" in words(app)
-    assert len(charts(app)) == 3
+    assert len(charts(app)) == 6
     table = next(frame.value for frame in app.dataframe if "meaning" in frame.value).set_index("name")
     assert table.loc["head_share", "noted"] == "end of prefill per layer"
     assert table.loc["best_score", "noted"] == "steps 0–7 per layer"
@@ -129,7 +147,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_journal_can_be_shown(visit: Visit, folder: Path, name: str) -> None:
     app = pick(visit(folder, "method", run=TALKER), name)
-    assert len(charts(app)) == 3
+    assert len(charts(app)) == 6
     assert "<a href" not in charts(app)[-1].proto.spec
 
 
@@ -143,7 +161,35 @@ def test_a_run_that_moved_and_noted_nothing_says_so(visit: Visit, folder: Path) 
 
 
 def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: Path) -> None:
-    assert len(charts(visit(folder, "method", run=STILL))) == 3
+    assert len(charts(visit(folder, "method", run=STILL))) == 6
+
+
+def test_what_a_ranking_dropped_is_drawn_with_the_line_of_the_cut(visit: Visit, folder: Path) -> None:
+    app = visit(folder, "method", run=DROPPER, layer=0, head=2)
+    text = words(app)
+    assert "What was dropped for good" in text
+    assert "L0 KV1 dropped 7 tokens of" in text
+    assert "noted nothing" not in text
+    drawn = [json.loads(chart.proto.spec) for chart in charts(app)]
+    assert len(drawn) == 2, "nothing was evicted while decoding"
+    titles = [axis["title"]["text"] for axis in (drawn[1]["layout"]["yaxis"], drawn[1]["layout"]["yaxis2"])]
+    assert titles == ["tokens", "score (the method's own scale)"]
+    other = words(visit(folder, "method", run=DROPPER, layer=1, head=0))
+    assert "L1 KV0 dropped 0 tokens" in other
+
+
+def test_a_cut_by_span_is_of_one_kv_head(folder: Path) -> None:
+    with TraceReader.open(folder, DROPPER) as reader:
+        spans, rows = reader.spans(), reader.all_cuts()
+        table = by_span(spans, of_head(rows, 0, 1)).set_index("span")
+        assert table["dropped"].drop([1, 2]).eq(0).all()
+        assert table.loc[[1, 2], ["dropped", "score", "cut"]].to_numpy().tolist() == [[5, 0.5, 0.75], [2, 0.25, 0.75]]
+        assert table["cut"].eq(0.75).all()
+        assert by_span(spans, of_head(rows, 1, 1))["dropped"].sum() == 0
+        share, names, order = shares(reader, rows)
+        assert names == ["L0 KV0", "L0 KV1", "L1 KV0", "L1 KV1"]
+        assert share.sum() == share[1].sum()
+        assert share[1, order.index(1)] == 5 / table.loc[1, "tokens"]
 
 
 def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

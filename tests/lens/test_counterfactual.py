@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from lookup_model import save, text
 
+from kvlens.lens.asked import Asked
 from kvlens.lens.search import Measured, Search
-from kvlens.lens.whatif import Asked, whatif
+from kvlens.lens.whatif import whatif
 from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.lens.facts import NOTHING, Ranking
+from kvlens.lens.facts import NOTHING
+from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import explain
 from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
@@ -37,6 +39,10 @@ RUNS = {
     "compresskv": ("8%", {}),
     "sparq": (None, {"tokens": "24", "local": "8", "components": "8"}),
     "kivi": (None, {"residual": "32"}),
+    "snapkv": ("12%", {}),
+    "keydiff": ("12%", {}),
+    "h2o": ("12%", {}),
+    "quest": (None, {"keep": "0.1", "dense_layers": "0"}),
 }
 
 
@@ -104,7 +110,17 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
         "coarse_only": worst.summary and (alone or "which missed most" in says),
         "by_query_head": any(seen.summary for seen in group) or any(seen.rebuilt + seen.exact for seen in group),
         "unknown": regret <= NOTHING,
+        "some_heads": _as_said(says, tokens, group),
     }.get(kind, alone)
+
+
+def _as_said(says: str, tokens: int, group: list[Seen]) -> bool:
+    """Every query head that is named read of the span what the reason says."""
+    named = re.findall(r"Q(\d+) read (all|part|none) of it", says)
+    read = [(word, group[int(head) % len(group)].exact) for head, word in named]
+    return all(
+        exact == 0 if word == "none" else exact > 0 if word == "all" else 0 < exact < tokens for word, exact in read
+    )
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -150,6 +166,10 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "compresskv": {"partly_evicted"},
         "kivi": {"quantised"},
         "sparq": {"below_the_cut", "averaged"},
+        "snapkv": {"partly_evicted"},
+        "keydiff": {"partly_evicted"},
+        "h2o": {"partly_evicted"},
+        "quest": {"below_the_cut", "some_heads"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 

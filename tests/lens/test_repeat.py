@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from kvlens import methods
 from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
-from kvlens.lens.whatif import Asked, numbers, whatif
+from kvlens.lens.asked import Asked, numbers
+from kvlens.lens.whatif import whatif
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.prompts import PromptText

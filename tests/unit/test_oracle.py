@@ -70,6 +70,21 @@ def softmax(shot: Snapshot, layer: int, head: int) -> np.ndarray:
     return p / p.sum()
 
 
+def read_at_all(group: Attended, layer: int, head: int, owner: np.ndarray) -> np.ndarray:
+    """bool [n]: the query head attended the position, or the summary of its span."""
+    read = np.zeros(len(owner), bool)
+    kv_head = head // GROUP
+    for slot in range(SLOTS):
+        role = int(group.role[layer, kv_head, slot])
+        if role == FREE or group.bias[layer, kv_head, head % GROUP, slot] < 0:  # type: ignore[index]
+            continue
+        if role == ROLE["coarse"]:
+            read |= owner == int(group.span[layer, kv_head, slot])
+        else:
+            read[int(group.position[layer, kv_head, slot])] = True
+    return read
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
@@ -84,7 +99,7 @@ def test_full_attention_by_span_equals_a_plain_computation(
     shots, mass, groups = case(seed, [layers if yes else () for yes in sampled], prompt)
     full = full_attention(shots)
     covered = coverage(full, [joined(groups)])
-    oracles, regrets, worst = compare(shots, full, mass, top_k)
+    oracles, columns, worst = compare(shots, full, mass, [joined(groups)], top_k)
     for t, shot in enumerate(shots):
         for layer in range(LAYERS):
             for head in range(Q_HEADS):
@@ -100,15 +115,15 @@ def test_full_attention_by_span_equals_a_plain_computation(
                 np.testing.assert_allclose(covered[t, layer, head], p[exact].sum(), atol=1e-6)
                 if not sampled[t]:
                     assert oracles[t] is None
-                    assert regrets[t] is None
+                    assert columns[t] == {}
                     continue
-                found, regret = oracles[t], regrets[t]
+                found, regret, unread = oracles[t], columns[t]["regret"], columns[t]["unread"]
                 assert found is not None
-                assert regret is not None
                 if layer not in layers:
                     assert (found.span[layer, head] == -1).all()
                     assert np.isnan(found.tail_full[layer, head])
                     assert np.isnan(regret[layer, head])
+                    assert np.isnan(unread[layer, head])
                     continue
                 owner = shot.owner[: len(p)].numpy()  # type: ignore[index]
                 by_span = np.array([p[owner == span].sum() for span in range(SPANS)])
@@ -120,6 +135,15 @@ def test_full_attention_by_span_equals_a_plain_computation(
                 np.testing.assert_allclose(by_span[listed[listed >= 0]], order[listed >= 0], atol=1e-6)
                 np.testing.assert_allclose(found.mass[layer, head][listed >= 0], own[listed[listed >= 0]], atol=1e-6)
                 np.testing.assert_allclose(found.tail_full[layer, head], 1 - order.sum(), atol=1e-5)
+                lost = p * ~read_at_all(groups[t], layer, head, owner)
+                np.testing.assert_allclose(unread[layer, head], lost.sum(), atol=1e-5)
+                in_span = np.array([lost[owner == span].sum() for span in range(SPANS)])
+                np.testing.assert_allclose(
+                    found.unread[layer, head][listed >= 0], in_span[listed[listed >= 0]], atol=1e-6
+                )
+                at = found.lost_pos[layer, head]
+                np.testing.assert_allclose(found.lost_mass[layer, head], np.sort(lost)[::-1][: len(at)], atol=1e-6)
+                np.testing.assert_allclose(lost[at[at >= 0]], found.lost_mass[layer, head][at >= 0], atol=1e-6)
         assert worst[t] < 1e-5
 
 
@@ -134,10 +158,10 @@ def test_an_owner_table_handed_out_stays_as_it_was() -> None:
 
 
 def test_mass_that_gets_lost_shows_in_the_self_check() -> None:
-    shots, mass, _ = case(3, [(0, 1, 2)], 30)
+    shots, mass, groups = case(3, [(0, 1, 2)], 30)
     full = full_attention(shots)
     full[1, 0, 0, 0, 5] = 0
-    assert compare(shots, full, mass, 4)[2][0] > 1e-6
+    assert compare(shots, full, mass, groups, 4)[2][0] > 1e-6
 
 
 @pytest.mark.parametrize("turned", [False, True])

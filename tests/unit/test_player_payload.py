@@ -13,7 +13,6 @@ import pytest
 
 from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
-from kvlens.store import queries
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common.player import lens, payload
@@ -91,12 +90,6 @@ def test_states_replayed_from_changes_equal_the_readers_at_every_step(
                 now[ids[index]] = SPAN_STATES[state]
         truth = reader.span_states(step, layer, kv_head)
         assert {span: now[span] for span in truth["span"]} == dict(zip(truth["span"], truth["state"], strict=True))
-
-
-def test_the_player_replays_every_event_that_moves_a_span() -> None:
-    kinds = re.search(r"kind::VARCHAR IN\s*\((.*?)\)", queries.ALL_STATE_EVENTS, re.DOTALL)
-    assert kinds is not None
-    assert set(re.findall(r"\w+", kinds.group(1))) == set(payload._STATE_EVENTS)
 
 
 def test_a_metric_taken_away_has_a_row_per_step_and_query_head(reader: TraceReader) -> None:

@@ -42,6 +42,7 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "cuts": 12,
         "loss": len(reader.loss()),
         "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
+        "lost-tokens": sum(len(reader.lost_tokens(step)) for step in range(12)),
         "span-keys": sum(
             keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))
         ),

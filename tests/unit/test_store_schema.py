@@ -15,6 +15,7 @@ FINGERPRINTS = {
     3: "80682df7fc8cdc86",
     4: "1c01f3c3d0d0d05c",
     5: "3155e994debee567",
+    6: "26fb0a0a79228751",
 }
 
 

@@ -1,4 +1,4 @@
-"""Traces of schemas 1 and 2, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 5, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from kvlens.store.versions import ADDED
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-KV_ADDED = {
-    1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity"},
-    2: set(),
-    3: set(),
-    4: set(),
+NEWEST = {"unread"}
+MEAN = NEWEST | {"mass_mean", "mass_quantised"}
+READ = MEAN | {"read_bytes"}
+ENDED = {
+    1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity", "regret"} | READ,
+    2: {"regret"} | READ,
+    3: READ,
+    4: MEAN,
+    5: NEWEST,
 }
-NEWEST = {"mass_mean", "mass_quantised"}
-READ = NEWEST | {"read_bytes"}
-ENDED = {1: KV_ADDED[1] | {"regret"} | READ, 2: {"regret"} | READ, 3: READ, 4: NEWEST}
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
 
 
 def make(root: Path, version: int) -> Path:
@@ -63,6 +64,10 @@ def make(root: Path, version: int) -> Path:
                 where,
             )
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
+    con.execute("INSERT INTO span VALUES (1, 'page', 0, 9, -1, NULL, '', NULL, 'cold')")
+    con.execute("INSERT INTO event VALUES (1, 0, 0, NULL, 'recall', 1, NULL), (2, 0, 0, NULL, 'evict', 1, NULL)")
+    if version >= 3:
+        con.execute("INSERT INTO oracle VALUES (1, 0, 0, [1], [40000], [0], 0.1)")
     if version >= 2:
         con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
     con.close()
@@ -100,6 +105,29 @@ def test_its_meta_says_what_it_said_and_no_more(tmp_path: Path, version: int) ->
         assert (meta.hold, meta.needle, meta.config) == ((), (), {})
         later = ("oracle", "reference", "parent", "whatif", "request", "budget_bytes", "machine", "output_text")
         assert meta.pick(later) == dict.fromkeys(later)
+
+
+@versions
+def test_its_events_do_not_say_whether_the_step_had_attended(tmp_path: Path, version: int) -> None:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
+        assert reader.events()["kind"].tolist() == ["recall", "evict"]
+        assert reader.events()["after_attention"].isna().all()
+        assert [tuple(reader.span_states(step, 0, 0).iloc[0]) for step in range(STEPS)] == [
+            (1, "cold", "cold"),
+            (1, "resident", "resident"),
+            (1, "evicted", "evicted"),
+        ]
+        assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_what_of_its_full_attention_was_not_read_was_not_recorded(tmp_path: Path, version: int) -> None:
+    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
+        (row,) = reader.oracle(1, 0, 0).to_dict("records")
+        assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
+        assert np.isnan(row["unread"])
+        assert np.isnan(reader.triples(1)["unread"]).all()
+        assert reader.lost_tokens(1).empty
 
 
 @versions

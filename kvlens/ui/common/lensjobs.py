@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from kvlens.lens.lines import ranges_in_words
 from kvlens.plaintext import visible
 from kvlens.ui.common import data, jobview
 from kvlens.ui.common.jobs import Job
@@ -24,8 +25,9 @@ def start_whatif(uid: str, hold: HoldChoice) -> str:
     where = "all layers" if hold.layers == "all" else f"layer {hold.layers}"
     heads = "all KV heads" if hold.heads == "all" else f"KV head {hold.heads}"
     what = "find the smallest set of heads that bring it back" if hold.search else f"hold it for {where}, {heads}"
-    spans = f"span {hold.spans[0]}" if len(hold.spans) == 1 else f"spans {', '.join(map(str, hold.spans))}"
-    title = f"What if {spans} of {uid} had been there from step {hold.from_step} on: {what}"
+    names = [f"{'span' if len(hold.spans) == 1 else 'spans'} {', '.join(map(str, hold.spans))}"] if hold.spans else []
+    names += [ranges_in_words(hold.tokens)] if hold.tokens else []
+    title = f"What if {' and '.join(names)} of {uid} had been there from step {hold.from_step} on: {what}"
     return jobview.manager().submit(whatif_command(uid, hold, data.runs_dir().resolve()), title, uid)
 
 

@@ -92,7 +92,7 @@ def pair_command(uid: str, runs_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class HoldChoice:
-    """Spans to hold exactly resident in a repeated run."""
+    """Spans, or ranges of tokens, to hold exactly resident in a repeated run."""
 
     spans: tuple[int, ...]
     layers: str
@@ -102,13 +102,17 @@ class HoldChoice:
     from_step: int
     search: bool = False
     """look for the smallest set of heads that suffices"""
+    tokens: tuple[tuple[int, int], ...] = ()
+    """positions [start, end)"""
 
 
 def whatif_command(uid: str, hold: HoldChoice, runs_dir: Path) -> list[str]:
-    """argv that repeats a run with spans held resident."""
+    """argv that repeats a run with spans or tokens held resident."""
     argv = [sys.executable, "-m", "kvlens", "whatif", uid]
     for span in hold.spans:
         argv += ["--span", str(span)]
+    for start, end in hold.tokens:
+        argv += ["--tokens", f"{start}-{end - 1}"]
     argv += ["--layers", hold.layers, "--heads", hold.heads, "--from-step", str(hold.from_step)]
     return [*argv, *(["--search"] if hold.search else []), "--runs", str(runs_dir), "--progress-json"]
 

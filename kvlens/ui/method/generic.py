@@ -1,4 +1,4 @@
-"""The view of any method: what moved, what it cost, what the method noted."""
+"""The view of any method: what it dropped, what moved, what it cost, what the method noted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import streamlit as st
 
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common import parts
+from kvlens.ui.method.cuts import cuts
 from kvlens.ui.method.journal import journal
 
 
 def show(reader: TraceReader) -> None:
-    """Transfers side by side with their cost, below them the journal."""
+    """What was dropped for good, transfers side by side with their cost, below them the journal."""
+    dropped = cuts(reader)
     left, right = st.columns(2, gap="medium")
     with left:
         parts.bytes_by_cause(reader)
     with right:
         parts.times(reader)
-    journal(reader)
+    if not dropped or reader.journal_names():
+        journal(reader)

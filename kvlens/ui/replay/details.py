@@ -118,7 +118,8 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
         {
             "span": table["span"].astype("Int64"),
             "mass": table["mass"],
-            "state": table["state"].fillna("not recorded"),
+            "state while it attended": table["state"].fillna("not recorded"),
+            "state after": table["state_after"].fillna("not recorded"),
             "kind": table["kind"],
             "tokens": [f"{start}–{end - 1}" if end > start else "none yet" for start, end in ranges],
             "text": [span_text(tokens, start, end) for start, end in ranges],
@@ -132,6 +133,14 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
         "text": st.column_config.TextColumn(width="large"),
     }
     st.dataframe(shown, hide_index=True, width="stretch", column_config=columns, height=min(300, 38 + 35 * len(shown)))
+    if reader.tells_moments():
+        st.caption(
+            "The mass belongs to the first of the two states; what changed after the attention shows in the second."
+        )
+    else:
+        st.caption(
+            "This trace tells a span's state at the end of the step only, which may not be the one it attended in."
+        )
     st.caption(mass_caption(listed.attrs["tail_mass"], selected, {int(span) for span in table["span"]}))
 
 
@@ -174,10 +183,14 @@ def _transfers(reader: TraceReader, step: int) -> None:
 
 
 def event_value(kind: str, value: float) -> str:
-    """An event's value with its unit: tokens of a span that was refused or evicted, bytes of a span that was moved."""
+    """An event's value with its unit: tokens of a span that was refused, evicted or held, bytes of a span that was
+    moved."""
     if pd.isna(value):
         return "–"
-    return counted(value, "token") if kind in ("refused", "evict", "offload") else f"{value:,.6g} bytes"
+    return counted(value, "token") if kind in ("refused", "evict", "offload", "hold") else f"{value:,.6g} bytes"
+
+
+_MOMENTS = {False: "before its attention", True: "after its attention"}
 
 
 def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
@@ -189,6 +202,7 @@ def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
     shown = pd.DataFrame(
         {
             "event": table["kind"].str.replace("_", " "),
+            "when": table["after_attention"].map(_MOMENTS).fillna("not recorded"),
             "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
             "query head": table["q_head"].map(lambda head: "–" if pd.isna(head) else f"Q{int(head)}"),
             "KV head": table["kv_head"].map(lambda head: "–" if pd.isna(head) else f"KV{int(head)}"),

@@ -8,6 +8,7 @@ import streamlit as st
 
 from kvlens.figures.loss import span_bars
 from kvlens.figures.metrics import head_label
+from kvlens.lens.lines import LEAST, joined, ranges_in_words
 from kvlens.recording.sampling import words
 from kvlens.ui.common import session
 from kvlens.ui.common.chart import chart
@@ -42,11 +43,24 @@ def bars(reader: TraceReader, chosen: Selection) -> None:
     rest = "" if np.isnan(tail) else f" Spans that are not listed hold {tail:.4f} of full KV's mass."
     st.caption(
         (
-            "Full attention of this run's own query over the exact keys of all positions. ★ marks the needle; a "
-            "click selects a span."
+            "Full attention of this run's own query over the exact keys of all positions. This run's mass on a span "
+            "counts its summary and what was rebuilt of it, as regret does; coverage counts tokens attended exactly "
+            "alone. ★ marks the needle; a click selects a span."
         )
         + rest
+        + lost(reader, step, layer, head)
     )
+
+
+def lost(reader: TraceReader, step: int, layer: int, head: int) -> str:
+    """The tokens with most of full attention that the head attended in no form, as a sentence; nothing where it read
+    all that mattered, or it was not recorded."""
+    tokens = reader.lost_tokens(step)
+    mine = tokens[(tokens["layer"] == layer) & (tokens["q_head"] == head)]
+    if (share := float(mine["mass"].sum())) < LEAST:
+        return ""
+    where = ranges_in_words(joined((int(pos), int(pos) + 1) for pos in mine["pos"]))
+    return f" Attended in no form: {where}, with {share:.2f} of full KV's mass."
 
 
 def listed(reader: TraceReader, step: int, layer: int, head: int) -> pd.DataFrame:

@@ -70,7 +70,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
             said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
         else:
             said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
-        return [*said, _moved(found)]
+        return [*said, *_inside(reader, found), _moved(found)]
     group = reader.q_heads // reader.kv_heads
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
@@ -79,7 +79,21 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
         f"{plain(f'{missed.regret:.2f}')}"
     )
-    return [*said, f"**Why it was not there**: {plain(missed.reason.says)}.", _moved(found)]
+    why = f"**Why it was not there**: {plain(missed.reason.says)}."
+    return [*said, why, *_inside(reader, found), _moved(found)]
+
+
+def _inside(reader: TraceReader, found: Verdict) -> list[str]:
+    """The tokens that regret by span hides, where there are some."""
+    if (line := found.lost_inside) is None:
+        return []
+    tokens = reader.tokens()
+    text = " … ".join(span_text(tokens, start, end, 70).strip() for start, end in line.tokens)
+    return [
+        f"**{plain(line.words().capitalize())}** for L{line.layer} KV{line.kv_head}, “{plain(text)}”: full KV's mass "
+        f"on the span's unread tokens is **{plain(f'{line.share:.2f}')}** more than its regret shows, because the head "
+        "gave other tokens of the span more than full KV does."
+    ]
 
 
 def _span(reader: TraceReader, missed: Missed) -> str:

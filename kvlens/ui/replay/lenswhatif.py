@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
+from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
 from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
 from kvlens.plaintext import visible
@@ -51,34 +53,57 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
     if hold or search:
         layers, heads = places[str(where)]
         st.query_params["job"] = lensjobs.start_whatif(
-            reader.uid, HoldChoice(choices[str(what)], layers, heads, int(start), search)
+            reader.uid, replace(choices[str(what)], layers=layers, heads=heads, from_step=int(start), search=search)
         )
         st.rerun()
 
 
-def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, tuple[int, ...]]:
-    """What may be held, in words: the span, the needle's spans where more than one holds it, the five missed most at
-    the step of loss."""
-    choices: dict[str, tuple[int, ...]] = {f"span {span}": (span,)}
+def spans_to_hold(reader: TraceReader, span: int, found: Verdict) -> dict[str, HoldChoice]:
+    """What may be held, in words: the span, the tokens lost inside it, the needle's spans where more than one holds it,
+    the five lines missed most at the step of loss, spans and tokens lost inside spans."""
+    choices: dict[str, HoldChoice] = {}
     spans = reader.spans()
+    if span not in set(spans.loc[spans["kind"] == "window", "span"]):
+        choices[f"span {span}"] = _choice((span,))
+    lost = inside(reader, found.step)
+    for line in lost:
+        if line.span == span or line is lost[0]:
+            choices[line.words()] = _choice(tokens=line.tokens)
     there = spans[
         (spans["kind"] != "window") & (spans["born_step"] <= found.step) & ~(spans["died_step"] <= found.step)
     ]
     needle = needle_tokens(reader.tokens(), reader.meta.needle)
-    inside = [
+    inner = [
         int(s)
         for s, start, end in zip(there["span"], there["tok_start"], there["tok_end"], strict=True)
         if any(a < end and b > start for a, b in needle)
     ]
-    if inside and inside != [span]:
-        choices[f"the needle: {len(inside)} span{'s' if len(inside) > 1 else ''}"] = tuple(inside)
-    triples = reader.triples(found.step)
-    most = list(
-        dict.fromkeys(int(s) for s, regret in zip(triples["span"], triples["regret"], strict=True) if regret > 0)
-    )[:5]
-    if len(most) > 1:
-        choices[f"the {len(most)} spans missed most"] = tuple(most)
+    if inner and inner != [span]:
+        choices[f"the needle: {len(inner)} span{'s' if len(inner) > 1 else ''}"] = _choice(tuple(inner))
+    most = _most_missed(reader, found.step)
+    if len(most.spans) + len(most.tokens) > 1:
+        what = f"the {len(most.spans)} spans missed most"
+        choices[what + (f" and {ranges_in_words(most.tokens)}" if most.tokens else "")] = most
     return choices
+
+
+def _most_missed(reader: TraceReader, step: int, most: int = 5) -> HoldChoice:
+    """The spans and ranges of tokens of the lines missed most, which may name one of them for several KV heads."""
+    spans: dict[int, None] = {}
+    tokens: tuple[tuple[int, int], ...] = ()
+    window = set(reader.spans().query("kind == 'window'")["span"])
+    for line in ranked(reader, (step,)):
+        if line.tokens:
+            tokens = joined((*tokens, *line.tokens))
+        elif line.span not in window:
+            spans[line.span] = None
+        if len(spans) + len(tokens) >= most:
+            break
+    return _choice(tuple(spans), tokens)
+
+
+def _choice(spans: tuple[int, ...] = (), tokens: tuple[tuple[int, int], ...] = ()) -> HoldChoice:
+    return HoldChoice(spans, "all", "all", 0, tokens=tokens)
 
 
 def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
@@ -135,7 +160,12 @@ def outcome(one: WhatIf) -> None:
 
 def held_words(one: WhatIf) -> str:
     """'span 12 (tokens 300-331) held for L0 KV1, L1 KV0 from step 3 on'."""
-    spans = ", ".join(f"span {hold.span} (tokens {hold.tok_start}–{hold.tok_end - 1})" for hold in one.holds)
+    spans = ", ".join(
+        f"span {hold.span} (tokens {hold.tok_start}–{hold.tok_end - 1})"
+        if hold.whole
+        else f"tokens {hold.tok_start}–{hold.tok_end - 1} of span {hold.span}"
+        for hold in one.holds
+    )
     heads = one.heads
     whole = len(heads) == one.all_heads and len(heads) > 1
     names = f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:6])

@@ -14,25 +14,12 @@ from kvlens.figures.metrics import Metric, metric_of
 from kvlens.lens.verdict import Verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
-from kvlens.store.states import replay
 from kvlens.ui.common.player import lens
 from kvlens.ui.common.player.codec import pack, quantise
 from kvlens.ui.common.state import Selection
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
 CUBE_BYTES = 24_000_000
-_STATE_EVENTS = (
-    "zoom_in",
-    "zoom_out",
-    "recall",
-    "prefetch",
-    "correction",
-    "offload",
-    "evict",
-    "thin",
-    "release",
-    "hold",
-)
 
 
 def per_step_metrics(reader: TraceReader) -> list[str]:
@@ -135,28 +122,14 @@ def needle_tokens(tokens: pd.DataFrame, ranges: list[list[int]]) -> list[list[in
 
 
 def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head: int) -> dict[str, np.ndarray]:
-    """States of the spans of one KV head as changes in the order of steps: step, index of the span, index into
-    SPAN_STATES."""
-    forms = reader.span_heads(layer, kv_head).set_index("span")["form"].to_dict()
-    born = [(int(s), str(state), forms.get(s)) for s, state in zip(spans["span"], spans["state"], strict=True)]
-    events = reader.events(layer=layer, kv_head=kv_head)
-    events = events[events["kind"].isin(_STATE_EVENTS) & events["span"].notna()]
-    moves = [
-        (int(step), (int(span), str(kind), None if pd.isna(q) else int(q)))
-        for step, span, kind, q in zip(events["step"], events["span"], events["kind"], events["q_head"], strict=True)
-    ]
-    index = {span: i for i, (span, _, _) in enumerate(born)}
-    rows: list[tuple[int, int, int]] = []
-    before: dict[int, str] = {}
-    for step in sorted({-1, *(step for step, _ in moves)}):
-        now = replay(born, (move for at, move in moves if at <= step))
-        rows += [(step, index[s], SPAN_STATES.index(state)) for s, state in now.items() if before.get(s) != state]
-        before = now
-    table = np.array(rows, np.int32).reshape(-1, 3)
+    """Where the spans of one KV head lay while each step attended, as changes in the order of steps: step, index of the
+    span, index into SPAN_STATES."""
+    changes = reader.state_changes(layer, kv_head)
+    index = {int(span): place for place, span in enumerate(spans["span"])}
     return {
-        "change_step": table[:, 0].copy(),
-        "change_span": table[:, 1].copy(),
-        "change_state": table[:, 2].astype(np.uint8),
+        "change_step": changes["step"].to_numpy(np.int32),
+        "change_span": changes["span"].map(index).to_numpy(np.int32),
+        "change_state": changes["state"].map(SPAN_STATES.index).to_numpy(np.uint8),
     }
 
 

@@ -1,0 +1,115 @@
+"""What was missed at a step, as one ranking: spans by regret, and, each as a line of its own, tokens lost inside a span
+that the span's regret hides.
+
+A span of which only a part is attended may get more mass than full attention gives it, while what full attention wanted
+of it is gone. Its unread mass tells, and the tokens that hold most of it are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from kvlens.store.reader import TraceReader
+
+LEAST = 0.01
+"""share of a KV head's full attention below which tokens lost inside a span are not named"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a KV head missed. Shares are means over its query heads."""
+
+    layer: int
+    kv_head: int
+    span: int
+    share: float
+    """regret of the span; of a line inside it: unread mass beyond what the regret shows"""
+    tokens: tuple[tuple[int, int], ...] = ()
+    """ranges [start, end) lost inside the span, in the order of positions; empty: the line is the span's regret"""
+    named: float = 0.0
+    """full attention's mass on those tokens, mean over the query heads"""
+
+    def words(self) -> str:
+        """'span 17', or 'lost inside span 17: tokens 396-401'."""
+        if not self.tokens:
+            return f"span {self.span}"
+        return f"lost inside span {self.span}: {ranges_in_words(self.tokens)}"
+
+
+def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
+    """'tokens 396-401, 407', 'token 396'."""
+    parts = [str(start) if end - start == 1 else f"{start}-{end - 1}" for start, end in ranges]
+    return f"{'token' if len(parts) == 1 and parts[0].isdigit() else 'tokens'} {', '.join(parts)}"
+
+
+def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
+    """All that was missed at some steps, most first; shares are added over the steps. Empty where full attention was
+    not recorded."""
+    found: dict[tuple[int, int, int, bool], Line] = {}
+    for step in steps:
+        triples = reader.triples(step)
+        regrets = [
+            Line(int(layer), int(head), int(span), float(regret))
+            for layer, head, span, regret in triples[["layer", "kv_head", "span", "regret"]].itertuples(index=False)
+            if regret > 0
+        ]
+        for line in (*regrets, *inside(reader, step)):
+            key = line.layer, line.kv_head, line.span, bool(line.tokens)
+            found[key] = line if key not in found else _added(found[key], line)
+    return sorted(found.values(), key=lambda line: (-line.share, line.layer, line.kv_head, line.span, line.tokens))
+
+
+def inside(reader: TraceReader, step: int) -> list[Line]:
+    """The tokens lost inside spans at a step beyond what regret shows, most first."""
+    triples = reader.triples(step)
+    triples = triples[triples["hidden"] >= LEAST]
+    if triples.empty:
+        return []
+    lost = _with_spans(reader, step)
+    group = reader.q_heads // reader.kv_heads
+    found = []
+    for layer, head, span, hidden in triples[["layer", "kv_head", "span", "hidden"]].itertuples(index=False):
+        mine = lost[(lost["layer"] == layer) & (lost["kv_head"] == head) & (lost["span"] == span)]
+        if len(mine):
+            where = joined((int(pos), int(pos) + 1) for pos in mine["pos"])
+            named = float(mine["mass"].sum()) / group
+            found.append(Line(int(layer), int(head), int(span), float(hidden), where, named))
+    return sorted(found, key=lambda line: (-line.share, line.layer, line.kv_head, line.span))
+
+
+def lost_of(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> tuple[tuple[int, int], ...]:
+    """Ranges [start, end) of the span's tokens that full attention wanted and some query head of the KV head did not
+    attend, as far as they were named."""
+    lost = _with_spans(reader, step)
+    mine = lost[(lost["layer"] == layer) & (lost["kv_head"] == kv_head) & (lost["span"] == span)]
+    return joined((int(pos), int(pos) + 1) for pos in mine["pos"])
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges [start, end) in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:
+    """The step's lost tokens with the span that each belonged to; the window has those of no other span."""
+    lost, spans = reader.lost_tokens(step), reader.spans()
+    window = spans.loc[spans["kind"] == "window", "span"]
+    owner = pd.Series(int(window.iloc[0]) if len(window) else -1, index=lost.index)
+    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= step) & ~(spans["died_step"] <= step)]
+    for span, start, end in alive[["span", "tok_start", "tok_end"]].itertuples(index=False):
+        owner = owner.mask((lost["pos"] >= start) & (lost["pos"] < end), int(span))
+    return lost.assign(span=owner)
+
+
+def _added(line: Line, other: Line) -> Line:
+    tokens = joined((*line.tokens, *other.tokens))
+    return replace(line, share=line.share + other.share, tokens=tokens, named=line.named + other.named)

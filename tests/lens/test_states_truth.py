@@ -1,0 +1,78 @@
+"""The state that a trace tells of a span, against the slots that the step's attention went through: per layer and KV
+head, and of the moment at which it attended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvlens.demo.encode import demo_encode
+from kvlens.demo.tasks import make_prompt
+from kvlens.kernels.choice import Backend
+from kvlens.kernels.pool_attend import Live
+from kvlens.memory.hot import ROLE
+from kvlens.memory.placement import Selection
+from kvlens.memory.tiers import Memory
+from kvlens.prompts import PromptText
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
+from kvlens.store.reader import TraceReader
+
+RUNS = {"freekv": ("60%", {"page": "16", "sinks": "16", "window": "48"}), "snapkv": ("30%", {}), "h2o": ("30%", {})}
+TOKENS = ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"]
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_a_state_is_that_of_the_slots_while_the_step_attended(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    plain = Memory.attends
+
+    def attends(
+        memory: Memory, layer: int, selection: Selection | None, by: Backend, part: int = 0
+    ) -> tuple[torch.Tensor | None, Live | None]:
+        pool = memory.hot.pools_of(layer)[part]
+        slots = pool.slots(layer)
+        there = torch.isin(slots.role, torch.tensor(TOKENS, dtype=torch.uint8))
+        counts = torch.zeros(len(pool.heads), memory.spans.capacity, dtype=torch.long)
+        counts.scatter_add_(1, slots.span.long(), there.long())
+        table = seen.setdefault((memory.step, layer), torch.zeros(memory.shape.kv_heads, memory.spans.capacity))
+        table[pool.heads.start : pool.heads.stop] = counts.float()
+        return plain(memory, layer, selection, by, part)
+
+    monkeypatch.setattr(Memory, "attends", attends)
+    budget, overrides = RUNS[method]
+    made = make_prompt("multikey", 400, 0.3, 9_100_001, demo_encode())
+    source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
+    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=6, ignore_eos=True)
+    uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
+    told: dict[str, int] = {}
+    changed_later = 0
+    with TraceReader.open(tmp_path, uid) as reader:
+        length = reader.spans().set_index("span").eval("tok_end - tok_start")
+        for (step, layer), table in seen.items():
+            for kv_head in range(reader.kv_heads):
+                states = reader.span_states(step, layer, kv_head).query("span > 0")
+                changed_later += int((states["state"] != states["state_after"]).sum())
+                for span, state in states[["span", "state"]].itertuples(index=False):
+                    there, whole = int(table[kv_head, span]), int(length[span])
+                    told[state] = told.get(state, 0) + 1
+                    true = {"cold": there == 0, "evicted": there == 0, "partial": 0 < there < whole}
+                    assert true.get(state, there == whole), (step, layer, kv_head, span, state, there, whole)
+        listed = reader.head_spans(2, 0, 0)
+        now = reader.span_states(2, 0, 0).set_index("span")
+        assert listed["state"].tolist() == now["state"].reindex(listed["span"]).tolist()
+        assert listed["state_after"].tolist() == now["state_after"].reindex(listed["span"]).tolist()
+        changes = reader.state_changes(1, 1)
+        for step in range(reader.n_steps):
+            last = changes[changes["step"] <= step].drop_duplicates("span", keep="last").set_index("span")["state"]
+            assert last.to_dict() == reader.span_states(step, 1, 1).set_index("span")["state"].to_dict()
+    if method == "freekv":
+        assert told["cold"]
+        assert changed_later, "heads that were not corrected give up and fetch pages behind their attention"
+    else:
+        assert told["partial"]
+        assert told["resident"]
