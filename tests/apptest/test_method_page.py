@@ -121,7 +121,7 @@ def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit:
     assert "not installed here" in words(app)
     assert "What moved" in words(app)
     assert "While decoding:" in words(app)
-    assert len(charts(app)) == 6
+    assert len(charts(app)) == 5
     table = next(frame.value for frame in app.dataframe if "meaning" in frame.value).set_index("name")
     assert table.loc["head_share", "noted"] == "end of prefill per layer"
     assert table.loc["best_score", "noted"] == "steps 0–7 per layer"
@@ -147,7 +147,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_journal_can_be_shown(visit: Visit, folder: Path, name: str) -> None:
     app = pick(visit(folder, "method", run=TALKER), name)
-    assert len(charts(app)) == 6
+    assert len(charts(app)) == 5
     assert "<a href" not in charts(app)[-1].proto.spec
 
 
@@ -161,7 +161,7 @@ def test_a_run_that_moved_and_noted_nothing_says_so(visit: Visit, folder: Path) 
 
 
 def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: Path) -> None:
-    assert len(charts(visit(folder, "method", run=STILL))) == 6
+    assert len(charts(visit(folder, "method", run=STILL, layer=0, head=0))) == 6
 
 
 def test_what_a_ranking_dropped_is_drawn_with_the_line_of_the_cut(visit: Visit, folder: Path) -> None:
