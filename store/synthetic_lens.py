@@ -46,7 +46,7 @@ class LensMaker:
         sampled. A twentieth of the regret lies on the first token of the listed span missed most, read in no form."""
         layers = self._sampled(step, len(mass))
         regret = np.where(layers[:, None], np.maximum(full - mass, 0).sum(-1), np.nan).astype(np.float32)
-        columns = {"regret": regret, "unread": regret / 20}
+        columns: dict[str, np.ndarray] = {"regret": regret, "unread": regret / np.float32(20)}
         if not layers.any():
             return None, columns
         top = np.argsort(-full, axis=-1, kind="stable")[..., :top_k].astype(np.int32)
