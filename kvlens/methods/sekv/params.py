@@ -8,6 +8,9 @@ from typing import Any
 
 from kvlens.methods.parameters import param
 
+BY_PIECE = {"mean": 1, "bound": 2}
+"""routers that find a span by its pieces -> vectors that are kept of a piece"""
+
 
 @dataclass(frozen=True)
 class SeKVParameters:
@@ -50,20 +53,22 @@ class SeKVParameters:
         (
             "trained: W, tau and gates from a file (the paper's method); pca: fitted on the prompt, nothing "
             "learned (a stand-in); mean: not eq. 5 but what attention would give a coarse entry of the span's best "
-            "piece, q . mean key / sqrt(D) + log|piece|: no projection, no unit norm, dim plays no part (a departure)"
+            "piece, q . mean key / sqrt(D) + log|piece|: no projection, no unit norm, dim plays no part (a departure); "
+            "bound: the most that q . key / sqrt(D) can be in the span's best piece by the ranges of its keys (Quest's "
+            "bound; a departure)"
         ),
-        choices=("pca", "trained", "mean"),
+        choices=("pca", "trained", "mean", "bound"),
         ours=True,
     )
     piece: int = param(
         0,
-        "router=mean: a span is found by the mean keys of pieces of at most so many tokens, weighted as in eq. 2; 0: "
-        "by that of the whole span",
+        "routers mean and bound: a span is found by pieces of at most so many tokens, whose mean keys are weighted as "
+        "in eq. 2; 0: by the whole span",
         ours=True,
     )
     index: str = param(
         "exact",
-        "router=mean: how the mean keys lie in the routing table; int8: in 8 bits with a scale each",
+        "routers mean and bound: how the keys lie in the routing table; int8: in 8 bits with a scale each",
         choices=("exact", "int8"),
         ours=True,
     )
@@ -89,8 +94,8 @@ class SeKVParameters:
     )
     zoom_rate: float = param(
         0.05,
-        "routers pca and mean: share of (query, span) pairs above the threshold, over the last 128 prompt queries; 1: "
-        "every span is asked for and the budget decides",
+        "all routers but trained: share of (query, span) pairs above the threshold, over the last 128 prompt queries; "
+        "1: every span is asked for and the budget decides",
         ours=True,
     )
     tau: float = param(
