@@ -136,6 +136,9 @@ class SeKVParameters:
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
+#: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
+#: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
+#: in host memory as they are, since factors with 95 % of the energy lose digits.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
@@ -148,6 +151,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_rank": 16,
         "anchor_share": 0.05,
         "router": "trained",
+    },
+    "bound": {
+        "window": 24,
+        "block": 16,
+        "l_max": 64,
+        "anchor_share": 0.0,
+        "router": "bound",
+        "piece": 8,
+        "index": "int8",
+        "zoom_rate": 1.0,
+        "form": "raw",
     },
 }
 
