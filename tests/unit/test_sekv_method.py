@@ -282,7 +282,8 @@ def test_a_prompt_inside_the_window_is_full_attention_and_its_blocks_leave_later
         dataclasses.replace(PARAMS, block=3),
         dataclasses.replace(PARAMS, router="mean", anchor_share=0.0),
         dataclasses.replace(PARAMS, router="mean", piece=3, index="int8", zoom_rate=1.0, pool="share"),
-        dataclasses.replace(PARAMS, router="mean", piece=5, block=3, segmentation="chunks"),
+        dataclasses.replace(PARAMS, router="bound", piece=5, block=3, segmentation="chunks"),
+        dataclasses.replace(PARAMS, router="bound", index="int8", anchor_share=0.0),
     ],
     ids=[
         "sync",
@@ -295,7 +296,8 @@ def test_a_prompt_inside_the_window_is_full_attention_and_its_blocks_leave_later
         "small-blocks",
         "means",
         "pieces",
-        "piece-chunks",
+        "bound-chunks",
+        "bounds",
     ],
 )
 def test_the_budget_holds_while_blocks_leave(params: SeKVParameters) -> None:
@@ -320,11 +322,12 @@ def test_the_budget_holds_while_blocks_leave(params: SeKVParameters) -> None:
     trial.session.close()
 
 
+@pytest.mark.parametrize("router", ["mean", "bound"])
 @pytest.mark.parametrize("index", ["exact", "int8"])
 @pytest.mark.parametrize("piece", [0, 4])
-def test_the_mean_router_ranks_spans_by_their_best_piece(piece: int, index: str) -> None:
+def test_spans_are_ranked_by_their_best_piece(piece: int, index: str, router: str) -> None:
     """Scores and the order of wishes against float64 NumPy; the bytes it holds are those the layout counts."""
-    params = dataclasses.replace(PARAMS, router="mean", piece=piece, index=index, zoom_rate=1.0)
+    params = dataclasses.replace(PARAMS, router=router, piece=piece, index=index, zoom_rate=1.0)
     trial = Trial(params, 110, seed=11).prefill()
     trial.step(0)
     ids = [i + 1 for i, row in enumerate(trial.spans()) if row[2] == "entropy"]
@@ -341,9 +344,12 @@ def test_the_mean_router_ranks_spans_by_their_best_piece(piece: int, index: str)
                 edges = [start + (end - start) * i // count for i in range(count + 1)]
                 best = -math.inf
                 for a, b in itertools.pairwise(edges):
-                    mean = nats[a:b] / nats[a:b].sum() @ trial.keys[layer, g, a:b]
-                    logits = trial.q[layer, 2 * g : 2 * g + 2] @ mean / math.sqrt(SHAPE.head_dim)
-                    best = max(best, float(logits.max()) + math.log(b - a))
+                    keys, q = trial.keys[layer, g, a:b], trial.q[layer, 2 * g : 2 * g + 2]
+                    if router == "mean":
+                        logits = q @ (nats[a:b] / nats[a:b].sum() @ keys) / math.sqrt(SHAPE.head_dim) + math.log(b - a)
+                    else:
+                        logits = np.maximum(q * keys.max(0), q * keys.min(0)).sum(1) / math.sqrt(SHAPE.head_dim)
+                    best = max(best, float(logits.max()))
                 expected.append(best)
             np.testing.assert_allclose(selection.score[g, ids].numpy(), expected, atol=0.1 if index == "int8" else 1e-4)
             if index == "exact":

@@ -75,6 +75,24 @@ def test_piece_scores_are_the_best_coarse_logit_of_a_span(seed: int) -> None:
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12)
 
 
+def test_bounds_are_never_below_a_key_and_reached_by_one() -> None:
+    """Against float64: the bound of a piece is a sum over dimensions, at least every key's logit, equal for one key."""
+    keys = random(1, H_KV, 12, D, seed=8).double()
+    ranges, owner = [(0, 5), (5, 11), (11, 12)], torch.tensor([0, 0, 1])
+    query = random(H, 7, D, seed=9).double()
+    kept = sr.ranges_of_keys(keys, ranges)[0]
+    got = sr.bound_scores(query, kept, torch.ones(1, 1, 1), owner, 2)
+    logits = query @ keys[0].repeat_interleave(2, 0).mT / math.sqrt(D)
+    assert (got[..., 0] >= logits[..., :11].amax(-1) - 1e-12).all()
+    torch.testing.assert_close(got[..., 1], logits[..., 11])
+    by_hand = []
+    for a, b in ranges[:2]:
+        k = keys[0, 1, a:b].numpy()
+        q = query[3, 2].numpy()
+        by_hand.append(np.maximum(q * k.max(0), q * k.min(0)).sum() / math.sqrt(D))
+    assert float(got[3, 2, 0]) == pytest.approx(max(by_hand), rel=1e-12)
+
+
 def test_eight_bits_are_off_by_half_a_step_at_most() -> None:
     x = random(L, H_KV, 5, D, seed=7) * torch.tensor([1e-3, 1.0, 7.0, 0.0, 1e3])[:, None]
     small, scale = sr.to_bytes(x)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, piece_count
 from kvlens.shape import KVShape
 from kvlens.spans import Span
@@ -37,7 +37,7 @@ class Plan:
     leaves: int
     """blocks of decoded tokens that leave the window at most"""
     pieces: int
-    """rows of the routing table of router=mean: one for every piece of a span"""
+    """of spans, by which the routers mean and bound find them"""
 
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
         """With `recall` slots for expanded spans."""
@@ -67,7 +67,7 @@ class Plan:
 
 def check_dim(params: SeKVParameters, head_dim: int) -> None:
     """Raises ValueError when the routing space would be larger than a key."""
-    if params.router != "mean" and params.dim > head_dim:
+    if params.router not in BY_PIECE and params.dim > head_dim:
         raise ValueError(
             f"sekv: dim is {params.dim}, but this model's heads have size {head_dim}: set dim to at most {head_dim}."
         )
@@ -82,12 +82,13 @@ def staging_bytes(params: SeKVParameters, shape: KVShape, longest: int) -> int:
 
 
 def router_bytes(params: SeKVParameters, shape: KVShape, plan: Plan) -> int:
-    """Routing summaries [L, H, coarse, d'] (second term of eq. 17) or, with router=mean, mean keys of pieces
-    [L, H_kv, pieces, D]; ids and lengths of their spans; W and thresholds fitted to this prompt. Trained ones belong to
+    """Routing summaries [L, H, coarse, d'] (second term of eq. 17) or, of pieces, mean keys [L, H_kv, pieces, D]
+    or two bounds each; ids and lengths of their spans; W and thresholds fitted to this prompt. Trained ones belong to
     the model, not to the cache."""
     spans, fitted = plan.coarse * (8 + 4), 4 * shape.layers
-    if params.router == "mean":
+    if params.router in BY_PIECE:
         entry = shape.head_dim * shape.itemsize if params.index == "exact" else shape.head_dim + 4
+        entry *= BY_PIECE[params.router]
         table = plan.pieces * (shape.layers * shape.kv_heads * entry + 8 + 4)
         return table + spans + fitted * shape.q_heads
     table = shape.layers * shape.q_heads * plan.coarse * params.dim * shape.itemsize

@@ -165,9 +165,9 @@ class SeKV(Method):
             ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
             [ROLES.get(span.kind, "resident") for span in spans],
             Kept.everywhere(torch.tensor(kept, dtype=torch.long, device=device)),
-            compressed,
-            mean_keys,
-            mean_values,
+            coarse=compressed,
+            coarse_keys=mean_keys,
+            coarse_values=mean_values,
             offload=compressed,
             codec=SpanCodec(
                 params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell

@@ -109,6 +109,25 @@ def piece_scores(query: Tensor, pieces: Tensor, scale: Tensor, length: Tensor, o
     group = query.shape[0] // pieces.shape[0]
     per_head = (pieces.to(query.dtype) * scale).repeat_interleave(group, dim=0)
     value = query @ per_head.transpose(-1, -2) / math.sqrt(query.shape[-1]) + length.log()
+    return _best(value, owner, spans)
+
+
+def bound_scores(query: Tensor, pieces: Tensor, scale: Tensor, owner: Tensor, spans: int) -> Tensor:
+    """In place of eq. 5, ours: the largest that a span's logits q . k / sqrt(D) can be by the ranges of its keys (the
+    bound of Quest), which a single token is enough for.
+
+    query [H, T, D]; pieces [H_kv, 2 P, D] times scale [H_kv, 2 P, 1]: largest and smallest entries of a piece's keys,
+    one behind the other; owner [P] as above -> [H, T, spans].
+    """
+    group = query.shape[0] // pieces.shape[0]
+    per_head = (pieces.to(query.dtype) * scale).repeat_interleave(group, dim=0)
+    largest, smallest = per_head[:, 0::2].transpose(-1, -2), per_head[:, 1::2].transpose(-1, -2)
+    value = (query.clamp_min(0) @ largest + query.clamp_max(0) @ smallest) / math.sqrt(query.shape[-1])
+    return _best(value, owner, spans)
+
+
+def _best(value: Tensor, owner: Tensor, spans: int) -> Tensor:
+    """Of pieces [H, T, P] -> of their spans, the largest [H, T, spans]."""
     value = value.masked_fill(owner < 0, -math.inf)
     best = torch.full((*value.shape[:-1], spans), -math.inf, dtype=value.dtype, device=value.device)
     return best.scatter_reduce(-1, owner.clamp_min(0).expand_as(value), value, "amax")
@@ -118,6 +137,12 @@ def to_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Vectors [..., D] -> int8 [..., D] and scale float32 [..., 1] with x ~ int8 * scale; half a step is the error."""
     scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-30) / 127
     return (x.float() / scale).round().to(torch.int8), scale
+
+
+def ranges_of_keys(keys: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """keys [L, H_kv, m, D] -> largest and smallest entries of each range, one behind the other [L, H_kv, 2 P, D]."""
+    ends = [x for a, b in ranges for x in (keys[:, :, a:b].amax(2), keys[:, :, a:b].amin(2))]
+    return torch.stack(ends, 2) if ends else keys[:, :, :0]
 
 
 def span_means(x: Tensor, nats: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:

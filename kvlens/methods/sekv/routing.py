@@ -9,7 +9,7 @@ import torch
 
 from kvlens.methods.base import RunContext
 from kvlens.methods.sekv import router as sekv_router
-from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import pieces
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ class Routing:
     `dim`.
 
     table: what a query is multiplied with; [L, Hq, C, d'] unit summaries in the routing space (eq. 3), or, with
-    router=mean, [L, H_kv, P, D] mean keys of pieces, times `scale` [L, H_kv, P, 1] where they lie in 8 bits.
+    router=mean, [L, H_kv, P, D] mean keys of pieces, times `scale` [L, H_kv, P, 1] where they lie in 8 bits; with
+    router=bound there are two rows for a piece.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class Routing:
         spans, pieces = rows
         self._used = [0, 0]
         """rows of spans and of pieces"""
-        self.by_mean = params.router == "mean"
+        self.by_piece = params.router in BY_PIECE
+        self.per_piece = BY_PIECE.get(params.router, 0)
         self.span = torch.zeros(spans, dtype=torch.long, device=device)
         """ids, 0: the row is not in use"""
         self.length = torch.ones(spans, device=device)
         self._own: tuple[torch.Tensor, ...] = ()
         """what is held beside table, span and length"""
-        if self.by_mean:
+        if self.by_piece:
             self._make_pieces(pieces, context)
             return
         self.table = torch.zeros(shape.layers, shape.q_heads, spans, params.dim, dtype=context.dtype, device=device)
@@ -54,7 +56,7 @@ class Routing:
 
     def _make_pieces(self, pieces: int, context: RunContext) -> None:
         shape, device = context.shape, context.device
-        size, exact = (shape.layers, shape.kv_heads, pieces), self.params.index == "exact"
+        size, exact = (shape.layers, shape.kv_heads, pieces * self.per_piece), self.params.index == "exact"
         kept = context.dtype if exact else torch.int8
         self.table = torch.zeros(*size, shape.head_dim, dtype=kept, device=device)
         self.scale = torch.ones(1, 1, 1, 1, device=device) if exact else torch.zeros(*size, 1, device=device)
@@ -67,7 +69,7 @@ class Routing:
 
     def fit(self, keys: torch.Tensor) -> None:
         """W of the pca router from the prompt's keys [L, H_kv, n, D]; the others need none, or have theirs."""
-        if self.trained is None and not self.by_mean:
+        if self.trained is None and not self.by_piece:
             self.weight.copy_(sekv_router.fit_pca(keys, 1, self.params.dim))
 
     def add(
@@ -85,7 +87,7 @@ class Routing:
         self.span[rows] = torch.tensor(ids, dtype=torch.long)
         self.length[rows] = torch.tensor([end - start for start, end in ranges], dtype=self.length.dtype)
         self._used[0] += len(ids)
-        if self.by_mean:
+        if self.by_piece:
             self._add_pieces(first, ranges, keys, weights)
             return mean_keys
         summary = sekv_router.summaries(self._heads(self.weight), mean_keys.float())
@@ -97,15 +99,20 @@ class Routing:
     ) -> None:
         """Pieces of the spans whose rows begin at `first`."""
         cuts = [pieces(start, end, self.params.piece) for start, end in ranges]
-        of = [first + place for place, parts in enumerate(cuts) for _ in parts]
-        found = sekv_router.span_means(keys, weights, [part for parts in cuts for part in parts])
-        at = slice(self._used[1], self._used[1] + len(of))
-        if self.params.index == "exact":
-            self.table[:, :, at] = found.to(self.table.dtype)
+        of = [first + place for place, of_span in enumerate(cuts) for _ in of_span]
+        parts = [part for of_span in cuts for part in of_span]
+        if self.params.router == "mean":
+            found = sekv_router.span_means(keys, weights, parts)
         else:
-            self.table[:, :, at], self.scale[:, :, at] = sekv_router.to_bytes(found)
+            found = sekv_router.ranges_of_keys(keys, parts)
+        at = slice(self._used[1], self._used[1] + len(of))
+        rows = slice(at.start * self.per_piece, at.stop * self.per_piece)
+        if self.params.index == "exact":
+            self.table[:, :, rows] = found.to(self.table.dtype)
+        else:
+            self.table[:, :, rows], self.scale[:, :, rows] = sekv_router.to_bytes(found)
         self.owner[at] = torch.tensor(of, dtype=torch.long)
-        self.tokens[at] = torch.tensor([b - a for parts in cuts for a, b in parts], dtype=self.tokens.dtype)
+        self.tokens[at] = torch.tensor([b - a for a, b in parts], dtype=self.tokens.dtype)
         self._used[1] += len(of)
 
     def fit_threshold(self, queries: torch.Tensor, prompt_tokens: int, ends: torch.Tensor) -> None:
@@ -123,11 +130,12 @@ class Routing:
 
     def score(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Of spans for queries [Hq, T, D] of a layer -> [Hq, T, C]; -inf for rows that are not in use."""
-        if self.by_mean:
+        if self.by_piece:
             scale = self.scale[layer] if self.params.index == "int8" else self.scale[0]
-            return sekv_router.piece_scores(
-                q.float(), self.table[layer], scale, self.tokens, self.owner, len(self.span)
-            )
+            table, spans = self.table[layer], len(self.span)
+            if self.params.router == "bound":
+                return sekv_router.bound_scores(q.float(), table, scale, self.owner, spans)
+            return sekv_router.piece_scores(q.float(), table, scale, self.tokens, self.owner, spans)
         routed = sekv_router.route(self._heads(self.weight[layer]), q.float())
         return sekv_router.scores(routed, self.table[layer].float(), self.length, self.span > 0)
 
