@@ -51,7 +51,7 @@ class RazorAttentionParameters:
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """Heads that keep everything take 15 of 32 parts of the budget, as 15 % of the heads do beside a fifth of the
         prompt for the others in the paper (sec. 3), those 15 % at most and none where one is too much; one of 15
-        echoes. The window is the paper's fifth without its least length, and shrinks to what the budget holds (ours)."""
+        echoes. The window is the paper's fifth without its least length; it shrinks to what the budget holds (ours)."""
         whole, heads = prompt_tokens + max_new, shape.layers * shape.kv_heads
         share = tokens_within(shape, budget_bytes, whole) / whole
         some = clamp(min(0.15, share * 15 / 32) * heads, 0, heads)
