@@ -50,11 +50,11 @@ class RazorAttentionParameters:
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """Heads that keep everything take 15 of 32 parts of the budget, as 15 % of the heads do beside a fifth of the
-        prompt for the others in the paper (sec. 3), those 15 % at most and none where one is too much; one of 15
-        echoes. The window is the paper's fifth without its least length; it shrinks to what the budget holds (ours)."""
+        prompt for the others in the paper (sec. 3), one head at least and those 15 % at most; of 15 of them one echoes.
+        The window is the paper's fifth without its least length, and shrinks to what the budget holds (ours)."""
         whole, heads = prompt_tokens + max_new, shape.layers * shape.kv_heads
         share = tokens_within(shape, budget_bytes, whole) / whole
-        some = clamp(min(0.15, share * 15 / 32) * heads, 0, heads)
+        some = clamp(min(0.15, share * 15 / 32) * heads, 1, heads)
         echo = round(some / 15)
         shares = [round(max(0.0, (count - 0.5) / heads), 4) for count in (echo, some - echo)]
         return {"echo": shares[0], "induction": shares[1], "least_window": 0, "shrink": True}
