@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
 from kvlens.methods.base import Method, Prefilled
 from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_map
-from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
@@ -46,18 +45,6 @@ class RazorAttentionParameters:
         for name in ("window_share", "echo", "induction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1.")
-
-    @classmethod
-    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Heads that keep everything take 15 of 32 parts of the budget, as 15 % of the heads do beside a fifth of the
-        prompt for the others in the paper (sec. 3), one head at least and those 15 % at most; of 15 of them one echoes.
-        The window is the paper's fifth without its least length, and shrinks to what the budget holds (ours)."""
-        whole, heads = prompt_tokens + max_new, shape.layers * shape.kv_heads
-        share = tokens_within(shape, budget_bytes, whole) / whole
-        some = clamp(min(0.15, share * 15 / 32) * heads, 1, heads)
-        echo = round(some / 15)
-        shares = [round(max(0.0, (count - 0.5) / heads), 4) for count in (echo, some - echo)]
-        return {"echo": shares[0], "induction": shares[1], "least_window": 0, "shrink": True}
 
     @property
     def calibrated(self) -> bool:
