@@ -2,7 +2,9 @@
 
 `python benchmarks/recall.py [out.json]` prints seconds (least of three), Python calls of the thread that decides, and
 entries of the ledger. A file keeps what it was told under other labels: run it again on another version of the code
-with another `--label`, and the file holds both. Shapes are SmolLM2-135M's: 30 layers, 3 KV heads, head size 64.
+with another `--label`, `--about` saying what that version does, and the file holds both, each with its machine, load,
+versions and day. Calls do not depend on the machine; seconds do, and on what else it does. Shapes are SmolLM2-135M's:
+30 layers, 3 KV heads, head size 64.
 """
 
 from __future__ import annotations
@@ -134,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", nargs="?", type=Path)
     parser.add_argument("--label", default="now")
+    parser.add_argument("--about", default="", help="what this version of the code does")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with torch.inference_mode():
@@ -147,9 +150,14 @@ def main() -> None:
     if arguments.out is None:
         return
     kept = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    kept[arguments.label] = told
-    kept["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, shared with other work"
-    kept["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
+    kept[arguments.label] = {
+        "about": arguments.about,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, shared with other work",
+        "load": round(os.getloadavg()[0], 1),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        **told,
+    }
     arguments.out.write_text(json.dumps(kept, indent=1) + "\n")
 
 

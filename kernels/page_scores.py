@@ -17,7 +17,8 @@ from typing import Literal, get_args
 import torch
 
 from kvlens.kernels.choice import backend
-from kvlens.kernels.compat import MIN_DOT, compute, jit, next_power_of_two, power_of_two, tl, warps
+from kvlens.kernels.compat import MIN_DOT, compute, next_power_of_two, power_of_two, warps
+from kvlens.kernels.page_score_kernels import pool_softmax, score
 
 Pooling = Literal["MaxQ", "MeanQ", "MaxQK", "MeanQK", "MaxS", "MeanS"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
@@ -95,7 +96,7 @@ def _page_scores(
     stats = torch.empty(2, batch, heads, tiles, dtype=torch.float32, device=q.device) if soft else (None, None)
     flags = candidate.view(torch.uint8)
     common = {"HKV": kv_heads, "G": group, "TILE": TILE, "enable_fp_fusion": True}
-    _score[(batch * kv_heads, tiles)](
+    score[(batch * kv_heads, tiles)](
         q,
         lo,
         hi,
@@ -118,7 +119,7 @@ def _page_scores(
         **common,
     )
     if soft:
-        _pool_softmax[(batch * kv_heads, tiles)](
+        pool_softmax[(batch * kv_heads, tiles)](
             raw,
             stats[0],
             stats[1],
@@ -141,117 +142,3 @@ def _(
     q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, candidate: torch.Tensor, pooling: str, scaling: float
 ) -> torch.Tensor:
     return q.new_empty(lo.shape[:3], dtype=torch.float32)
-
-
-@jit
-def _score(  # type: ignore[no-untyped-def]
-    q_ptr,
-    lo_ptr,
-    hi_ptr,
-    candidate_ptr,
-    score_ptr,
-    top_ptr,
-    sum_ptr,
-    scaling,
-    places,
-    q_b,
-    q_h,
-    p_b,
-    p_h,
-    p_n,
-    c_b,
-    c_h,
-    c_n,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    TILE: tl.constexpr,
-    GP: tl.constexpr,
-    D: tl.constexpr,
-    POOL: tl.constexpr,
-    SOFT: tl.constexpr,
-    COMPUTE: tl.constexpr,
-):
-    """One program: one (sequence, KV head) and one tile of pages. SOFT: scores [B, Hq, N] of every query head, and per
-    tile their maximum and the sum of exponentials above it, [B, Hq, tiles]; else the pooled scores [B, H_kv, N]."""
-    bh = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
-    b = bh // HKV
-    h = bh % HKV
-    g = tl.arange(0, GP)
-    real = g < G
-    d = tl.arange(0, D)
-    page = tile * TILE + tl.arange(0, TILE)
-    live = tl.load(candidate_ptr + b * c_b + h * c_h + page * c_n, mask=page < places, other=0) != 0
-    # first of all in fp32, whatever the storage: the interpreter cannot compute in bf16
-    q = tl.load(q_ptr + b * q_b + (h * G + g)[:, None] * q_h + d[None, :], mask=real[:, None], other=0.0).to(tl.float32)
-    if POOL == "MaxQ":
-        q = tl.where((g == 0)[:, None], tl.max(tl.where(real[:, None], q, float("-inf")), 0)[None, :], 0.0)
-    if POOL == "MeanQ":
-        q = tl.where((g == 0)[:, None], (tl.sum(q, 0) / G)[None, :], 0.0)
-    at = b * p_b + h * p_h + page[:, None] * p_n + d[None, :]
-    hi = tl.load(hi_ptr + at, mask=live[:, None], other=0.0).to(COMPUTE)
-    s = tl.dot(tl.maximum(q, 0.0).to(COMPUTE), tl.trans(hi), input_precision="ieee")
-    lo = tl.load(lo_ptr + at, mask=live[:, None], other=0.0).to(COMPUTE)
-    s = tl.dot(tl.minimum(q, 0.0).to(COMPUTE), tl.trans(lo), acc=s, input_precision="ieee") * scaling
-    if SOFT:
-        s = tl.where(live[None, :], s, float("-inf"))
-        row = bh * G + g
-        tl.store(score_ptr + row[:, None] * places + page[None, :], s, mask=real[:, None] & (page < places)[None, :])
-        top = tl.max(s, 1)
-        level = tl.where(top == float("-inf"), 0.0, top)
-        tl.store(top_ptr + row * tl.num_programs(1) + tile, top, mask=real)
-        tl.store(sum_ptr + row * tl.num_programs(1) + tile, tl.sum(tl.exp(s - level[:, None]), 1), mask=real)
-    else:
-        if POOL == "MeanQK":
-            pooled = tl.sum(s, 0) / G  # rows of padding are 0
-        elif POOL == "MaxQK":
-            pooled = tl.max(tl.where(real[:, None], s, float("-inf")), 0)
-        else:
-            pooled = tl.sum(s, 0)  # row 0 is the only one
-        tl.store(score_ptr + bh * places + page, tl.where(live, pooled, float("-inf")), mask=page < places)
-
-
-@jit
-def _pool_softmax(  # type: ignore[no-untyped-def]
-    score_ptr,
-    top_ptr,
-    sum_ptr,
-    candidate_ptr,
-    out_ptr,
-    log_group,
-    places,
-    tiles,
-    c_b,
-    c_h,
-    c_n,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    TILE: tl.constexpr,
-    TP: tl.constexpr,
-    MEAN: tl.constexpr,
-):
-    """Finish the log-softmax over all pages from the tiles' maxima and sums, and pool it over the group: the largest,
-    or the mean as a sum of exponentials above the largest so far."""
-    bh = tl.program_id(0).to(tl.int64)
-    page = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    each = tl.arange(0, TP)
-    at = candidate_ptr + (bh // HKV) * c_b + (bh % HKV) * c_h + page * c_n
-    live = tl.load(at, mask=page < places, other=0) != 0
-    best = tl.full((TILE,), float("-inf"), tl.float32)
-    above = tl.zeros((TILE,), tl.float32)
-    for g in tl.static_range(G):
-        row = bh * G + g
-        tops = tl.load(top_ptr + row * tiles + each, mask=each < tiles, other=float("-inf"))
-        sums = tl.load(sum_ptr + row * tiles + each, mask=each < tiles, other=0.0)
-        top = tl.max(tops, 0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.sum(tl.exp(tops - top) * sums, 0)
-        level = top + tl.log(tl.where(total > 0, total, 1.0))
-        share = tl.load(score_ptr + row * places + page, mask=live, other=0.0) - level
-        highest = tl.maximum(best, share)
-        if MEAN:
-            above = above * tl.exp(best - highest) + tl.exp(share - highest)
-        best = highest
-    if MEAN:
-        best = best + tl.log(above) - log_group
-    tl.store(out_ptr + bh * places + page, tl.where(live, best, float("-inf")), mask=page < places)

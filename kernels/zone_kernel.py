@@ -12,7 +12,7 @@ from kvlens.kernels.zone_parts import accepted, oldest
 
 
 @jit
-def plan(  # type: ignore[no-untyped-def]
+def plan_zone(  # type: ignore[no-untyped-def]
     want_ptr,
     read_ptr,
     lengths_ptr,

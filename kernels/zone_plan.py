@@ -9,7 +9,7 @@ import torch
 
 from kvlens.kernels.choice import backend
 from kvlens.kernels.compat import next_power_of_two
-from kvlens.kernels.zone_kernel import plan
+from kvlens.kernels.zone_kernel import plan_zone
 from kvlens.kernels.zone_parts import reusable
 from kvlens.kernels.zone_tables import Moves, Names, Source, Wishes, ZoneTables
 from kvlens.kernels.zone_torch import zone_plan_torch
@@ -120,7 +120,7 @@ def _plan_zone(
         reusable[(heads,)](*asked, there, **sizes, **fixed)
     names = next_power_of_two(page)
     strides = (0, 0) if packed is None else packed.stride()
-    plan[(heads,)](
+    plan_zone[(heads,)](
         *asked,
         there,
         starts,

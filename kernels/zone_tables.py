@@ -101,8 +101,8 @@ class CellPlan:
     """What is decided, before anything has a name or an address. Cells; of the wishes int64 [H, W]: count: wished for,
     0: no wish; there: that an accepted wish finds in the zone; stay: those of them that are not moved again. accepted
     bool [H, W]. Of the zone: fill bool [H, M]: cells that something has to be moved into (what: the tables' span and
-    offset); freed bool [H, M]: cells whose content is given up, filled again or not; gone bool [H, S]: spans of which
-    nothing is left."""
+    offset), by the wishes in their order; freed bool [H, M]: cells whose content is given up, filled again or not; gone
+    bool [H, S]: spans of which nothing is left."""
 
     count: torch.Tensor
     accepted: torch.Tensor
@@ -111,8 +111,3 @@ class CellPlan:
     fill: torch.Tensor
     freed: torch.Tensor
     gone: torch.Tensor
-
-    @property
-    def missing(self) -> torch.Tensor:
-        """Cells of each wish that have to be moved, int64 [H, W]; they take the cells to fill in this order."""
-        return torch.where(self.accepted, self.count - self.stay, 0)

@@ -67,26 +67,25 @@ class RecallZone:
         return self._told(decide(self.tables, asked, lengths, self.page), requested)
 
     def _told(self, found: CellPlan, requested: torch.Tensor) -> Plan:
-        page, missing = self.page, found.missing
-        at = missing.nonzero(as_tuple=True)
-        rows = torch.stack((at[0], requested[at], found.stay[at] * page, missing[at] * page))
-        slots = self.first + found.fill.nonzero()[:, 1:] * page + torch.arange(page)
-        heads, spans = found.gone.nonzero(as_tuple=True)
-        order = np.lexsort((self.tables.stamp[heads, spans].numpy(), heads.numpy()))
-        over = ((found.count > 0) & ~found.accepted).nonzero(as_tuple=True)
-        accepted = torch.where(found.accepted, found.count, 0).sum(1)
+        page, wanted = self.page, requested.numpy()
+        count, accepted, there, stay = (x.numpy() for x in (found.count, found.accepted, found.there, found.stay))
+        missing = np.where(accepted, count - stay, 0)
+        short, over = missing.nonzero(), ((count > 0) & ~accepted).nonzero()
+        slots = self.first + found.fill.numpy().nonzero()[1][:, None] * page + np.arange(page)
+        heads, spans = found.gone.numpy().nonzero()
+        order = np.lexsort((self.tables.stamp.numpy()[heads, spans], heads))
         counts = {
             "n_recalled": (missing > 0).sum(1),
-            "n_reused": (found.accepted & (missing == 0)).sum(1),
+            "n_reused": (accepted & (missing == 0)).sum(1),
             "recalled_tokens": missing.sum(1) * page,
-            "reused_tokens": found.stay.sum(1) * page,
-            "ideal_tokens": (accepted - found.there.sum(1)) * page,
+            "reused_tokens": stay.sum(1) * page,
+            "ideal_tokens": np.where(accepted, count - there, 0).sum(1) * page,
         }
         return Plan(
-            rows.numpy(),
-            slots.flatten().numpy(),
+            np.stack((short[0], wanted[short], stay[short] * page, missing[short] * page)),
+            slots.ravel(),
             found.freed.repeat_interleave(page, 1) if page > 1 else found.freed,
-            torch.stack((heads, spans)).numpy()[:, order],
-            torch.stack((over[0], requested[over])).numpy(),
-            {name: count.numpy() for name, count in counts.items()},
+            np.stack((heads[order], spans[order])),
+            np.stack((over[0], wanted[over])),
+            counts,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from kvlens.kernels.choice import Backend
@@ -10,16 +9,17 @@ from kvlens.kernels.pool_attend import Live, page_of
 from kvlens.kernels.slot_tables import slot_bias, tables_by
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
-from kvlens.memory.cold import ColdTier, Cut, Stored
+from kvlens.memory.cold import ColdTier
 from kvlens.memory.events import EventLog
 from kvlens.memory.held import Held
-from kvlens.memory.hot import FREE, ROLE, HotTier, Slots
+from kvlens.memory.hot import FREE, HotTier, Slots
 from kvlens.memory.keeper import Keeper
 from kvlens.memory.layout import Layout
-from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.ledger import Ledger
 from kvlens.memory.links import link_for
 from kvlens.memory.packed import PackedZone
 from kvlens.memory.placement import Eviction, Placement, Selection
+from kvlens.memory.placer import Placer
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
 from kvlens.memory.spantable import WINDOW, SpanTable
@@ -44,16 +44,13 @@ class Memory:
         self.prompt: PromptStore | None = PromptStore(shape, dtype, device, prompt_tokens)
         self.account.hold("prompt", *self.prompt.tensors())
         self.events = EventLog()
-        self._stored: list[tuple[Entry, Stored]] = []
-        """what went to the cold tier since `drain_span_heads`"""
         self.packed: PackedZone | None = None
         """what stays on the device in few bits; None: nothing does"""
         self.step = -1
         self._position = -1
         self._window_start = 0
 
-    # ------------------------------------------------------------------------------------------------ prefill and
-    # placement
+    # ---------------------------------------------------------------------------------------- prefill and placement
     def lay_out(self, layout: Layout) -> None:
         """Take the device's slots. Called once, when prefill has ended."""
         shape = self.shape
@@ -69,6 +66,7 @@ class Memory:
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self.events
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
+        self.placer = Placer(self.recaller, self.ledger, self.link, self.events, self.held, self.selectable)
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())
@@ -92,12 +90,12 @@ class Memory:
         the host too."""
         assert self.prompt is not None
         keys, values = self.prompt.keys, self.prompt.values
-        ids = self._open_spans(placement)
+        ids = self.placer.open_spans(placement, self.step)
         for pool in self.hot.pools:
             self.keeper.keep(pool, placement, keys, values, 0, ids)
         if self.packed is not None:
             self.packed.place(self.hot.pools, self._rows(ids), self.prompt, self._window_start)
-        self._place(placement, keys, values, 0, ids, "offload")
+        self.placer.place(placement, keys, values, 0, ids, "offload")
         self.keeper.tell_losses(placement, ids, self.step, self.prompt.tokens)
         self.held.place(self.hot, self.prompt)
         self.link.quiet()
@@ -108,7 +106,7 @@ class Memory:
         """The oldest tokens of the window, positions [start, end), go where `placement` says; their slots are free
         afterwards. In dense layers they stay where they are and only change their name."""
         assert start == self._window_start, (start, self._window_start)
-        ids = self._open_spans(placement)
+        ids = self.placer.open_spans(placement, self.step)
         moving = [pool for pool in self.hot.pools if not pool.dense]
         if self.packed is not None:
             self.packed.leave(moving, self._rows(ids), start, end)
@@ -117,7 +115,7 @@ class Memory:
             self.account.hold("leaving", keys, values)
             for pool in moving:
                 self.keeper.keep(pool, placement, keys, values, start, ids)
-            self._place(placement, keys, values, start, ids, "leave")
+            self.placer.place(placement, keys, values, start, ids, "leave")
             self.account.release("leaving")
         for pool in moving:
             pool.role.index_fill_(2, pool.window_slots(start, end), FREE)
@@ -132,76 +130,13 @@ class Memory:
 
     def name(self, placement: Placement) -> None:
         """Tokens of a bag belong to the placement's spans from now on, wherever they lie. Nothing moves."""
-        self.keeper.name(self._open_spans(placement), placement.roles)
+        self.keeper.name(self.placer.open_spans(placement, self.step), placement.roles)
 
     def evict(self, eviction: Eviction) -> None:
         """The next token's place in every bag. Nothing comes back."""
         self.keeper.evict(eviction, self.step)
 
-    def _open_spans(self, placement: Placement) -> list[int]:
-        rows = [
-            SpanRow(0, span.kind, span.tok_start, span.tok_end, self.step, span.reason, span.mean_surprisal, state)
-            for span, state in zip(placement.spans, placement.states, strict=True)
-        ]
-        ids = self.spans.add(rows)
-        for span, row in zip(ids, rows, strict=True):
-            self.events.tell("span_open", span=span)
-            self.held.name(self.hot, row.tok_start, row.tok_end, span)
-        selectable = [ids[i] for i in (*placement.offload, *placement.selectable)]
-        self.selectable[torch.tensor(selectable, dtype=torch.long, device=self.device)] = True
-        kept = torch.tensor([ids[i] for i in placement.selectable], dtype=torch.long, device=self.device)
-        self.is_hot[:, :, kept] = True
-        for span, row in zip(ids, rows, strict=True):
-            if row.state == "evicted":
-                self.events.tell("evict", span=span, value=float(row.tok_end - row.tok_start))
-        return ids
-
-    def _place(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
-    ) -> None:
-        """What goes beside the kept tokens: coarse entries, and spans to the cold tier. keys, values [L, H_kv, m, D]
-        from `first` on."""
-        if placement.coarse:
-            assert placement.coarse_keys is not None
-            assert placement.coarse_values is not None
-            spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
-            starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
-            role, counts = torch.full_like(spans, ROLE["coarse"]), placement.coarse_counts
-            for pool in self.hot.pools:
-                if not pool.dense and pool.zones.coarse:
-                    if counts is not None and pool.weight is not None:
-                        mine, at = counts[pool.at], pool.used["coarse"]
-                        role = torch.where(mine > 0, ROLE["coarse"], FREE)
-                        more = mine.clamp(min=1).log() - self.spans.log_lengths[spans]
-                        pool.weight[:, :, at : at + len(spans)] = more
-                    keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
-                    pool.append("coarse", keys_of, values_of, starts, spans, role)
-        if placement.offload:
-            self._offload(placement, keys, values, first, ids, cause)
-
-    def _offload(
-        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
-    ) -> None:
-        """All spans that go to the cold tier: one entry of the ledger, one move for each layer and form."""
-        codec, cold, layers = placement.codec, self.cold, self.cold.layers
-        assert codec is not None
-        self.recaller.codec = codec
-        if len(layers) < self.shape.layers:
-            keys, values = keys[layers], values[layers]
-        cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
-        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first)
-        spans = np.array([cut.span for cut in cuts])[:, None, None]
-        names = np.broadcast_arrays(np.array(layers)[:, None], np.arange(self.shape.kv_heads), spans)
-        layer, kv_head, span = (x.ravel() for x in names)
-        entry = self.ledger.open(layer, kv_head, span, "d2h", cause, stored.size.ravel(), blocking=True)
-        ticket = self.link.submit(entry, moves)
-        self._stored.append((entry, stored))
-        for cut in cuts:
-            self.events.tell("offload", span=cut.span, value=float(cut.end - cut.start))
-        ticket.wait()
-
-    # -------------------------------------------------------------------------------------------------------------
-    # decoding
+    # ------------------------------------------------------------------------------------------------------ decoding
     def start_step(self, step: int) -> None:
         """A new step: the ledger, the account's peak and counts begin anew."""
         self.step = self.events.step = step
@@ -298,10 +233,6 @@ class Memory:
         pool.weigh(bias, layer)
         return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
 
-    def parts(self, layer: int) -> int:
-        """Parts of a layer that are attended one after the other: one where all its KV heads have equal zones."""
-        return len(self.hot.pools_of(layer))
-
     def attended_slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """The slots of a part that a step's attention with this bias goes through."""
         pool = self.hot.pools_of(layer)[part]
@@ -347,6 +278,5 @@ class Memory:
 
     def drain_span_heads(self) -> list[SpanHeadRow]:
         """How what went to the cold tier, or was packed, since the last call lies there."""
-        stored, self._stored = self._stored, []
         packed = [] if self.packed is None else self.packed.drain_rows()
-        return packed + [row for entry, one in stored for row in one.rows(entry)]
+        return packed + self.placer.drain()

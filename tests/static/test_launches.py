@@ -14,10 +14,10 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 KERNELS = {
     "full": {"_split", "_merge"},
-    "chess": {"_bias", "_table"},
-    "freekv": {"_plan", "_move", "_bias"},
-    "sentkv": {"_plan", "_move"},
-    "sekv": {"_plan", "_move", "_list", "_reconstruct", "_fill", "_bias"},
+    "chess": {"bias_of_slots", "table_of_pages"},
+    "freekv": {"plan_zone", "_move", "bias_of_slots"},
+    "sentkv": {"plan_zone", "_move"},
+    "sekv": {"plan_zone", "_move", "_list", "rebuild_tile", "_fill", "bias_of_slots"},
 }
 """some of what each method's steps launch"""
 

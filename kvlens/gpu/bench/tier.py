@@ -111,7 +111,7 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     ), sink
 
 
-LINK = ("cudalink", "link", "links", "pinned", "streams", "tiers", "recaller")
+LINK = ("cudalink", "link", "links", "pinned", "streams", "tiers", "placer", "recall", "recaller")
 MEMORY = tuple(f"../../memory/{name}.py" for name in LINK)
 PART = Part(
     "engine",

@@ -1,0 +1,99 @@
+"""Carries out where tokens go beside the kept ones: spans get their ids, coarse entries their slots, and what is
+offloaded its place in the cold tier."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from kvlens.memory.cold import Cut, Stored
+from kvlens.memory.events import EventLog
+from kvlens.memory.held import Held
+from kvlens.memory.hot import FREE, ROLE
+from kvlens.memory.ledger import Entry, Ledger
+from kvlens.memory.link import Link
+from kvlens.memory.placement import Placement
+from kvlens.memory.recaller import Recaller
+from kvlens.rows import SpanHeadRow, SpanRow
+
+
+class Placer:
+    """Works on the tiers between which the recaller moves, and tells it the codec. Owns the list of what went to the
+    cold tier since `drain`; writes selectable bool [S]."""
+
+    def __init__(
+        self, recaller: Recaller, ledger: Ledger, link: Link, events: EventLog, held: Held, selectable: torch.Tensor
+    ) -> None:
+        self.shape, self.device = recaller.shape, selectable.device
+        self.hot, self.cold, self.spans, self.is_hot = recaller.hot, recaller.cold, recaller.spans, recaller.is_hot
+        self.recaller, self.held, self.selectable = recaller, held, selectable
+        self.ledger, self.link, self.events = ledger, link, events
+        self._stored: list[tuple[Entry, Stored]] = []
+
+    def open_spans(self, placement: Placement, step: int) -> list[int]:
+        """Give the placement's spans their ids, and tell of them."""
+        rows = [
+            SpanRow(0, span.kind, span.tok_start, span.tok_end, step, span.reason, span.mean_surprisal, state)
+            for span, state in zip(placement.spans, placement.states, strict=True)
+        ]
+        ids = self.spans.add(rows)
+        for span, row in zip(ids, rows, strict=True):
+            self.events.tell("span_open", span=span)
+            self.held.name(self.hot, row.tok_start, row.tok_end, span)
+        selectable = [ids[i] for i in (*placement.offload, *placement.selectable)]
+        self.selectable[torch.tensor(selectable, dtype=torch.long, device=self.device)] = True
+        kept = torch.tensor([ids[i] for i in placement.selectable], dtype=torch.long, device=self.device)
+        self.is_hot[:, :, kept] = True
+        for span, row in zip(ids, rows, strict=True):
+            if row.state == "evicted":
+                self.events.tell("evict", span=span, value=float(row.tok_end - row.tok_start))
+        return ids
+
+    def place(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+    ) -> None:
+        """What goes beside the kept tokens: coarse entries, and spans to the cold tier. keys, values [L, H_kv, m, D]
+        from `first` on."""
+        if placement.coarse:
+            assert placement.coarse_keys is not None
+            assert placement.coarse_values is not None
+            spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
+            starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
+            role, counts = torch.full_like(spans, ROLE["coarse"]), placement.coarse_counts
+            for pool in self.hot.pools:
+                if not pool.dense and pool.zones.coarse:
+                    if counts is not None and pool.weight is not None:
+                        mine, at = counts[pool.at], pool.used["coarse"]
+                        role = torch.where(mine > 0, ROLE["coarse"], FREE)
+                        more = mine.clamp(min=1).log() - self.spans.log_lengths[spans]
+                        pool.weight[:, :, at : at + len(spans)] = more
+                    keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
+                    pool.append("coarse", keys_of, values_of, starts, spans, role)
+        if placement.offload:
+            self._offload(placement, keys, values, first, ids, cause)
+
+    def _offload(
+        self, placement: Placement, keys: torch.Tensor, values: torch.Tensor, first: int, ids: list[int], cause: str
+    ) -> None:
+        """All spans that go to the cold tier: one entry of the ledger, one move for each layer and form."""
+        codec, cold, layers = placement.codec, self.cold, self.cold.layers
+        assert codec is not None
+        self.recaller.codec = codec
+        if len(layers) < self.shape.layers:
+            keys, values = keys[layers], values[layers]
+        cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
+        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first)
+        spans = np.array([cut.span for cut in cuts])[:, None, None]
+        names = np.broadcast_arrays(np.array(layers)[:, None], np.arange(self.shape.kv_heads), spans)
+        layer, kv_head, span = (x.ravel() for x in names)
+        entry = self.ledger.open(layer, kv_head, span, "d2h", cause, stored.size.ravel(), blocking=True)
+        ticket = self.link.submit(entry, moves)
+        self._stored.append((entry, stored))
+        for cut in cuts:
+            self.events.tell("offload", span=cut.span, value=float(cut.end - cut.start))
+        ticket.wait()
+
+    def drain(self) -> list[SpanHeadRow]:
+        """How what went to the cold tier since the last call lies there."""
+        stored, self._stored = self._stored, []
+        return [row for entry, one in stored for row in one.rows(entry)]
