@@ -66,6 +66,7 @@ class Memory:
             shape, layout, self.hot, self.cold, self.spans, self.is_hot, self.ledger, self.link, self.events
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
+        self.placer = Placer(self.recaller, self.ledger, self.link, self.events, self.held, self.selectable)
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())
@@ -282,4 +283,5 @@ class Memory:
 
     def drain_span_heads(self) -> list[SpanHeadRow]:
         """How what went to the cold tier, or was packed, since the last call lies there."""
-        return [*([] if self.packed is None else self.packed.drain_rows()), *self.placer.drain()]
+        packed = [] if self.packed is None else self.packed.drain_rows()
+        return packed + self.placer.drain()
