@@ -45,7 +45,9 @@ class EventLog:
         """An event for each unit (KV head, span) [n] of a layer, in this order. kinds: one for all, or one of each;
         values: NaN: none."""
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
-        told = (None,) * len(spans) if values is None else np.where(np.isnan(values), None, values).tolist()
+        told: Sequence[float | None] = [None] * len(spans)
+        if values is not None:
+            told = [None if np.isnan(value) else value for value in values.tolist()]
         self._told.append((self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told))
 
     def _after(self, layer: int | None) -> bool:

@@ -129,7 +129,8 @@ class Recaller:
             order = told[0].argsort(kind="stable")  # of a KV head what is gone comes first
             kinds = [DEPARTURE.get(cause, "release")] * gone.shape[1] + ["refused"] * refused.shape[1]
             values = np.concatenate((np.full(gone.shape[1], np.nan), self.spans.token_counts(refused[1])))
-            self.events.tell_units([kinds[at] for at in order], layer, *told[:, order], values[order])
+            heads, spans = told[:, order]
+            self.events.tell_units([kinds[at] for at in order], layer, heads, spans, values[order])
 
     def _fetch(self, layer: int, fetches: Fetches, cause: str, blocking: bool) -> None:
         whole = self.spans.token_counts(fetches.spans) == fetches.counts
