@@ -29,7 +29,7 @@ from kvlens.memory.kept import Kept
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Placement, Selection
 from kvlens.memory.tiers import Memory
-from kvlens.methods.base import RunContext
+from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 from kvlens.spans import Span
 

@@ -123,8 +123,7 @@ class FakeDevice:
             self.random.choice(ready).queue.popleft()[1]()
         return bool(ready)
 
-    # -------------------------------------------------------------------------------------------------------------
-    # pinned memory
+    # ---- pinned memory
     def register(self, address: int, size: int) -> None:
         if self.refused_after is not None and sum(self.pinned.values()) + size > self.refused_after:
             raise RuntimeError("cudaHostRegister: out of memory")

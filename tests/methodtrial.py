@@ -10,7 +10,8 @@ import torch
 from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.hot import FREE
-from kvlens.methods.base import Method, Peeked, Rotate, RunContext, StepEnd
+from kvlens.methods.base import Method
+from kvlens.methods.given import Peeked, Rotate, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=6, kv_heads=2, head_dim=24, itemsize=4)

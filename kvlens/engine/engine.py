@@ -22,8 +22,9 @@ from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
 from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold, check
-from kvlens.methods.base import Method, RunContext
+from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
+from kvlens.methods.given import RunContext
 from kvlens.prompts import Prompt
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink

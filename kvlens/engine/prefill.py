@@ -11,13 +11,14 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.engine.surprisal import chunk_surprisal
-from kvlens.methods.base import Method, Peeked
+from kvlens.methods.base import Method
+from kvlens.methods.given import Peeked
 from kvlens.prompts import Prompt
 
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """A prompt after prefill, before any method has placed it. Shapes as in kvlens.methods.base.Prefilled."""
+    """A prompt after prefill, before any method has placed it. Shapes as in kvlens.methods.given.Prefilled."""
 
     ids: tuple[int, ...]
     keys: torch.Tensor

@@ -15,8 +15,9 @@ from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.methods.base import Method, Peeked, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.calibration import calibrated
+from kvlens.methods.given import Peeked, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 
@@ -81,8 +82,7 @@ class Session:
         self._ahead: dict[int, Selection | None] = {}
         """what was selected for layers that have not attended yet"""
 
-    # ------------------------------------------------------------------------------------------------------ called by
-    # the seam
+    # ---- called by the seam
     def tokens_seen(self, layer: int) -> int:
         """Tokens the model has put through before the current one: drives position ids."""
         if not self.decoding:
@@ -170,8 +170,7 @@ class Session:
         seen.append(q[0].clone())
         return decode_attention(q, keys, values, None, scaling)
 
-    # ---------------------------------------------------------------------------------------------------- called by the
-    # engine
+    # ---- called by the engine
     @contextmanager
     def peeking(self) -> Iterator[None]:
         """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the

@@ -102,8 +102,7 @@ def _evicted(facts: Facts, ranked: str | None) -> str:
     return f"it was evicted {when} ({facts.why.rstrip('.')})" + ("" if ranked is None else f": {ranked}")
 
 
-# --------------------------------------------------------------------------------------------- spans that lie on the
-# device exactly, or not
+# ---- spans that lie on the device exactly, or not
 def _attended(facts: Facts) -> Reason:
     """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is
     attended whole gets at least what full attention gives it; less means that part of its tokens was not attended.
@@ -167,8 +166,7 @@ def _not_read(facts: Facts) -> Reason:
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")
 
 
-# -----------------------------------------------------------------------------------------------------------------
-# spans with a summary
+# ---- spans with a summary
 def _summarised(facts: Facts) -> Reason:
     """A span that every query head reads either through its summary or, once it is on the device, token by token."""
     ranking = facts.ranking

@@ -124,8 +124,7 @@ class Question:
         right = tasks.is_right(source.task, expected, before) if by_answer else step is None
         return cls(trials, step, kl, before, expected, by_answer, right)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # with holds
+    # ---- with holds
     def losses(self, holds: tuple[Hold, ...]) -> list[Loss | None]:
         """Per step on the reference's tokens, through the end of the answer."""
         if holds not in self._losses:

@@ -241,8 +241,7 @@ class ColdTier:
                 moves.append(Move(pool.flatten(0, 1).flatten(1), chosen, number))
         return moves
 
-    # ----------------------------------------------------------------------------------------------------------------
-    # what lies where
+    # ---- what lies where
     def at(self, layer: int) -> int:
         """Which of the layers that offload this is."""
         return self._at[layer]

@@ -105,8 +105,7 @@ class Held:
         ]
         return replace(layout, zones=tuple(heads if len(set(heads)) > 1 else heads[0] for heads in zones))
 
-    # ----------------------------------------------------------------------------------------------------------------
-    # what lies here
+    # ---- what lies here
     def place(self, hot: HotTier, prompt: PromptStore) -> None:
         """Copy the prompt's part, before the prompt's KV is given back. Nothing of it is attended yet."""
         for layer, tables in self._layers.items():
@@ -148,8 +147,7 @@ class Held:
             tables.covers[:, -1] = False
         return [told[1:] for told in self._begin if told[0] == step]
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # attention
+    # ---- attention
     def live(self, layer: int) -> bool:
         """Whether the layer attends anything here at this step."""
         return layer in self._layers and self.step >= self._layers[layer].begins

@@ -12,33 +12,23 @@ span ids.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
 
     from kvlens.memory.placement import Eviction, Placement, Selection
-    from kvlens.memory.spantable import SpanTable
+    from kvlens.methods.given import MemoryView, Prefilled, Rotate, RunContext, StepEnd
     from kvlens.methods.modelfigures import Calibration
     from kvlens.methods.segmenter import PromptFacts, Segmenter
     from kvlens.spans import Span
-
-
-class Rotate(Protocol):
-    """A model's rotary embedding on keys, as kvlens.engine.rotary.Rotary does it."""
-
-    def __call__(
-        self, keys: torch.Tensor, positions: torch.Tensor, layer: int | None = None, back: bool = False
-    ) -> torch.Tensor:
-        """keys [..., m, D] at positions [m] -> turned as `layer` does, or turned back; `layer` None: keys [L, ..., m,
-        D]. float32."""
 
 
 @dataclass(frozen=True)
@@ -49,91 +39,6 @@ class FactorForm:
     """no unit has more components"""
     turn: Rotate | None
     """what reconstructed keys still need: the model's rotary embedding, where they were decomposed without it"""
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What a method may know of the run before it begins."""
-
-    shape: KVShape
-    prompt_tokens: int
-    """tokens that prefill covers: the prompt without its last token, which step 0 feeds"""
-    max_new: int
-    """decode steps at most"""
-    budget_bytes: int | None
-    """None: no limit"""
-    full_kv_bytes: int
-    seed: int
-    model_name: str
-    dtype: torch.dtype
-    device: torch.device
-    tokens: tuple[str, ...] = ()
-    """text of each prompt token, for methods that split at punctuation"""
-    rotate: Rotate | None = None
-    """the model's rotary embedding; None: it has none that could be taken back"""
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-    """what `Method.calibrations` asked for with these parameters, by kind, read and checked"""
-
-
-@dataclass(frozen=True)
-class Peeked:
-    """The last prompt token under full attention over the prompt and itself, seen once before step 0 feeds it.
-    Post-RoPE."""
-
-    queries: torch.Tensor
-    """[L, Hq, 1, D]"""
-    keys: torch.Tensor
-    """[L, H_kv, 1, D]"""
-    values: torch.Tensor
-
-
-@dataclass
-class Prefilled:
-    """The prompt when prefill has ended."""
-
-    surprisal: torch.Tensor
-    """float32 [n], nats; NaN at position 0, which nothing predicts"""
-    keys: torch.Tensor
-    """[L, H_kv, n, D], post-RoPE"""
-    values: torch.Tensor
-    last_queries: torch.Tensor
-    """[L, Hq, w, D]: post-RoPE queries of the last w <= Method.observed_queries prompt positions that prefill
-    covered"""
-    peeked: Peeked | None = None
-    """None: the method does not peek"""
-    received: torch.Tensor | None = None
-    """float32 [L, Hq, n]: attention each token received, summed over the queries that prefill covered; None: the method
-    does not need it"""
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """A decode step that has ended."""
-
-    step: int
-    position: int
-    """of the token this step fed; tokens up to here are in memory"""
-    surprisal: float
-    """nats, of the token this step fed under the logits that produced it"""
-    next_entropy: float
-    """nats, of the distribution this step produced"""
-    next_varentropy: float = 0.0
-    """nats squared, variance of -log p under that distribution"""
-    text: str = ""
-    """of the token this step fed, decoded by itself: for methods that split at punctuation"""
-
-
-class MemoryView(Protocol):
-    """What a method may read of the memory."""
-
-    spans: SpanTable
-
-    @property
-    def window_start(self) -> int:
-        """Position of the oldest token in the window."""
-
-    def read_window(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys, values [L, H_kv, end - start, D] of window positions."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvlens.methods.base import Method, RunContext
+from kvlens.methods.base import Method
+from kvlens.methods.given import RunContext
 from kvlens.methods.modelfigures import Calibration, Content
 from kvlens.shape import KVShape
 

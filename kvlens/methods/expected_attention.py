@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.methods.base import Prefilled, RunContext
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.given import Prefilled, RunContext
 from kvlens.methods.parameters import param
 
 if TYPE_CHECKING:

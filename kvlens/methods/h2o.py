@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvlens.methods.base import Prefilled
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 

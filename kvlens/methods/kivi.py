@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Quantised, Zones
-from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.fitting import clamp
+from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape

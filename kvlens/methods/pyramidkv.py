@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.methods.base import Prefilled
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 

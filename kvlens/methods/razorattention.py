@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import SLOT_TABLE_BYTES, Layout, Zones
-from kvlens.methods.base import Method, Prefilled
+from kvlens.methods.base import Method
 from kvlens.methods.families.retrieval_heads import HeadMap, head_count, head_map
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import Prefilled
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.fitting import clamp, tokens_within
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 

@@ -210,8 +210,7 @@ def test_bytes_of_overlapping_holds_count_once() -> None:
     assert held_bytes(holds, shape) == (20 + 10) * 2 * 8 * 2
 
 
-# ----------------------------------------------------------------------------------------------------------------
-# cannot be repeated
+# ---- cannot be repeated
 @pytest.fixture
 def copy(folder: Folder, tmp_path: Path) -> Path:
     """The unpaired run alone in a folder of its own."""
@@ -275,8 +274,7 @@ def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
     assert request.chat == "off", "it was fed its text as it is"
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# command line
+# ---- command line
 def test_the_commands_end_with_the_uid(folder: Folder) -> None:
     runner = CliRunner()
     paired = runner.invoke(app, ["pair", folder.uid, "--runs", str(folder.path)])

@@ -16,7 +16,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import SUPPORTED
 from kvlens.engine.session import Session
-from kvlens.methods.base import StepEnd
+from kvlens.methods.given import StepEnd
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
 FAMILIES: dict[str, dict[str, Any]] = {family: {} for family in sorted(SUPPORTED)} | {

@@ -18,8 +18,7 @@ def softmax(x: Array) -> Array:
     return p / p.sum()
 
 
-# -------------------------------------------------------------------------------------------------------------------
-# calibration
+# ---- calibration
 def head_scores(steps: list[tuple[int, Array]], prompt: list[int], span: list[int], top: int) -> dict[str, Array]:
     """steps: (generated token, attention weights [L, H, C] of the step that made it)."""
     _, first = steps[0]
@@ -49,8 +48,7 @@ def layer_error(W: Array, q: Array, K: Array, V: Array, kept: list[int], epsilon
     return float(np.sqrt(((compressed - full) ** 2).sum()) / (np.sqrt((full**2).sum()) + epsilon))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# selection
+# ---- selection
 def layer_tokens(errors: list[float], average: int, floor: int, ceiling: float, n: int) -> list[int]:
     """Prompt tokens per layer when they keep `average` on average."""
     layers = len(errors)

@@ -19,10 +19,10 @@ from kvlens import methods
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import ROLE
-from kvlens.methods.base import RunContext, StepEnd
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters, Sizes, pages_within
 from kvlens.methods.chess.tree import Tree, page_vectors
+from kvlens.methods.given import RunContext, StepEnd
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=2, q_heads=4, kv_heads=2, head_dim=8, itemsize=4)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.methods.base import RunContext
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.chess import claims
 from kvlens.methods.chess.calibrate import calibrate, generated, pages_of, quantile
@@ -23,6 +22,7 @@ from kvlens.methods.chess.claims import KEEP, Point
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.chess.trigger import page_uncertainty
+from kvlens.methods.given import RunContext
 from kvlens.prompts import BadPrompt, PromptText
 from kvlens.shape import KVShape
 

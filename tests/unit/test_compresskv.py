@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.hot import FREE
-from kvlens.methods.base import RunContext
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.compresskv.method import CompressKV
 from kvlens.methods.compresskv.params import CompressKVParameters
 from kvlens.methods.families import kept_tokens
+from kvlens.methods.given import RunContext
 from kvlens.shape import KVShape
 
 SHAPE = KVShape(layers=3, q_heads=8, kv_heads=2, head_dim=8, itemsize=4)

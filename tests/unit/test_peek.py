@@ -11,8 +11,8 @@ from support import ListSink, random_llama, random_prompt
 
 from kvlens.calibrate.fullrun import watch
 from kvlens.engine.engine import Engine, Options
-from kvlens.methods.base import Peeked, Prefilled
 from kvlens.methods.full import FullKV
+from kvlens.methods.given import Peeked, Prefilled
 from kvlens.prompts import Prompt
 
 

@@ -13,8 +13,8 @@ import torch
 from methodtrial import SHAPE, Trial
 from test_prompt_eviction import best, window_scores
 
-from kvlens.methods.base import RunContext
 from kvlens.methods.families.kept_tokens import allocate, rounded
+from kvlens.methods.given import RunContext
 from kvlens.methods.pyramidkv import falling, falling_by_whole_steps
 
 WINDOW, TOKENS, N = 11, 37, 203

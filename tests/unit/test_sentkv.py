@@ -13,7 +13,7 @@ import torch
 
 from kvlens.engine.session import Session
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.base import RunContext, StepEnd
+from kvlens.methods.given import RunContext, StepEnd
 from kvlens.methods.parameters import make_parameters
 from kvlens.methods.sentkv.method import SentKVCompress
 from kvlens.methods.sentkv.params import SentKVParameters

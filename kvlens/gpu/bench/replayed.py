@@ -14,7 +14,8 @@ import torch
 from kvlens.gpu.bench.floors import StepShape
 from kvlens.memory.layout import Layout
 from kvlens.memory.placement import Placement, Selection
-from kvlens.methods.base import Method, Prefilled, RunContext
+from kvlens.methods.base import Method
+from kvlens.methods.given import Prefilled, RunContext
 
 TURNS = 256
 """steps after which drawn corrections come again"""

@@ -71,8 +71,7 @@ class SlotAttention:
         for pool, count in zip(self.memory.hot.pools, self._in_bag, strict=True):
             count.fill_(pool.used["window"])
 
-    # --------------------------------------------------------------------------------------------------------------- in
-    # the step
+    # ---- in the step
     def begin(self, position: torch.Tensor, selection: Selection | None) -> None:
         """position int64 [1] of the step's token, whose slot has been taken; selection: of all layers, where it was
         made between steps."""

@@ -16,7 +16,7 @@ from kvlens.engine.loop import Generation, decode
 from kvlens.engine.steps import Course
 from kvlens.gpu.static import cuda
 from kvlens.gpu.static.session import StaticSession
-from kvlens.methods.base import StepEnd
+from kvlens.methods.given import StepEnd
 
 
 class Driver(ABC):
@@ -45,8 +45,7 @@ class Driver(ABC):
     def _step(self) -> torch.Tensor:
         """`_tokens` through the model -> logits [B, V]. Tensors only."""
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # decoding
+    # ---- decoding
     @torch.inference_mode()
     def __call__(self, number: int, tokens: Sequence[int], ended: Sequence[StepEnd | None]) -> torch.Tensor:
         """kvlens.engine.steps.Step. Step 0 runs as it is: it is another program than the rest for methods that have
@@ -81,8 +80,7 @@ class Driver(ABC):
         decode(self, self.generations)
         return [generation.result.ids for generation in self.generations]
 
-    # --------------------------------------------------------------------------------------------------------------
-    # other ways to make the step
+    # ---- other ways to make the step
     def compiled(self, backend: Any = "inductor") -> Self:
         """From step 1 on the step is one graph of torch.compile, without a break and with fixed shapes. There is no
         second stream in it: who holds the memory that the other one still reads is not the compiler's to see."""

@@ -59,8 +59,7 @@ class FactorRows:
             self.meta.copy_(self.cold.table)
             self._published = self.cold.version
 
-    # --------------------------------------------------------------------------------------------------------------- in
-    # the step
+    # ---- in the step
     def tokens_of(self, at: int) -> torch.Tensor:
         """int64 [H, S]: tokens of the spans that lie here, 0 for others."""
         return self.meta[at, :, :, 1]

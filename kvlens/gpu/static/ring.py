@@ -55,8 +55,7 @@ class Ring:
     def bytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.row, *self._rings))
 
-    # ------------------------------------------------------------------------------------------------------------- in
-    # the step
+    # ---- in the step
     def begin(self) -> None:
         self.moved.index_fill_(0, self.row, 0)
 
@@ -82,8 +81,7 @@ class Ring:
     def end(self) -> None:
         self.row.copy_((self.row + 1) % self.steps)
 
-    # ------------------------------------------------------------------------------------------------------------
-    # between steps
+    # ---- between steps
     def stepped(self) -> None:
         """The host knows that a step has been issued; a full ring is read."""
         self._waiting += 1

@@ -24,7 +24,7 @@ from kvlens.memory.cold import Pools
 from kvlens.memory.hot import ROLE, Pool
 from kvlens.memory.placement import Selection
 from kvlens.memory.spantable import WINDOW
-from kvlens.methods.base import StepEnd
+from kvlens.methods.given import StepEnd
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,7 @@ class StaticSession:
         rings = self.ring.bytes if self.ring is not None else 0
         return self.recall.bytes + self.slots.bytes + rings + sum(x.numel() * x.element_size() for x in own)
 
-    # ------------------------------------------------------------------------------------------------------------
-    # between steps
+    # ---- between steps
     def between_steps(self, step: int, previous: StepEnd | None) -> None:
         """On the host: what the method does because a step has ended, tokens that leave the window, a selection made
         anew."""
@@ -125,8 +124,7 @@ class StaticSession:
         if self.ring is not None:
             self.ring.stepped()
 
-    # --------------------------------------------------------------------------------------------------------------- in
-    # the step
+    # ---- in the step
     def step(self, token: torch.Tensor) -> torch.Tensor:
         """token int64 [1, 1] through the model -> logits [V]. Tensors only; the position moves on by one."""
         self.begin()

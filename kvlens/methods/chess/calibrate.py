@@ -14,9 +14,10 @@ from kvlens.chat import template_of
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import LoadedModel
-from kvlens.methods.base import MemoryView, StepEnd, WindowLeave
+from kvlens.methods.base import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
+from kvlens.methods.given import MemoryView, StepEnd
 from kvlens.prompts import BadPrompt, PromptText, tokenize
 
 PAGES = (8, 16, 32)

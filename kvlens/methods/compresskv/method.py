@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvlens.methods.base import Prefilled, RunContext
 from kvlens.methods.compresskv import budget
 from kvlens.methods.compresskv.heads import FIGURES, HeadFigures, chosen
 from kvlens.methods.compresskv.params import OBSERVED, PRESETS, CompressKVParameters
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
 from kvlens.methods.families.prompt_eviction import PromptEviction
+from kvlens.methods.given import Prefilled, RunContext
 
 if TYPE_CHECKING:
     import torch

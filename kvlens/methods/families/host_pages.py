@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import Prefilled
 from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.page_retrieval import PageSummaries
+from kvlens.methods.given import Prefilled
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import MemoryView, Method, Prefilled, StepEnd, WindowLeave
+from kvlens.methods.base import Method, WindowLeave
+from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
@@ -102,8 +103,7 @@ class PageRetrieval(PageSummaries):
         tokens = p.keep * context_tokens if p.keep else p.tokens
         return max(p.least_pages, int(tokens) // p.page) - 1
 
-    # ---------------------------------------------------------------------------------------------------------- the
-    # prompt
+    # ---- the prompt
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -132,8 +132,7 @@ class PageRetrieval(PageSummaries):
         self._complete = first + keys.shape[2] // self.params.page
         self._pages.fill_(self._complete)
 
-    # ------------------------------------------------------------------------------------------------------------
-    # decoding
+    # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import Method, Prefilled
+from kvlens.methods.base import Method
 from kvlens.methods.families import kept_tokens
 from kvlens.methods.families.kept_tokens import Tokens
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape

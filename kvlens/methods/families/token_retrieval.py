@@ -14,9 +14,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.methods.base import Prefilled
 from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
+from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from kvlens.methods.base import Peeked
+from kvlens.methods.given import Peeked
 
 
 class Observed(Protocol):

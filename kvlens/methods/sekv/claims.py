@@ -252,8 +252,7 @@ def _sizes(of: dict[str, list[Seen]]) -> list[Claim]:
     ]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# eq. 18-20
+# ---- eq. 18-20
 def _weights(of: dict[str, list[Seen]]) -> list[Claim]:
     out = []
     for name, source, what, pair in (

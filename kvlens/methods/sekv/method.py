@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
-from kvlens.methods.base import FactorForm, MemoryView, Method, Prefilled, RunContext, StepEnd, WindowLeave
+from kvlens.methods.base import FactorForm, Method, WindowLeave
+from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
@@ -98,8 +99,7 @@ class SeKV(Method):
         cap = sekv_layout.anchor_cap(params, prompt.shape, prompt.budget_bytes)
         return segment(params, surprisal[:prefix], 0, Surprisal.of(surprisal), cap)
 
-    # ------------------------------------------------------------------------------------------------------------ end
-    # of prefill
+    # ---- end of prefill
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -191,8 +191,7 @@ class SeKV(Method):
         nats = torch.tensor(self._nats[start:end], device=device).nan_to_num(0.0)
         return nats if self.params.weights == "surprisal" else torch.ones_like(nats)
 
-    # ------------------------------------------------------------------------------------------------------------------
-    # decoding
+    # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 

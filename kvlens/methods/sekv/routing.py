@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kvlens.methods.base import RunContext
+from kvlens.methods.given import RunContext
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import BY_PIECE, SeKVParameters
 from kvlens.methods.sekv.spans import pieces
