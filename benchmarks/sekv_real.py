@@ -128,7 +128,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--length", type=int, default=2048)
     parser.add_argument("--budget", default="20%")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sekv_real.json"))
+    parser.add_argument("--out", type=Path, default=Path("build/sekv_real.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     engine = Engine(models.load(arguments.model, "cpu"))
