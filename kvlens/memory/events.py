@@ -45,10 +45,10 @@ class EventLog:
         """An event for each unit (KV head, span) [n] of a layer, in this order. kinds: one for all, or one of each;
         values: NaN: none."""
         named = (kinds,) * len(spans) if isinstance(kinds, str) else kinds
-        told: Sequence[float | None] = [None] * len(spans)
+        told = np.full(len(spans), None)
         if values is not None:
-            told = [None if np.isnan(value) else value for value in values.tolist()]
-        self._told.append((self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told))
+            told[~np.isnan(values)] = values[~np.isnan(values)]
+        self._told.append((self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told.tolist()))
 
     def _after(self, layer: int | None) -> bool:
         return layer is not None and layer <= self.attended

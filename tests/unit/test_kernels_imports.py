@@ -13,7 +13,7 @@ import torch
 from kvlens.kernels import choice
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = {"__future__", "dataclasses", "importlib", "os", "sys", "typing", "torch"}
+KNOWN = {"math", "__future__", "dataclasses", "importlib", "os", "sys", "typing", "torch"}
 TOOLS = {"argparse", "collections", "functools", "json", "pathlib", "subprocess", "tempfile", "triton"}
 """what the ahead-of-time compiler, which no run imports, may use beside"""
 
