@@ -48,7 +48,9 @@ class EventLog:
         told = np.full(len(spans), None)
         if values is not None:
             told[~np.isnan(values)] = values[~np.isnan(values)]
-        self._told.append((self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told.tolist()))
+        self._told.append(
+            (self.step, self._after(layer), layer, named, kv_heads.tolist(), spans.tolist(), told.tolist())
+        )
 
     def _after(self, layer: int | None) -> bool:
         return layer is not None and layer <= self.attended
