@@ -42,6 +42,8 @@ class AdaKV(SnapKV):
     Parameters = AdaKVParameters
     presets = {"paper": {}, "demo": {"window": 8}}  # noqa: RUF012
     journal_names = {"head_budget_tokens": "prompt tokens kept, window included, by KV head; per layer"}  # noqa: RUF012
+    static_ready = False
+    """a static step lays the KV heads of a layer out alike"""
     params: AdaKVParameters
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:

@@ -12,8 +12,8 @@ from kvlens.methods.parameters import param
 if TYPE_CHECKING:
     import torch
 
-EVERY = 1 << 24
-"""prompt queries a run keeps: all"""
+OBSERVED = 4096
+"""last prompt queries a run keeps for the statistics"""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,9 @@ class ExpectedAttention(PromptEviction):
     matter.
 
     Departures: only the prompt is compressed, once, when prefill has ended; the paper's decoding form compresses every
-    512 steps as well. Queries are read where the model gives them, after their rotation, and turned back; they lie
-    beside the prompt's KV until it is placed, and are no KV.
+    512 steps as well. Of prompts longer than 4,096 tokens the last 4,096 queries make the statistics. Queries are read
+    where the model gives them, after their rotation, and turned back; they lie beside the prompt's KV until it is
+    placed, and are no KV.
     """
 
     name = "expected_attention"
@@ -59,7 +60,7 @@ class ExpectedAttention(PromptEviction):
     Parameters = ExpectedAttentionParameters
     presets = {"paper": {}}  # noqa: RUF012
     peeks = False
-    observed_queries = EVERY
+    observed_queries = OBSERVED
     params: ExpectedAttentionParameters
 
     def __init__(self, params: ExpectedAttentionParameters, context: RunContext) -> None:

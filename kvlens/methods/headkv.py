@@ -65,6 +65,8 @@ class HeadKV(SnapKV):
     Parameters = HeadKVParameters
     presets = {"paper": {}}  # noqa: RUF012
     journal_names = {"head_budget_tokens": "prompt tokens kept, window included, by KV head; per layer"}  # noqa: RUF012
+    static_ready = False
+    """a static step lays the KV heads of a layer out alike"""
     params: HeadKVParameters
 
     def tokens(self, prompt: Prefilled | None, total: int) -> Tokens:

@@ -297,7 +297,7 @@ def test_the_question_can_be_fed_after_the_context(
     app.radio(key="form_question").set_value("after").run()
     assert not app.error, "a generated task says where its question begins"
     app.segmented_control(key="form_source").set_value("Paste").run()
-    app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 20).run()
+    app.text_area(key="form_text").set_value("The code of the gate is 4821. " * 120).run()
     assert "does not say where its question begins" in app.error[0].value
     app.text_input(key="form_asked").set_value("What is the code of the gate?").run()
     assert not app.error

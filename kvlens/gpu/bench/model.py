@@ -15,7 +15,7 @@ from kvlens.prompts import Prompt, PromptText
 if TYPE_CHECKING:  # it loads transformers
     from kvlens.engine.prefill import ReadPrompt
 
-OBSERVED = 128
+OBSERVED = 4096
 """last prompt queries that a method may ask for"""
 SINKS, MARK = 4, 16
 """first tokens of the random text, and tokens from mark to mark after them"""
