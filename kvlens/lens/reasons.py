@@ -20,7 +20,7 @@ KINDS = {
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
-    "some_heads": "query heads of the group attended different parts of it: all, some or none of its tokens",
+    "some_heads": "query heads of the group attended it differently: some read it, others gave it nothing",
     "evicted": "gone from both tiers",
     "evicted_unasked": "evicted before the question was known: gone from both tiers",
     "partly_evicted_unasked": "some of its tokens were evicted before the question was known",
@@ -107,8 +107,10 @@ def _attended(facts: Facts) -> Reason:
     """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is
     attended whole gets at least what full attention gives it; less means that part of its tokens was not attended.
     What each query head left out is recorded from schema 6 on."""
-    if (readings := facts.readings) and set(readings.values()) not in ({"all"}, {"part"}):
-        heads = ", ".join(f"Q{head} read {word} of it" for head, word in sorted(readings.items()))
+    if (readings := facts.readings) and {"all", "none"} <= set(readings.values()):
+        # masses are recorded to about 1e-5: a head that gave its tokens less cannot be told from one that read none
+        says = {"all": "read all of it", "part": "read part of it", "none": "gave it nothing"}
+        heads = ", ".join(f"Q{head} {says[word]}" for head, word in sorted(readings.items()))
         which = facts.ranking.words() if facts.ranking.wanted else ""
         return Reason("some_heads", f"it was on the device{which}: {heads}")
     if facts.exact_only and not facts.short:

@@ -58,6 +58,8 @@ class Seen:
     packed: int = 0
 
 
+SMALLEST = 1e-5
+"""masses below it are recorded as 0"""
 Table = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """(step, layer) -> roles and spans [H_kv, C] of the slots, and which were attended [H_kv, G, C]"""
 
@@ -98,8 +100,11 @@ def looked_at(slots: Table, step: int, layer: int, kv_head: int, place: int, spa
     )
 
 
-def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen, regret: float) -> bool:
-    """Whether a reason is true of what the query heads of the group read of a span of `tokens` tokens."""
+def bears_out(
+    kind: str, says: str, tokens: int, group: list[Seen], masses: list[float], worst: Seen, regret: float
+) -> bool:
+    """Whether a reason is true of what the query heads of the group read of a span of `tokens` tokens, and of the mass
+    that each gave it."""
     alone = all(seen.exact + seen.rebuilt == 0 for seen in group)
     return {
         "attended": worst.exact == tokens or (worst.exact > 0 and "no more" in says and regret <= 1e-4),
@@ -111,16 +116,21 @@ def bears_out(kind: str, says: str, tokens: int, group: list[Seen], worst: Seen,
         "coarse_only": worst.summary and (alone or "which missed most" in says),
         "by_query_head": any(seen.summary for seen in group) or any(seen.rebuilt + seen.exact for seen in group),
         "unknown": regret <= NOTHING,
-        "some_heads": _as_said(says, tokens, group),
+        "some_heads": _as_said(says, tokens, group, masses),
     }.get(kind, alone)
 
 
-def _as_said(says: str, tokens: int, group: list[Seen]) -> bool:
+def _as_said(says: str, tokens: int, group: list[Seen], masses: list[float]) -> bool:
     """Every query head that is named read of the span what the reason says."""
-    named = re.findall(r"Q(\d+) read (all|part|none) of it", says)
-    read = [(word, group[int(head) % len(group)].exact) for head, word in named]
-    return all(
-        exact == 0 if word == "none" else exact > 0 if word == "all" else 0 < exact < tokens for word, exact in read
+    named = re.findall(r"Q(\d+) (read all|read part|gave it nothing)", says)
+    read = [(word, int(head) % len(group)) for head, word in named]
+    return bool(named) and all(
+        group[at].exact == 0 or masses[at] <= SMALLEST
+        if word == "gave it nothing"
+        else group[at].exact > 0
+        if word == "read all"
+        else 0 < group[at].exact < tokens
+        for word, at in read
     )
 
 
@@ -151,9 +161,11 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
                 if span == 0:
                     tokens = prompt + step - int((taken["tok_end"] - taken["tok_start"]).sum())
                 kinds[said.kind].append((step, layer, kv_head, span))
-                assert bears_out(
-                    said.kind, said.says, tokens, read, read[worst % group], float(listed["regret"].max())
-                ), f"{row} {said} {tokens} {read}"
+                masses = [float(listed.loc[listed["q_head"] % group == q, "mass"].sum()) for q in range(group)]
+                regret = float(listed["regret"].max())
+                assert bears_out(said.kind, said.says, tokens, read, masses, read[worst % group], regret), (
+                    f"{row} {said} {tokens} {read}"
+                )
     expected = {
         "streaming_llm": {"evicted"},
         "sekv": {"refused", "coarse_only"},
