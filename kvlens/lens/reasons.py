@@ -107,7 +107,9 @@ def _attended(facts: Facts) -> Reason:
     """A span without a summary, on which this KV head put mass. Where the run has no summaries at all, a span that is
     attended whole gets at least what full attention gives it; less means that part of its tokens was not attended.
     What each query head left out is recorded from schema 6 on."""
-    if (readings := facts.readings) and {"all", "none"} <= set(readings.values()):
+    readings = facts.readings
+    words = set(readings.values())
+    if "none" in words and ("all" in words or "part" not in words):
         # masses are recorded to about 1e-5: a head that gave its tokens less cannot be told from one that read none
         says = {"all": "read all of it", "part": "read part of it", "none": "gave it nothing"}
         heads = ", ".join(f"Q{head} {says[word]}" for head, word in sorted(readings.items()))
@@ -163,6 +165,9 @@ def _not_read(facts: Facts) -> Reason:
         given_up = ", the device's copy given up at this step" if facts.given_up else ""
         return Reason("below_the_cut", f"it lay in the cold tier{given_up}: {ranking.cut()}")
     unread = facts.read is False or (ranking.rank is not None and not ranking.wanted)
+    if facts.state == "resident" and ranking.wanted and unread:
+        chosen = "it was on the device and chosen for some query head of the group, but none of them gave it anything"
+        return Reason("some_heads", f"{chosen}: {ranking.cut()}")
     if facts.state == "resident" and ranking.candidates is not None and unread:
         return Reason("below_the_cut", f"it was on the device but not read: {ranking.cut()}")
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")

@@ -122,6 +122,8 @@ def bears_out(
 
 def _as_said(says: str, tokens: int, group: list[Seen], masses: list[float]) -> bool:
     """Every query head that is named read of the span what the reason says."""
+    if "none of them gave it anything" in says:
+        return max(masses) <= SMALLEST
     named = re.findall(r"Q(\d+) (read all|read part|gave it nothing)", says)
     read = [(word, int(head) % len(group)) for head, word in named]
     return bool(named) and all(

@@ -47,6 +47,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "expected_attention": {"method": "expected_attention", "budget": "0.4"},
     "tova": {"method": "tova", "budget": "0.4"},
     "headkv": {"method": "headkv", "budget": "0.4"},
+    "random": {"method": "random", "budget": "0.4"},
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
     "kivi": {"method": "kivi", "budget": "0.5"},
