@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
@@ -13,9 +14,10 @@ from kvlens.models.device import settle
 from kvlens.prompts import PromptText
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
-from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import Report, RunRequest
-from kvlens.runs.storing import Stored, store
+
+if TYPE_CHECKING:
+    from kvlens.runs.storing import Stored
 
 
 def _nobody(line: str) -> None:
@@ -40,8 +42,8 @@ def carry_out(
     TraceError when the trace cannot be written.
     """
     check(request)
-    request = request.model_copy(update={"device": settle(request.device)})
     refuse(request, source)
+    request = request.model_copy(update={"device": settle(request.device)})
     prepared = prepare(request, source, report)
     planned = plan(request, prepared)
     if planned.chosen.said:
@@ -58,6 +60,9 @@ def carry_out(
 def _stored(
     request: RunRequest, prepared: Prepared, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
 ) -> Stored:
+    from kvlens.runs.reference import obtain, reference_key  # not above: a refusal need not wait for torch
+    from kvlens.runs.storing import store
+
     pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
     if request.against or request.forced_reference:
         reference = obtain(prepared, request, runs_dir, report, cancelled)

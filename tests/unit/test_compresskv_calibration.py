@@ -199,3 +199,15 @@ def test_a_head_that_is_off_has_no_columns_in_the_projection() -> None:
         assert torch.equal(loaded.model(ids).logits, before)
         torch.testing.assert_close(inside, other.model(ids).logits)
         assert not torch.allclose(inside, before)
+
+
+@pytest.mark.parametrize(("model", "layers", "q_heads"), [("demo", 6, 8), ("smollm2", 30, 9)])
+def test_the_shipped_figures_say_where_they_come_from(model: str, layers: int, q_heads: int) -> None:
+    from kvlens.methods.compresskv.heads import SHIPPED
+
+    found = json.loads(SHIPPED[model].read_text())
+    assert found["provenance"]["model"] == model
+    assert found["answered"] >= 20
+    assert sum(found["layer_error"]) == pytest.approx(1, abs=1e-4)
+    assert [len(row) for row in found["scores"]["srh"]] == [q_heads] * layers
+    assert max(map(max, found["scores"]["srh"])) > 50 * found["srh_chance"]
