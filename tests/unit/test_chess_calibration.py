@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from kvlens.cli.main import app
 from kvlens.methods.calibration import calibrated
 from kvlens.methods.chess import claims
-from kvlens.methods.chess.calibrate import calibrate, generated, pages_of, quantile
+from kvlens.methods.chess.calibrate import QUESTIONS, calibrate, excerpts, generated, pages_of, quantile
 from kvlens.methods.chess.claims import KEEP, Point
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
@@ -86,15 +86,32 @@ def test_what_is_said_without_thresholds(demo: Any, tmp_path: Path) -> None:
     assert thresholds_of(ChessParameters(threshold_entropy=1.0, threshold_varentropy=0.0), demo.shape) == (1.0, 0.0)
 
 
-def test_the_shipped_thresholds_say_where_they_come_from(demo: Any) -> None:
+@pytest.mark.parametrize("model", ["demo", "smollm2"])
+def test_the_shipped_thresholds_say_where_they_come_from(model: str) -> None:
     from kvlens.methods.chess.trigger import SHIPPED
 
-    found = json.loads(SHIPPED["demo"].read_text())
-    assert found["provenance"]["model"] == "demo"
+    found = json.loads(SHIPPED[model].read_text())
+    assert found["provenance"]["model"] == model
     assert found["provenance"]["percentile"] == 99.0
     for page in ("8", "16", "32"):
         assert found["pages"][page]["pages"] >= 100
         assert found["pages"][page]["above_both"] <= 0.02 * found["pages"][page]["pages"]
+
+
+def test_excerpts_are_whole_sentences_with_a_question_behind_them(demo: Any) -> None:
+    text = PromptText(
+        " ".join(f"The mill of town {number} grinds barley for the whole valley." for number in range(200))
+    )
+    made = excerpts(demo, [text], 4, 64)
+    assert [prompt.text.rpartition("\n\n")[2] for prompt in made] == [*QUESTIONS, QUESTIONS[0]]
+    for prompt, length in zip(made, (512, 1024, 512, 1024), strict=True):
+        body = prompt.text.rpartition("\n\n")[0]
+        assert body.startswith("The mill of town")
+        assert body.endswith("valley.")
+        assert 0.9 * length < len(demo.tokenizer.encode(prompt.text)) <= length + 40
+    assert made == excerpts(demo, [text], 4, 64), "the same prompts from the same texts"
+    with pytest.raises(ValueError, match="too few for an excerpt of 512: give a longer one"):
+        excerpts(demo, [PromptText("One sentence. Another.")], 1, 64)
 
 
 def test_bad_requests_give_one_sentence(demo: Any, tmp_path: Path) -> None:

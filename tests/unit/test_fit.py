@@ -252,6 +252,7 @@ def test_what_is_missing_is_said_before_a_sweep_and_stops_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert missing("demo", ("chess", "snapkv")) == []
+    assert missing("smollm2", ("chess", "compresskv")) == [], "shipped for the real model too"
     monkeypatch.delitem(SHIPPED, "demo")
     (said,) = missing("demo", ("chess", "snapkv"))
     assert "kvlens calibrate chess --model demo --out FILE" in said
