@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
 from kvlens import methods
 from kvlens.bench import kept as lines_kept
 from kvlens.bench.provenance import about, made_otherwise, origin
+from kvlens.bench.tablerequest import ComparedRequest
 from kvlens.bench.trials import Means, infeasible, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.prompts import Prompt, PromptText, tokenize
@@ -34,14 +35,9 @@ FLOORS = ("bfloat16", "float16")
 FIGURES = ("kl", "agreement", "nats", "full_nats", "coverage")
 
 
-class FreeTextRequest(BaseModel):
-    """What to measure. Bad values are refused here, before a model is loaded."""
+class FreeTextRequest(ComparedRequest):
+    """What to measure; the reference stands for full KV in other number formats."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-    model: str = "demo"
-    methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
-    """the reference stands for full KV in other number formats"""
     budgets: tuple[str, ...] = ("10%", "20%", "40%")
     length: int = Field(1024, ge=64)
     """tokens of context"""
@@ -49,22 +45,6 @@ class FreeTextRequest(BaseModel):
     """fed behind it, each of them compared"""
     passages: int = Field(10, ge=1)
     first_seed: int = 7_000_000
-    minutes: float = Field(60.0, gt=0)
-
-    @field_validator("methods")
-    @classmethod
-    def _known_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            methods.get(name)
-        return value
-
-    @field_validator("budgets")
-    @classmethod
-    def _shares(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for budget in value:
-            if Budget.parse(budget).unit != "share":
-                raise ValueError(f"methods are compared at shares of full KV (0.1 or 10%), not at '{budget}'.")
-        return value
 
     def arms(self) -> list[tuple[str, str, str]]:
         """(method, budget, number format) that every passage is run under beside its reference."""

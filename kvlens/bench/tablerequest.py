@@ -1,4 +1,5 @@
-"""What a quality table and a sweep ask alike: methods under budgets on tasks, checked before a model is loaded."""
+"""What comparisons of methods ask alike, checked before a model is loaded: methods under budgets, and, for a quality
+table and a sweep, tasks."""
 
 from __future__ import annotations
 
@@ -10,29 +11,18 @@ from kvlens import methods, tasks
 from kvlens.memory.budget import Budget
 
 
-class TableRequest(BaseModel):
-    """What to measure. Bad values are refused here, before a model is loaded."""
+class ComparedRequest(BaseModel):
+    """Methods under budgets. Bad values are refused here, before a model is loaded."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = "demo"
     methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
-    """the reference is run once per prompt, without a limit"""
-    tasks: tuple[str, ...]
+    """the reference is run without a limit"""
     budgets: tuple[str, ...]
-    prompts: int = Field(ge=1)
     first_seed: int
-    question: Literal["in", "after"] = "in"
-    """whether the question is read and placed with its context, or fed once the context was placed"""
     minutes: float = Field(60.0, gt=0)
     """stop after this long; what is done is kept and counts"""
-
-    @field_validator("tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for task in value:
-            tasks.get(task)
-        return value
 
     @field_validator("methods")
     @classmethod
@@ -47,6 +37,22 @@ class TableRequest(BaseModel):
         for budget in value:
             if Budget.parse(budget).unit != "share":
                 raise ValueError(f"methods are compared at shares of full KV (0.1 or 10%), not at '{budget}'.")
+        return value
+
+
+class TableRequest(ComparedRequest):
+    """What to measure on tasks; the reference is run once per prompt."""
+
+    tasks: tuple[str, ...]
+    prompts: int = Field(ge=1)
+    question: Literal["in", "after"] = "in"
+    """whether the question is read and placed with its context, or fed once the context was placed"""
+
+    @field_validator("tasks")
+    @classmethod
+    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for task in value:
+            tasks.get(task)
         return value
 
     def arms(self) -> list[tuple[str, str]]:
