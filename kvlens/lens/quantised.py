@@ -22,7 +22,9 @@ def in_bits(facts: Facts) -> str:
         return said
     worst = facts.listed.loc[facts.listed["q_head"] == facts.q_head].iloc[0]
     shift = _log_odds(float(worst["mass"])) - _log_odds(float(worst["full"]))
-    return f"{said}; query head {facts.q_head} scored it {shift:+.2f} nats against the exact keys"
+    return (
+        f"{said}; its log odds in query head {facts.q_head}'s attention are {shift:+.2f} nats off those of exact keys"
+    )
 
 
 def _log_odds(mass: float) -> float:
