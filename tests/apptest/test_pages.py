@@ -182,3 +182,13 @@ def test_the_selection_is_kept_from_page_to_page(visit: Visit, runs: Runs) -> No
     app.query_params.clear()
     app.switch_page("pages/heads.py").run()
     assert "Selected: L1 Q4 (KV1)" in words(app)
+
+
+@pytest.mark.parametrize("page", ["compare", "heads", "memory", "spans", "replay"])
+def test_a_page_drawn_again_sets_no_choice_in_the_browser(visit: Visit, runs: Runs, page: str) -> None:
+    """What a page sets replaces what a person has chosen meanwhile: it is set when it differs, not each time."""
+    app = visit(runs.folder, page, run=runs.whole)
+    app.run()
+    drawn = [*app.selectbox, *app.number_input]
+    assert drawn
+    assert [box.label for box in drawn if box.proto.set_value and not box.disabled] == []

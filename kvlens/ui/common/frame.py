@@ -26,7 +26,7 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     left, middle, right = st.columns([22, 7, 5], vertical_alignment="bottom")
     labels = dict(zip(uids, (run_label(row) for _, row in table.iterrows()), strict=True))
     options = uids if wanted in uids else [wanted, *uids]
-    st.session_state["run_picker"] = wanted
+    session.follow("run_picker", wanted)
     left.selectbox("Run", options, key="run_picker", format_func=lambda uid: labels.get(uid, uid), on_change=_picked)
     try:
         reader = data.open_run(wanted)

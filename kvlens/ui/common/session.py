@@ -47,6 +47,15 @@ def change(fields: Mapping[str, object], *, moved_by_python: bool = True) -> Non
         st.session_state[_REVISION] = revision() + 1
 
 
+def follow(key: str, value: object) -> None:
+    """Makes the widget `key`, not drawn yet, show `value` of the selection.
+
+    Only where it shows something else: what is set is sent to the browser and replaces there what a person has chosen
+    while the page was being drawn, and with it their choice."""
+    if key not in st.session_state or st.session_state[key] != value:
+        st.session_state[key] = value
+
+
 def revision() -> int:
     """Counts the moves made by Python; the player follows when it grows."""
     return int(st.session_state.get(_REVISION, 0))

@@ -112,7 +112,7 @@ def _pickers(table: pd.DataFrame, run: str, other: str) -> None:
     labels = {str(row["uid"]): run_label(row) for _, row in table.iterrows()}
     left, middle, swap, link = st.columns([7, 7, 1.4, 1.6], vertical_alignment="bottom")
     for place, key, uid, name in ((left, "compare_a", run, "Run A"), (middle, "compare_b", other, "Run B")):
-        st.session_state[key] = uid
+        session.follow(key, uid)
         place.selectbox(
             name,
             list(labels),

@@ -103,7 +103,7 @@ def metric_picker(pair: Pair, chosen: Selection) -> None:
     def label(name: str) -> str:
         return metric_of(name).label + ("" if known[name] == "both" else f", recorded in {known[name]}")
 
-    st.session_state["compare_metric"] = chosen.metric
+    session.follow("compare_metric", chosen.metric)
     place = st.columns([1, 2])[0]
     place.selectbox(
         "Metric of maps and curves",

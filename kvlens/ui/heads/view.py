@@ -57,7 +57,7 @@ def controls(reader: TraceReader, chosen: Selection) -> View | None:
         return None
     name = chosen.metric if chosen.metric in names else data.opening_metric(names)
     left, middle, third, right = st.columns([3, 2, 2, 5], vertical_alignment="bottom")
-    st.session_state["heads_metric"] = name
+    session.follow("heads_metric", name)
     left.selectbox(
         "Metric", names, key="heads_metric", format_func=lambda item: metric_of(item).label, on_change=_metric_picked
     )

@@ -54,7 +54,8 @@ def _choice(reader: TraceReader, chosen: Selection) -> tuple[int, int]:
     group = reader.q_heads // reader.kv_heads
     layer, kv_head = chosen.layer or 0, (chosen.head or 0) // group
     first, second, _ = st.columns([2, 2, 8])
-    st.session_state["memory_layer"], st.session_state["memory_kv_head"] = layer, kv_head
+    session.follow("memory_layer", layer)
+    session.follow("memory_kv_head", kv_head)
     first.selectbox("Layer", range(reader.n_layers), key="memory_layer", on_change=_changed("layer", "memory_layer", 1))
     second.selectbox(
         "KV head",

@@ -30,11 +30,9 @@ def controls(reader: TraceReader, chosen: Selection) -> View:
     group = reader.q_heads // reader.kv_heads
     first, second, third, fourth, _ = st.columns([2, 2, 2, 3, 3])
     state = st.session_state
-    state["spans_step"], state["spans_layer"], state["spans_head"] = (
-        chosen.step or 0,
-        chosen.layer or 0,
-        chosen.head or 0,
-    )
+    session.follow("spans_step", chosen.step or 0)
+    session.follow("spans_layer", chosen.layer or 0)
+    session.follow("spans_head", chosen.head or 0)
     first.number_input(
         "Step", 0, reader.n_steps - 1, key="spans_step", on_change=lambda: session.change({"step": state["spans_step"]})
     )
