@@ -5,6 +5,7 @@ import streamlit as st
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
 from kvlens.ui.common.submit import sample_button, sample_caption
+from kvlens.ui.common.warm import warm
 from kvlens.ui.home.runtable import run_details, run_table
 
 nav.enter()
@@ -39,3 +40,4 @@ else:
     else:
         run_details(table, uid)
         links(uid)
+warm.prepare()  # jobs begin on this page

@@ -10,6 +10,7 @@ from kvlens.ui.common.lensdata import of_this_run
 from kvlens.ui.common.player import KEY, committed, player
 from kvlens.ui.common.reportbutton import report_button
 from kvlens.ui.common.state import from_player
+from kvlens.ui.common.warm import warm
 from kvlens.ui.common.widgets import guarded
 from kvlens.ui.replay import details, lensbars, lensview
 
@@ -52,3 +53,4 @@ if found is not None:
         report_button(found[0])
     other = {"run": found[0].uid}
     right.page_link("pages/compare.py", label="Compare with another run", icon=":material/compare:", query_params=other)
+warm.prepare()  # jobs begin on this page

@@ -5,6 +5,7 @@ import streamlit as st
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import job_list, job_panel
 from kvlens.ui.common.submit import submit
+from kvlens.ui.common.warm import warm
 from kvlens.ui.run import preflight
 from kvlens.ui.run.methodform import method_form
 from kvlens.ui.run.modelform import model_form
@@ -33,3 +34,4 @@ if not job or st.toggle("Set up another run", key=f"another_{job}"):
             st.query_params["job"] = submit(prompt, choice)
             st.rerun()
 job_list(job)
+warm.prepare()  # jobs begin on this page

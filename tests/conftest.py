@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Read when Triton is first imported, by whomever (transformers' Llama does): without a GPU its kernels are interpreted.
 os.environ.setdefault("TRITON_INTERPRET", "0" if os.path.exists("/dev/nvidiactl") else "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("KVLENS_WARM", "off")  # a process of five seconds for those who do not ask for it
 os.environ["KVLENS_MODEL"] = "demo"  # the toy unless a test names the real model: what is run where none is named
 
 import gc

@@ -45,12 +45,12 @@ def server(runs: Runs) -> Iterator[Server]:
 
 
 @pytest.fixture
-def start_server() -> Iterator[Callable[[Path], Server]]:
+def start_server() -> Iterator[Callable[..., Server]]:
     """A server of the test's own on a folder of runs; it ends after the test's pages."""
     servers: list[Server] = []
 
-    def start(folder: Path) -> Server:
-        servers.append(Server(folder))
+    def start(folder: Path, warm: bool = False) -> Server:
+        servers.append(Server(folder, warm))
         return servers[-1]
 
     yield start

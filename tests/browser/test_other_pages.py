@@ -49,9 +49,9 @@ def test_a_file_that_is_not_utf8_is_refused_with_its_sentence(server: Server, op
 
 
 def test_the_sample_run_reaches_its_replay(
-    tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
+    tmp_path: Path, open_page: Open, start_server: Callable[..., Server]
 ) -> None:
-    page = open_page(start_server(tmp_path / "empty").url)
+    page = open_page(start_server(tmp_path / "empty", warm=True).url)
     page.get_by_role("button", name="Run the sample prompt").click()
     expect(page).to_have_url(re.compile(r"/run\?job="))
     job = page.url

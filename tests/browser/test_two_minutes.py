@@ -68,9 +68,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server_there(measured: Path, monkeypatch: pytest.MonkeyPatch, start_server: Callable[[Path], Server]) -> Server:
+def server_there(measured: Path, monkeypatch: pytest.MonkeyPatch, start_server: Callable[..., Server]) -> Server:
     monkeypatch.setenv("KVLENS_RESULTS", str(measured / "results"))
-    return start_server(measured / "runs")
+    return start_server(measured / "runs", warm=True)
 
 
 def said(page: Page, pattern: str) -> re.Match[str]:

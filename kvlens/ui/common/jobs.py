@@ -17,15 +17,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvlens import REPOSITORY
 from kvlens.ui.common.scratch import Scratch
+from kvlens.ui.common.warm import Forked, warm
 
 LOG_LINES = 60
 #: Seconds a cancelled process gets to store what it has before it is killed.
 GRACE_S = 15.0
-Starter = Callable[[list[str]], "subprocess.Popen[str]"]
+Process: TypeAlias = "subprocess.Popen[str] | Forked"
+Starter = Callable[[list[str]], Process]
 
 
 @dataclass
@@ -64,8 +66,13 @@ class Job:
         return self.ended is None
 
 
-def start_process(argv: list[str]) -> subprocess.Popen[str]:
+def start_process(argv: list[str]) -> Process:
     """The engine's process: own group, so that cancelling reaches its workers; stderr joins stdout in the log."""
+    return warm.start(argv) or start_cold(argv)
+
+
+def start_cold(argv: list[str]) -> subprocess.Popen[str]:
+    """The same, from nothing."""
     return subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -89,7 +96,7 @@ class JobManager:
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._queue: queue.Queue[str | None] = queue.Queue()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Process | None = None
         self._running: str | None = None
         self._folder = Scratch()
         self._worker = threading.Thread(target=self._work, name="kvlens-jobs", daemon=True)
@@ -156,13 +163,12 @@ class JobManager:
             with self._lock:
                 if job.state != "queued":
                     return
-                process = self._start(job.argv)
-                self._process, self._running = process, job.id
+                self._process, self._running = self._start(job.argv), job.id
                 job.state = "running"
-            assert process.stdout is not None
-            for line in process.stdout:
-                self._read(job, line.rstrip("\n"))
-            code = process.wait()
+            code = self._follow(job, self._process)
+            if isinstance(self._process, Forked) and not self._process.begun and job.state == "running":
+                self._process = start_cold(job.argv)
+                code = self._follow(job, self._process)
         except OSError as error:
             code = -1
             job.message = f"The run could not be started: {error}."
@@ -174,6 +180,13 @@ class JobManager:
                 job.state = "done" if code == 0 and job.uid else "failed"
                 if job.state == "failed" and job.message is None:
                     job.message = _why(code)
+
+    def _follow(self, job: Job, process: Process) -> int:
+        """Reads what the process says until it ends; its exit status."""
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._read(job, line.rstrip("\n"))
+        return process.wait()
 
     @staticmethod
     def _read(job: Job, line: str) -> None:
@@ -206,12 +219,15 @@ def _why(code: int) -> str:
     return f"The run's process ended with exit code {code} and gave no reason."
 
 
-def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+def _signal(process: Process, number: signal.Signals) -> None:
+    if isinstance(process, Forked):
+        process.signal(number)
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
-def _kill_later(process: subprocess.Popen[str]) -> None:
+def _kill_later(process: Process) -> None:
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:

@@ -1,0 +1,108 @@
+"""A process that has imported what a run needs and forks one for every job: `python -m kvlens.cli.warm DESCRIPTOR`.
+
+The descriptor is a socket (AF_UNIX, SOCK_SEQPACKET). An order is one message: JSON with argv, environment and
+directory, and the descriptor that the job writes to. Two messages answer it: the job's process id, once it leads a
+group of its own, and its exit status as subprocess has it. One job at a time. The process ends when its socket is
+closed at the other end, or when nothing was asked for IDLE_S seconds."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, NoReturn
+
+IDLE_S = 1800.0
+LIMIT = 1 << 20
+"""bytes of an order at most"""
+NEEDED = (
+    "kvlens.cli.main",
+    "kvlens.engine.engine",
+    "kvlens.lens.whatif",
+    "kvlens.runs.storing",
+    "kvlens.runs.reference",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.auto.tokenization_auto",
+)
+"""modules that runs, repeats and what-ifs import; more are imported by the job itself"""
+
+
+def main() -> None:
+    """Imports, then serves."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    for name in NEEDED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    channel.settimeout(IDLE_S)
+    serve(channel)
+
+
+def serve(channel: socket.socket) -> None:
+    """Carries out orders until there is nobody to give one."""
+    while True:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(channel, LIMIT, 1)
+            if not message:
+                return
+            child = os.fork()
+            if child == 0:
+                _become(json.loads(message), channel, descriptors[0])
+            os.close(descriptors[0])
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            channel.send(str(status).encode())
+        except OSError:  # nothing was asked for long, or nobody is there to hear
+            return
+
+
+def _become(order: Any, channel: socket.socket, output: int) -> NoReturn:
+    """Makes the forked process the job: its own group, output, environment, folder and random numbers."""
+    from kvlens.cli import main as command_line
+
+    os.setsid()
+    channel.send(str(os.getpid()).encode())
+    channel.close()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number in (1, 2):
+        os.dup2(output, number)
+    os.close(output)
+    sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["directory"])
+    random.seed()
+    sys.argv = list(order["argv"])
+    status: object = 0
+    try:
+        command_line.main()
+    except SystemExit as stop:
+        status = stop.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    _leave(status if isinstance(status, int) else 1)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends as multiprocessing ends its forks: threads and exit functions are waited for, but the modules of the process
+    above are not taken apart, which takes longer than a short run."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

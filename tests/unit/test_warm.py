@@ -1,0 +1,138 @@
+"""Jobs that are forked from a process that has imported everything: the same job as one that begins from nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvlens.store.reader import list_runs
+from kvlens.ui.common import jobs, warm
+from kvlens.ui.common.jobs import Job, JobManager
+from kvlens.ui.common.warm import COMMAND, Forked, Warm
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.path.exists("/dev/nvidiactl"), reason="jobs are forked on Linux without CUDA"
+)
+
+
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Warm]:
+    """One process for all tests: it imports for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLENS_WARM", "on")
+        made = Warm()
+        made.prepare()
+        yield made
+        made._end()
+
+
+def begun(ready: Warm, *arguments: str) -> Forked:
+    process = ready.start([*COMMAND, *arguments])
+    assert process is not None
+    return process
+
+
+def ended(process: Forked) -> tuple[str, int]:
+    return process.stdout.read(), process.wait(60)
+
+
+def waited(manager: JobManager, uid: str) -> Job:
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        job = manager.get(uid)
+        assert job is not None
+        if not job.active:
+            return job
+        time.sleep(0.02)
+    raise AssertionError("the job did not end")
+
+
+def test_what_it_prints_and_its_status_are_those_of_a_process_of_its_own(ready: Warm, tmp_path: Path) -> None:
+    for arguments in (("--version",), ("runs", "list", "--runs", str(tmp_path)), ("run", "no such file")):
+        cold = subprocess.run(
+            [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        assert ended(begun(ready, *arguments)) == (cold.stdout, cold.returncode)
+
+
+def test_a_job_leads_its_own_group_and_knows_the_environment_of_now(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLENS_RUNS", str(tmp_path / "of now"))
+    (tmp_path / "p.txt").write_text("The river was wide. " * 12)
+    process = begun(ready, "run", str(tmp_path / "p.txt"), "--method", "full", "--max-new", "3", "--progress-json")
+    process.stdout.readline()
+    assert process._pid is not None
+    assert os.getpgid(process._pid) == process._pid != os.getpgid(0)
+    said, status = ended(process)
+    assert (status, '"status": "completed"' in said) == (0, True)
+    assert list(list_runs(tmp_path / "of now")["steps"]) == [3]
+
+
+def test_a_cancelled_job_stores_what_it_has(ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "warm", ready)
+    (tmp_path / "p.txt").write_text("The river was wide. " * 12)
+    manager = JobManager()
+    argv = ["run", str(tmp_path / "p.txt"), "--method", "full", "--max-new", "4000", "--ignore-eos"]
+    uid = manager.submit([*COMMAND, *argv, "--runs", str(tmp_path), "--progress-json"], "long")
+    job = manager.get(uid)
+    assert job is not None
+    while job.active and job.phase != "decode":
+        time.sleep(0.02)
+    manager.cancel(uid)
+    assert waited(manager, uid).state == "cancelled"
+    assert list(list_runs(tmp_path)["status"]) == ["cancelled"]
+    assert ended(begun(ready, "--version"))[1] == 0, "it serves the next"
+
+
+def test_a_killed_job_is_told_by_its_signal(ready: Warm, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("The river was wide. " * 12)
+    argv = ["run", str(tmp_path / "p.txt"), "--method", "full", "--max-new", "4000", "--ignore-eos"]
+    process = begun(ready, *argv, "--runs", str(tmp_path), "--progress-json")
+    process.signal(signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def test_where_it_cannot_serve_a_job_starts_from_nothing(ready: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ready.start([sys.executable, "-c", "print(1)"]) is None, "another program"
+    first = begun(ready, "--version")
+    assert ready.start([*COMMAND, "--version"]) is None, "occupied"
+    ended(first)
+    with monkeypatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "7")
+        assert ready.start([*COMMAND, "--version"]) is None, "what it imported read another environment"
+    with monkeypatch.context() as patch:
+        patch.setattr(warm, "SOURCES", Path(__file__).parent)
+        assert ready.start([*COMMAND, "--version"]) is None, "its sources are older"
+    with monkeypatch.context() as patch:
+        patch.setenv("KVLENS_WARM", "off")
+        assert ready.start([*COMMAND, "--version"]) is None
+    assert ended(begun(ready, "--version"))[1] == 0
+
+
+def test_a_job_whose_parent_is_killed_before_it_begins_starts_from_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLENS_WARM", "on")
+    lost = Warm()
+    lost.prepare()
+    assert lost._parent is not None
+    os.kill(lost._parent.pid, signal.SIGSTOP)
+    monkeypatch.setattr(jobs, "warm", lost)
+    manager = JobManager()
+    uid = manager.submit([*COMMAND, "run", "no such file", "--progress-json"], "a run")
+    while not lost._busy:
+        time.sleep(0.01)
+    os.kill(lost._parent.pid, signal.SIGKILL)
+    job = waited(manager, uid)
+    assert (job.state, "no such file" in str(job.message)) == ("failed", True)
+    lost.prepare()
+    assert lost._usable(), "another one is begun"
+    lost._end()
