@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from uiruns import ROOT, Runs, write_runs
 from uiserver import Open, Server
 
@@ -67,21 +68,33 @@ def browser() -> Iterator[Browser]:
         found.close()
 
 
-@pytest.fixture
-def open_page(browser: Browser, request: pytest.FixtureRequest, start_server: object) -> Iterator[Open]:
-    """open_page(url, dark=False): a page of its own context. At the end: no console errors, no requests to other
-    hosts."""
-    pages: list[Page] = []
-    errors: list[str] = []
+@pytest.fixture(scope="session")
+def contexts(browser: Browser) -> Callable[[bool], BrowserContext]:
+    """contexts(dark): one for all light and one for all dark pages, as a person's browser has it: what it was sent by
+    a server once it neither asks for nor compiles again."""
 
-    def opened(url: str, dark: bool = False) -> Page:
-        context = browser.new_context(
+    @cache
+    def context(dark: bool) -> BrowserContext:
+        return browser.new_context(
             viewport={"width": 1440, "height": 900},
             color_scheme="dark" if dark else "light",
             permissions=["clipboard-read", "clipboard-write"],
             accept_downloads=True,
         )
-        page = context.new_page()
+
+    return context
+
+
+@pytest.fixture
+def open_page(
+    contexts: Callable[[bool], BrowserContext], request: pytest.FixtureRequest, start_server: object
+) -> Iterator[Open]:
+    """open_page(url, dark=False): a page. At the end: no console errors, no requests to other hosts."""
+    pages: list[Page] = []
+    errors: list[str] = []
+
+    def opened(url: str, dark: bool = False) -> Page:
+        page = contexts(dark).new_page()
         page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
@@ -96,7 +109,7 @@ def open_page(browser: Browser, request: pytest.FixtureRequest, start_server: ob
         if failed:
             PICTURES.mkdir(exist_ok=True)
             page.screenshot(path=str(PICTURES / f"{request.node.name}-{number}.png"))
-        page.context.close()
+        page.close()
     assert [text for text in errors if not text.startswith(HARMLESS)] == []
 
 
