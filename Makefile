@@ -5,17 +5,22 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test lint types resolve soak clean
+.PHONY: app test tested lint types resolve soak clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
 # A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
-# The browsers have the machine to themselves: what a person sees is tested, not how a crowded machine orders events.
-test: lint types
-	$(BIN)/python -m pytest $(WORKERS) --ignore=tests/browser
+# Types are checked, on one core, while the tests begin. The browsers have the machine to themselves: what a person sees
+# is tested, not how a crowded machine orders events. Sources are compiled once for all the processes that tests start.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: lint
+	$(MAKE) --no-print-directory -j 2 types tested
 	$(BIN)/python -m pytest $(WORKERS) tests/browser
+
+tested: $(DEV_STAMP)
+	$(BIN)/python -m pytest $(WORKERS) --ignore=tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

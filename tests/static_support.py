@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from support import makes
+from support import makes, random_llama
 
 from kvlens import methods
 from kvlens.engine.engine import Options
@@ -71,6 +72,17 @@ def _others() -> list[Case]:
 CASES = [*_TRIED, *_others()]
 """every method of the registry that is static_ready; a case that is none is refused by the decoder"""
 FETCHING = ("freekv", "sentkv", "sekv")
+
+
+@cache
+def _small(layers: int) -> Any:
+    return random_llama(num_hidden_layers=layers)
+
+
+def small_model(case: Case) -> Any:
+    """A random model of as many layers as show what the case does, so that graphs are traced quickly and kernels are
+    interpreted once: one, and those that are dense."""
+    return _small(1 + int(case.overrides.get("dense_layers", 0)))
 
 
 class Counting:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from static_support import CASES, FETCHING, Case, Counting, decoder
-from support import random_llama, random_prompt
+from static_support import CASES, FETCHING, Case, Counting, decoder, small_model
+from support import random_prompt
 from torch._dynamo.utils import counters
 
 from kvlens.gpu.static import StaticDecoder
@@ -17,12 +17,6 @@ from kvlens.methods import get
 STEPS = 16
 HOST = ("item", "tolist", "cpu", "numpy", "nonzero", "tensor", "unique", "masked_select", "to_list")
 """Calls with which a graph would wait for the host, copy from it or have shapes that depend on data."""
-
-
-@pytest.fixture(scope="module")
-def small() -> Any:
-    """Two layers, so that graphs are traced quickly."""
-    return random_llama(num_hidden_layers=2)
 
 
 @pytest.fixture
@@ -35,16 +29,15 @@ def fresh() -> Any:
 
 def on_random(case: Case) -> Case:
     """The case on a small model that nothing was trained or calibrated for: its tables take a larger share."""
-    share = "0.8" if "dense_layers" in case.overrides else "0.6"
-    return Case(case.method, case.budget and share, case.preset, {**get(case.method).untrained, **case.overrides})
+    return Case(case.method, case.budget and "0.8", case.preset, {**get(case.method).untrained, **case.overrides})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 5, 7, 9, 12, 14, 15)], ids=lambda case: case.id)
-def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
+def test_one_graph_for_all_steps(fresh: None, case: Case) -> None:
     prompt, case, backend = random_prompt(400), on_random(case), Counting()
-    plain = decoder(small, prompt, case, STEPS)
-    compiled = decoder(small, prompt, case, STEPS, ring=5).compiled(backend)
+    plain = decoder(small_model(case), prompt, case, STEPS)
+    compiled = decoder(small_model(case), prompt, case, STEPS, ring=5).compiled(backend)
     try:
         assert compiled.decode(STEPS) == plain.decode(STEPS)
         assert torch.equal(compiled.moved_bytes(), plain.moved_bytes())
@@ -65,10 +58,10 @@ def test_one_graph_for_all_steps(small: Any, fresh: None, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[5], CASES[9], CASES[11]], ids=lambda case: case.id)
-def test_without_mutation_it_is_the_same_step(small: Any, fresh: None, case: Case) -> None:
+def test_without_mutation_it_is_the_same_step(fresh: None, case: Case) -> None:
     """What compilers that generate code are given: the graph with its writes turned into outputs (aot_eager)."""
     prompt, case = random_prompt(400), on_random(case)
-    plain, compiled = (decoder(small, prompt, case, 12) for _ in range(2))
+    plain, compiled = (decoder(small_model(case), prompt, case, 12) for _ in range(2))
     try:
         assert compiled.compiled("aot_eager").decode(12) == plain.decode(12)
         assert torch.equal(compiled.moved_bytes(), plain.moved_bytes())
@@ -77,8 +70,8 @@ def test_without_mutation_it_is_the_same_step(small: Any, fresh: None, case: Cas
         compiled.close()
 
 
-def test_a_graph_cannot_be_captured_on_a_cpu(small: Any) -> None:
-    made: StaticDecoder = decoder(small, random_prompt(40), Case("full", None), 4)
+def test_a_graph_cannot_be_captured_on_a_cpu() -> None:
+    made: StaticDecoder = decoder(small_model(CASES[0]), random_prompt(40), CASES[0], 4)
     try:
         made.decode(1)
         with pytest.raises(RuntimeError, match="needs a model on a CUDA device"):

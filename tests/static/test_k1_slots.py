@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from static_support import CASES, Counting, decoder
+from static_support import CASES, Counting, decoder, small_model
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
@@ -67,21 +67,16 @@ def test_a_live_prefix_without_a_bias(count: int) -> None:
     assert mass.numel() == 0
 
 
-@pytest.fixture(scope="module")
-def small() -> Any:
-    return random_llama(num_hidden_layers=2)
-
-
 STEPS = 4
 KINDS = [CASES[i] for i in (0, 1, 2, 5, 8, 13)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.id)
-def test_a_decode_through_k1_is_the_decode_through_pytorch(small: Any, case: Any) -> None:
+def test_a_decode_through_k1_is_the_decode_through_pytorch(case: Any) -> None:
     prompt, case = random_prompt(400 if case.method == "sekv" else 140), on_random(case)
-    plain = decoder(small, prompt, case, STEPS, ring=3, record="spans")
-    through = decoder(small, prompt, case, STEPS, ring=3, record="spans", kernels="triton")
+    plain = decoder(small_model(case), prompt, case, STEPS, ring=3, record="spans")
+    through = decoder(small_model(case), prompt, case, STEPS, ring=3, record="spans", kernels="triton")
     assert (plain.session.kernels, through.session.kernels) == ("torch", "triton")
     try:
         assert plain.decode(STEPS) == through.decode(STEPS)
@@ -99,9 +94,12 @@ def test_a_decode_through_k1_is_the_decode_through_pytorch(small: Any, case: Any
 
 
 @pytest.mark.parametrize("case", [CASES[2], CASES[5]], ids=lambda case: case.id)
-def test_without_a_ring_pages_are_larger_and_tokens_the_same(small: Any, case: Any) -> None:
+def test_without_a_ring_pages_are_larger_and_tokens_the_same(case: Any) -> None:
     prompt, case = random_prompt(140), on_random(case)
-    plain, through = decoder(small, prompt, case, STEPS), decoder(small, prompt, case, STEPS, kernels="triton")
+    plain, through = (
+        decoder(small_model(case), prompt, case, STEPS),
+        decoder(small_model(case), prompt, case, STEPS, kernels="triton"),
+    )
     try:
         assert through.session.slots.page > 1
         assert plain.decode(STEPS) == through.decode(STEPS)
@@ -111,10 +109,10 @@ def test_without_a_ring_pages_are_larger_and_tokens_the_same(small: Any, case: A
 
 
 @pytest.mark.slow
-def test_one_graph_with_k1_in_it(small: Any) -> None:
+def test_one_graph_with_k1_in_it() -> None:
     torch._dynamo.reset()
     prompt, case, backend = random_prompt(140), on_random(CASES[5]), Counting()
-    plain, compiled = (decoder(small, prompt, case, STEPS, ring=4, kernels="triton") for _ in range(2))
+    plain, compiled = (decoder(small_model(case), prompt, case, STEPS, ring=4, kernels="triton") for _ in range(2))
     try:
         assert compiled.compiled(backend).decode(STEPS) == plain.decode(STEPS)
     finally:

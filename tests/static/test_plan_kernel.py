@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from static_support import CASES, Case, decoder
-from support import random_llama, random_prompt
+from static_support import CASES, Case, decoder, small_model
+from support import random_prompt
 from test_compiled import on_random
 
 from kvlens.gpu.static.recall import StaticRecall
@@ -21,11 +21,6 @@ from kvlens.kernels.zone_torch import zone_plan_torch
 STEPS = 4
 EXACT = {"atol": 0.0, "rtol": 0.0}
 NEAR = {"atol": 1e-4, "rtol": 1e-4}
-
-
-@pytest.fixture(scope="module")
-def small() -> Any:
-    return random_llama(num_hidden_layers=2)
 
 
 def state(made: Any) -> list[torch.Tensor]:
@@ -42,10 +37,10 @@ def state(made: Any) -> list[torch.Tensor]:
     [CASES[5], Case("freekv", "0.3", overrides={"recall": "all"}), CASES[8], CASES[10]],
     ids=lambda case: case.id,
 )
-def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(small: Any, case: Case) -> None:
+def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(case: Case) -> None:
     """FreeKV's two plans a step, its pages moved again and again, parts of spans, equal reuse."""
     prompt, case = random_prompt(160), on_random(case)
-    plain, planned = (decoder(small, prompt, case, STEPS) for _ in range(2))
+    plain, planned = (decoder(small_model(case), prompt, case, STEPS) for _ in range(2))
     asked = []
 
     def plan(*given: Any) -> Any:
@@ -73,11 +68,11 @@ def test_a_decode_planned_by_the_kernel_is_the_decode_planned_by_torch(small: An
 @pytest.mark.skipif(not INTERPRET, reason="Triton's interpreter is off")
 @pytest.mark.parametrize("k3", [False, True])
 @pytest.mark.parametrize("case", [CASES[14], CASES[15]], ids=lambda case: case.id)
-def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_come_by_kernels_as_by_torch(case: Case, k3: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zooms for the next step; keys turned after they are reconstructed. Reconstructed by PyTorch all is bit for bit
     the same; by k3, whose sums go in another order, it is but for rounding."""
     prompt, case = random_prompt(400), on_random(case)
-    plain, made = (decoder(small, prompt, case, STEPS) for _ in range(2))
+    plain, made = (decoder(small_model(case), prompt, case, STEPS) for _ in range(2))
     filled = []
 
     def fill(
@@ -113,9 +108,9 @@ def test_factors_come_by_kernels_as_by_torch(small: Any, case: Case, k3: bool, m
         made.close()
 
 
-def test_who_plans(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel on CUDA or where kernels are asked for, torch operations elsewhere."""
-    made = decoder(small, random_prompt(160), on_random(CASES[5]), 2)
+    made = decoder(small_model(CASES[5]), random_prompt(160), on_random(CASES[5]), 2)
     try:
         memory = made.session.memory
         assert made.session.recall.plan is zone_plan_torch
