@@ -35,6 +35,7 @@ BUILT_IN = {
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
     "kivi": "kvlens.methods.kivi:KIVI",
+    "arkvale": "kvlens.methods.arkvale:ArkVale",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

@@ -52,6 +52,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "sparq": {"method": "sparq"},
     "kivi": {"method": "kivi", "budget": "0.5"},
     "infinigen": {"method": "infinigen", "budget": "0.6"},
+    "arkvale": {"method": "arkvale", "budget": "0.5"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 
