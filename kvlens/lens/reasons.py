@@ -19,6 +19,7 @@ KINDS = {
     "held": "a counterfactual held it exactly resident",
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
+    "elsewhere": "attended whole, while keys were seen from other positions than their own",
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
     "some_heads": "query heads of the group attended it differently: some read it, others gave it nothing",
     "evicted": "gone from both tiers",

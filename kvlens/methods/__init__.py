@@ -36,6 +36,7 @@ BUILT_IN = {
     "sparq": "kvlens.methods.sparq:SparQ",
     "kivi": "kvlens.methods.kivi:KIVI",
     "arkvale": "kvlens.methods.arkvale:ArkVale",
+    "infllm": "kvlens.methods.infllm.method:InfLLM",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

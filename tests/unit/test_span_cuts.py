@@ -53,6 +53,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "kivi": {"method": "kivi", "budget": "0.5"},
     "infinigen": {"method": "infinigen", "budget": "0.6"},
     "arkvale": {"method": "arkvale", "budget": "0.5"},
+    "infllm": {"method": "infllm", "budget": "0.5"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

@@ -41,15 +41,21 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     # ----------------------------------------------------------------------------------------------------- the index
     @classmethod
+    def numbers(cls, params: Any, shape: KVShape) -> int:
+        """Numbers of the model's dtype in the summary of one page of one KV head, where parameters or groups of query
+        heads decide it."""
+        return cls.summary_numbers(shape.head_dim)
+
+    @classmethod
     def index_bytes(cls, params: Any, shape: KVShape) -> int:
-        return shape.kv_heads * cls.summary_numbers(shape.head_dim) * shape.itemsize
+        return shape.kv_heads * cls.numbers(params, shape) * shape.itemsize
 
     def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch
 
         context, shape = self.context, self.context.shape
         size = (shape.layers - self.params.dense_layers, shape.kv_heads, plan.pages)
-        width = self.summary_numbers(shape.head_dim)
+        width = self.numbers(self.params, shape)
         self._summaries = torch.zeros(*size, width, dtype=context.dtype, device=context.device)
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
