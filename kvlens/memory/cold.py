@@ -164,21 +164,32 @@ class ColdTier:
             self.flat = (host or partial(pools, self.host))(len(self.layers), size, self.dtype)
 
     def put(
-        self, cuts: Sequence[Cut], packed: Packed | None, keys: torch.Tensor, values: torch.Tensor, first: int
+        self,
+        cuts: Sequence[Cut],
+        packed: Packed | None,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        first: int,
+        stays: np.ndarray | None = None,
     ) -> tuple[list[Move], Stored]:
         """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of the
-        positions from `first` on."""
+        positions from `first` on; stays bool [l, H_kv, m]: tokens that are to lie here, None: all."""
         ids = [cut.span for cut in cuts]
         tokens = np.array([cut.end - cut.start for cut in cuts])
         raw = np.ones((*self.size.shape[:2], len(cuts)), dtype=bool)
         size = np.broadcast_to(tokens * self.shape.head_token_bytes, raw.shape).copy()
+        if stays is not None:
+            assert packed is None, "part of a span can lie here only as it is"
+            assert self.page == 1, "part of a span can lie here only token by token"
+            each = [stays[..., cut.start - first : cut.end - first].sum(-1) for cut in cuts]
+            size = np.stack(each, -1) * self.shape.head_token_bytes
         moves = []
         if packed is not None:
             raw = packed.size.numpy() == 0
             size = np.where(raw, size, packed.size.numpy() * self.dtype.itemsize)
             moves += self._put_packed(ids, packed, max(cut.end for cut in cuts))
         if raw.any():
-            moves += self._put_raw(cuts, tokens, raw, keys, values, first)
+            moves += self._put_raw(cuts, tokens, raw, keys, values, first, stays)
         self.size[:, :, ids] = size
         self.bytes += int(size.sum())
         self.version += 1
@@ -212,8 +223,9 @@ class ColdTier:
         keys: torch.Tensor,
         values: torch.Tensor,
         first: int,
+        kept: np.ndarray | None,
     ) -> list[Move]:
-        """A move for each layer, of its raw units."""
+        """A move for each layer, of its raw units, or of their tokens that are kept bool [l, H_kv, m]."""
         shape, page = self.shape, self.page
         self.reserve(min(cut.start for cut in cuts))
         assert all(cut.start >= self.origin for cut in cuts), (
@@ -225,9 +237,10 @@ class ColdTier:
             )
         positions = np.concatenate([np.arange(cut.start, cut.end) for cut in cuts])
         units = ((positions[::page] - self.origin) // page)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)
-        stays = np.repeat(raw, tokens // page, axis=2).transpose(0, 2, 1)
+        stays = np.repeat(raw, tokens // page, axis=2) if kept is None else kept[:, :, positions - first]
+        stays = stays.transpose(0, 2, 1)
         taken = torch.from_numpy(positions - first).to(keys.device)
-        whole = bool(raw.all())
+        whole = bool(stays.all())
         moves = []
         for at, pool in enumerate(self.pools):
             found = torch.stack((keys[at].index_select(1, taken), values[at].index_select(1, taken)), 1)

@@ -10,7 +10,7 @@ import torch
 
 from kvlens.memory.events import Tell
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
-from kvlens.memory.kept import cuts
+from kvlens.memory.kept import Kept, cuts
 from kvlens.memory.placement import Eviction, Placement
 from kvlens.memory.spantable import WINDOW, SpanTable
 from kvlens.rows import CutRow
@@ -92,6 +92,8 @@ class Keeper:
             for span, row in zip(ids, placement.spans, strict=True):
                 owner[row.tok_start : row.tok_end] = span
             self._cuts += cuts(kept, owner, step)
+        if placement.cold is not None:
+            self._tell_thinned(placement, placement.cold, ids, step, end)
         layers, heads = kept.positions.shape[:2]
         if (layers, heads) == (1, 1) or "partial" not in placement.states:
             return
@@ -106,6 +108,19 @@ class Keeper:
                     self.tell("evict", *at, span, None)
                 elif counts[layer][head][span] == self.spans.tokens(span):
                     self.tell("kept", *at, span, None)
+
+    def _tell_thinned(self, placement: Placement, cold: Kept, ids: list[int], step: int, end: int) -> None:
+        """Log what of the offloaded spans did not go to the cold tier, and which KV heads have nothing there
+        (evict)."""
+        owner = torch.full((end,), -1, dtype=torch.long)
+        for at in placement.offload:
+            owner[placement.spans[at].tok_start : placement.spans[at].tok_end] = ids[at]
+        self._cuts += cuts(cold, owner, step)
+        mask = cold.mask(end).expand(self.hot.shape.layers, self.hot.shape.kv_heads, end).cpu()
+        for at in placement.offload:
+            left = mask[..., placement.spans[at].tok_start : placement.spans[at].tok_end].any(-1)
+            for layer, head in (~left).nonzero().tolist():
+                self.tell("evict", layer, head, ids[at], None)
 
     def tell_dense(self, placement: Placement, ids: list[int]) -> None:
         """Log that dense layers keep all of the spans that others give away."""

@@ -37,6 +37,7 @@ BUILT_IN = {
     "kivi": "kvlens.methods.kivi:KIVI",
     "arkvale": "kvlens.methods.arkvale:ArkVale",
     "infllm": "kvlens.methods.infllm.method:InfLLM",
+    "sentencekv": "kvlens.methods.sentencekv.method:SentenceKV",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

@@ -44,6 +44,7 @@ RUNS = {
     "h2o": ("12%", {}),
     "quest": (None, {"keep": "0.1", "dense_layers": "0"}),
     "infinigen": ("20%", {"dense_layers": "0", "partial": "0.125"}),
+    "sentencekv": ("15%", {"sinks": "4", "window": "16", "longest": "32", "factor": "1.5"}),
     "infllm": ("25%", {"sinks": "4", "window": "32", "page": "16", "representatives": "1", "group": "sum"}),
 }
 
@@ -188,6 +189,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "h2o": {"partly_evicted"},
         "quest": {"below_the_cut", "some_heads"},
         "infinigen": {"below_the_cut", "partly_attended"},
+        "sentencekv": {"evicted", "partly_evicted"},
         "infllm": {"below_the_cut", "elsewhere"},
     }
     assert expected[name] <= set(kinds), dict(kinds)

@@ -54,6 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "infinigen": {"method": "infinigen", "budget": "0.6"},
     "arkvale": {"method": "arkvale", "budget": "0.5"},
     "infllm": {"method": "infllm", "budget": "0.5"},
+    "sentencekv": {"method": "sentencekv", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 
