@@ -57,16 +57,19 @@ class Packed:
 @dataclass(frozen=True)
 class Units:
     """n packed units of one layer, to be unpacked together: table int64 [n, 4] into their numbers (as Packed.table),
-    start int64 [n]: positions of their first tokens; tokens: of the longest span there can be; dim: head size."""
+    start int64 [n]: positions of their first tokens; tokens: of the longest span there can be; dim: head size; kv_heads
+    int64 [n]."""
 
     table: torch.Tensor
     start: torch.Tensor
     layer: int
     tokens: int
     dim: int
+    kv_heads: torch.Tensor
 
     def to(self, device: torch.device) -> Units:
-        return replace(self, table=self.table.to(device), start=self.start.to(device))
+        table, start, kv_heads = (x.to(device) for x in (self.table, self.start, self.kv_heads))
+        return replace(self, table=table, start=start, kv_heads=kv_heads)
 
 
 class Codec(Protocol):

@@ -84,8 +84,8 @@ class Keeper:
         self.is_hot[pool.at][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
     def tell_losses(self, placement: Placement, ids: list[int], step: int, end: int) -> None:
-        """Log what the ranking dropped of the positions below `end`, and, of spans that are partial for some KV heads,
-        whose KV heads have nothing left of them (evict) or lost nothing (kept)."""
+        """Log what the ranking dropped of the positions below `end`; of spans that are partial for some KV heads, which
+        of these have nothing left (evict); and of these and cold ones, which keep all of them on the device (kept)."""
         kept = placement.kept
         if kept.score is not None or kept.newest:
             owner = torch.full((end,), -1, dtype=torch.long)
@@ -95,16 +95,16 @@ class Keeper:
         if placement.cold is not None:
             self._tell_thinned(placement, placement.cold, ids, step, end)
         layers, heads = kept.positions.shape[:2]
-        if (layers, heads) == (1, 1) or "partial" not in placement.states:
+        if (layers, heads) == (1, 1) or not {"partial", "cold"} & set(placement.states):
             return
         spans, role = self._names(placement, kept.positions, ids)
         left = torch.zeros(layers, heads, self.spans.capacity, dtype=torch.long, device=spans.device)
         counts = left.scatter_add_(2, spans, (role != FREE).long()).tolist()
-        partial = [span for span, state in zip(ids, placement.states, strict=True) if state == "partial"]
+        given = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
         for layer, head in np.ndindex(layers, heads):
             at = layer if layers > 1 else None, head if heads > 1 else None
-            for span in partial:
-                if counts[layer][head][span] == 0:
+            for span, state in given:
+                if state == "partial" and counts[layer][head][span] == 0:
                     self.tell("evict", *at, span, None)
                 elif counts[layer][head][span] == self.spans.tokens(span):
                     self.tell("kept", *at, span, None)

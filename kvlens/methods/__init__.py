@@ -38,6 +38,7 @@ BUILT_IN = {
     "arkvale": "kvlens.methods.arkvale:ArkVale",
     "infllm": "kvlens.methods.infllm.method:InfLLM",
     "sentencekv": "kvlens.methods.sentencekv.method:SentenceKV",
+    "shadowkv": "kvlens.methods.shadowkv.method:ShadowKV",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

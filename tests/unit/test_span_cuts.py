@@ -55,6 +55,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "arkvale": {"method": "arkvale", "budget": "0.5"},
     "infllm": {"method": "infllm", "budget": "0.5"},
     "sentencekv": {"method": "sentencekv", "budget": "0.6"},
+    "shadowkv": {"method": "shadowkv", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 
