@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-_MOVES = {
-    "recall": "resident",
-    "prefetch": "resident",
-    "correction": "resident",
-    "evict": "evicted",
-    "release": "cold",
-    "thin": "partial",
-    "kept": "resident",
-}
+_ARRIVALS = ("recall", "prefetch", "correction")
+_MOVES = {"evict": "evicted", "release": "cold", "thin": "partial", "kept": "resident"}
 
 
 class Replay:
     """The states of spans, changed by one event after the other.
 
     A zoom lasts until every query head that asked for it has let go; an event without a query head speaks for all of
-    them. A span that is zoomed into is resident when it lay in the cold tier raw and reconstructed when it lay there as
-    factors. An offload is news only for a span that was hot: one with a summary stays coarse. Of a partial span the
-    tokens that are gone stay gone: only evicting the others changes it, or the word that this KV head has lost none of
-    them. A span that a counterfactual holds stays
-    resident, whatever the method does with its own copy.
+    them. A span that is zoomed into or recalled is resident when it lay in the cold tier raw and reconstructed when it
+    lay there as factors. An offload is news only for a span that was hot: one with a summary stays coarse. Of a partial
+    span the tokens that are gone stay gone: only evicting the others changes it, or the word that this KV head has lost
+    none of them. A span that a counterfactual holds stays resident, whatever the method does with its own copy.
     """
 
     def __init__(self, spans: Iterable[tuple[int, str, str | None]]) -> None:
@@ -55,15 +47,18 @@ class Replay:
             self._before.pop(span, None)
             if self.state[span] in ("resident", "reconstructed"):
                 self.state[span] = "cold"
-        elif kind in _MOVES:
+        elif kind in _ARRIVALS or kind in _MOVES:
             self._before.pop(span, None)
-            self.state[span] = _MOVES[kind]
+            self.state[span] = self._arrived(span) if kind in _ARRIVALS else _MOVES[kind]
 
     def _zoom_in(self, span: int, q_head: int | None) -> None:
         if span not in self._before:
             self._before[span], self._holders[span] = self.state[span], set()
         self._holders[span].add(q_head)
-        self.state[span] = "reconstructed" if self._form[span] == "factors" else "resident"
+        self.state[span] = self._arrived(span)
+
+    def _arrived(self, span: int) -> str:
+        return "reconstructed" if self._form[span] == "factors" else "resident"
 
     def _zoom_out(self, span: int, q_head: int | None) -> None:
         if span not in self._before:

@@ -29,9 +29,10 @@ class Trial:
         seed: int = 0,
         budget: int | None = None,
         rotate: Rotate | None = None,
+        text: tuple[str, ...] = (),
         **params: Any,
     ) -> None:
-        """method: a registered one's name, or a class."""
+        """method: a registered one's name, or a class; text: of each prompt token."""
         rng = np.random.default_rng(seed)
         self.shape, self.n = SHAPE, n
         self.method = methods.get(method) if isinstance(method, str) else method
@@ -42,7 +43,7 @@ class Trial:
         self.last_k = rng.standard_normal((SHAPE.layers, SHAPE.kv_heads, 1, SHAPE.head_dim))
         full = SHAPE.full_kv_bytes(n + max_new)
         context = RunContext(
-            SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"), rotate=rotate
+            SHAPE, n, max_new, budget, full, 0, "random", torch.float32, torch.device("cpu"), tokens=text, rotate=rotate
         )
         chosen = methods.make_parameters(self.method, None, params)
         self.session = Session(self.method, chosen, context)

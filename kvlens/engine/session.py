@@ -244,7 +244,7 @@ class Session:
         self._queries, self._peeked, self._received = [], None, None
         memory.account.release("received")
         memory.account.release("peeked")
-        memory.lay_out(layout)
+        memory.lay_out(layout, self.context.rotate)
         self.hold_method()
         memory.place_prompt(placement)
         self.prefill_peak = memory.account.peak

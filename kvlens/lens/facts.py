@@ -159,9 +159,10 @@ class Facts:
 
     @property
     def exact_only(self) -> bool:
-        """No summary in this run takes mass from exact tokens, nor do packed ones: what is attended whole gets no
-        less than full attention gives it."""
-        return not self.reader.spans()["state"].isin(("coarse", "quantised")).any()
+        """No summary in this run takes mass from exact tokens, nor do packed or rebuilt ones: what is attended whole
+        gets no less than full attention gives it."""
+        rebuilt = (self.reader.span_heads(self.layer, self.kv_head)["form"] == "factors").any()
+        return not rebuilt and not self.reader.spans()["state"].isin(("coarse", "quantised")).any()
 
     @property
     def short(self) -> bool:

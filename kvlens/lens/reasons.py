@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvlens.lens.dropped import dropped
-from kvlens.lens.facts import Facts
+from kvlens.lens.facts import HOT, Facts
 from kvlens.lens.lines import lost_of, ranges_in_words
 from kvlens.lens.own import Own, Told
 from kvlens.lens.quantised import in_bits
@@ -19,6 +19,7 @@ KINDS = {
     "held": "a counterfactual held it exactly resident",
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
+    "elsewhere": "attended whole, while keys were seen from other positions than their own",
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
     "some_heads": "query heads of the group attended it differently: some read it, others gave it nothing",
     "evicted": "gone from both tiers",
@@ -115,6 +116,8 @@ def _attended(facts: Facts) -> Reason:
         heads = ", ".join(f"Q{head} {says[word]}" for head, word in sorted(readings.items()))
         which = facts.ranking.words() if facts.ranking.wanted else ""
         return Reason("some_heads", f"it was on the device{which}: {heads}")
+    if facts.state == "reconstructed":
+        return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
     if facts.exact_only and not facts.short:
         return Reason("attended", "it was on the device and read; full attention would have given it no more")
     if facts.averaged:
@@ -165,10 +168,10 @@ def _not_read(facts: Facts) -> Reason:
         given_up = ", the device's copy given up at this step" if facts.given_up else ""
         return Reason("below_the_cut", f"it lay in the cold tier{given_up}: {ranking.cut()}")
     unread = facts.read is False or (ranking.rank is not None and not ranking.wanted)
-    if facts.state == "resident" and ranking.wanted and unread:
+    if facts.state in HOT and ranking.wanted and unread:
         chosen = "it was on the device and chosen for some query head of the group, but none of them gave it anything"
         return Reason("some_heads", f"{chosen}: {ranking.cut()}")
-    if facts.state == "resident" and ranking.candidates is not None and unread:
+    if facts.state in HOT and ranking.candidates is not None and unread:
         return Reason("below_the_cut", f"it was on the device but not read: {ranking.cut()}")
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")
 

@@ -57,16 +57,19 @@ class Packed:
 @dataclass(frozen=True)
 class Units:
     """n packed units of one layer, to be unpacked together: table int64 [n, 4] into their numbers (as Packed.table),
-    start int64 [n]: positions of their first tokens; tokens: of the longest span there can be; dim: head size."""
+    start int64 [n]: positions of their first tokens; tokens: of the longest span there can be; dim: head size; kv_heads
+    int64 [n]."""
 
     table: torch.Tensor
     start: torch.Tensor
     layer: int
     tokens: int
     dim: int
+    kv_heads: torch.Tensor
 
     def to(self, device: torch.device) -> Units:
-        return replace(self, table=self.table.to(device), start=self.start.to(device))
+        table, start, kv_heads = (x.to(device) for x in (self.table, self.start, self.kv_heads))
+        return replace(self, table=table, start=start, kv_heads=kv_heads)
 
 
 class Codec(Protocol):
@@ -164,21 +167,32 @@ class ColdTier:
             self.flat = (host or partial(pools, self.host))(len(self.layers), size, self.dtype)
 
     def put(
-        self, cuts: Sequence[Cut], packed: Packed | None, keys: torch.Tensor, values: torch.Tensor, first: int
+        self,
+        cuts: Sequence[Cut],
+        packed: Packed | None,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        first: int,
+        stays: np.ndarray | None = None,
     ) -> tuple[list[Move], Stored]:
         """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of the
-        positions from `first` on."""
+        positions from `first` on; stays bool [l, H_kv, m]: tokens that are to lie here, None: all."""
         ids = [cut.span for cut in cuts]
         tokens = np.array([cut.end - cut.start for cut in cuts])
         raw = np.ones((*self.size.shape[:2], len(cuts)), dtype=bool)
         size = np.broadcast_to(tokens * self.shape.head_token_bytes, raw.shape).copy()
+        if stays is not None:
+            assert packed is None, "part of a span can lie here only as it is"
+            assert self.page == 1, "part of a span can lie here only token by token"
+            each = [stays[..., cut.start - first : cut.end - first].sum(-1) for cut in cuts]
+            size = np.stack(each, -1) * self.shape.head_token_bytes
         moves = []
         if packed is not None:
             raw = packed.size.numpy() == 0
             size = np.where(raw, size, packed.size.numpy() * self.dtype.itemsize)
             moves += self._put_packed(ids, packed, max(cut.end for cut in cuts))
         if raw.any():
-            moves += self._put_raw(cuts, tokens, raw, keys, values, first)
+            moves += self._put_raw(cuts, tokens, raw, keys, values, first, stays)
         self.size[:, :, ids] = size
         self.bytes += int(size.sum())
         self.version += 1
@@ -212,8 +226,9 @@ class ColdTier:
         keys: torch.Tensor,
         values: torch.Tensor,
         first: int,
+        kept: np.ndarray | None,
     ) -> list[Move]:
-        """A move for each layer, of its raw units."""
+        """A move for each layer, of its raw units, or of their tokens that are kept bool [l, H_kv, m]."""
         shape, page = self.shape, self.page
         self.reserve(min(cut.start for cut in cuts))
         assert all(cut.start >= self.origin for cut in cuts), (
@@ -225,9 +240,10 @@ class ColdTier:
             )
         positions = np.concatenate([np.arange(cut.start, cut.end) for cut in cuts])
         units = ((positions[::page] - self.origin) // page)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)
-        stays = np.repeat(raw, tokens // page, axis=2).transpose(0, 2, 1)
+        stays = np.repeat(raw, tokens // page, axis=2) if kept is None else kept[:, :, positions - first]
+        stays = stays.transpose(0, 2, 1)
         taken = torch.from_numpy(positions - first).to(keys.device)
-        whole = bool(raw.all())
+        whole = bool(stays.all())
         moves = []
         for at, pool in enumerate(self.pools):
             found = torch.stack((keys[at].index_select(1, taken), values[at].index_select(1, taken)), 1)

@@ -156,7 +156,8 @@ class Recalled:
         cold, at = self._of.cold, self._of.cold.at(self._layer)
         heads, spans = (torch.from_numpy(x) for x in (fetches.kv_heads, fetches.spans))
         starts = torch.from_numpy(self._of.spans.first_positions(fetches.spans))
-        units = Units(cold.table[at, heads, spans], starts, self._layer, self._of.longest, self._of.keys.shape[-1])
+        dim, longest = self._of.keys.shape[-1], self._of.longest
+        units = Units(cold.table[at, heads, spans], starts, self._layer, longest, dim, heads)
         sizes: np.ndarray = cold.size[at, fetches.kv_heads, fetches.spans] // cold.dtype.itemsize
         return cold.flat[at], units, sizes
 

@@ -10,7 +10,7 @@ import torch
 
 from kvlens.memory.events import Tell
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
-from kvlens.memory.kept import cuts
+from kvlens.memory.kept import Kept, cuts
 from kvlens.memory.placement import Eviction, Placement
 from kvlens.memory.spantable import WINDOW, SpanTable
 from kvlens.rows import CutRow
@@ -84,28 +84,43 @@ class Keeper:
         self.is_hot[pool.at][:, :, torch.tensor(ids, device=pool.role.device)] = True
 
     def tell_losses(self, placement: Placement, ids: list[int], step: int, end: int) -> None:
-        """Log what the ranking dropped of the positions below `end`, and, of spans that are partial for some KV heads,
-        whose KV heads have nothing left of them (evict) or lost nothing (kept)."""
+        """Log what the ranking dropped of the positions below `end`; of spans that are partial for some KV heads, which
+        of these have nothing left (evict); and of these and cold ones, which keep all of them on the device (kept)."""
         kept = placement.kept
         if kept.score is not None or kept.newest:
             owner = torch.full((end,), -1, dtype=torch.long)
             for span, row in zip(ids, placement.spans, strict=True):
                 owner[row.tok_start : row.tok_end] = span
             self._cuts += cuts(kept, owner, step)
+        if placement.cold is not None:
+            self._tell_thinned(placement, placement.cold, ids, step, end)
         layers, heads = kept.positions.shape[:2]
-        if (layers, heads) == (1, 1) or "partial" not in placement.states:
+        if (layers, heads) == (1, 1) or not {"partial", "cold"} & set(placement.states):
             return
         spans, role = self._names(placement, kept.positions, ids)
         left = torch.zeros(layers, heads, self.spans.capacity, dtype=torch.long, device=spans.device)
         counts = left.scatter_add_(2, spans, (role != FREE).long()).tolist()
-        partial = [span for span, state in zip(ids, placement.states, strict=True) if state == "partial"]
+        given = [pair for pair in zip(ids, placement.states, strict=True) if pair[1] in ("partial", "cold")]
         for layer, head in np.ndindex(layers, heads):
             at = layer if layers > 1 else None, head if heads > 1 else None
-            for span in partial:
-                if counts[layer][head][span] == 0:
+            for span, state in given:
+                if state == "partial" and counts[layer][head][span] == 0:
                     self.tell("evict", *at, span, None)
                 elif counts[layer][head][span] == self.spans.tokens(span):
                     self.tell("kept", *at, span, None)
+
+    def _tell_thinned(self, placement: Placement, cold: Kept, ids: list[int], step: int, end: int) -> None:
+        """Log what of the offloaded spans did not go to the cold tier, and which KV heads have nothing there
+        (evict)."""
+        owner = torch.full((end,), -1, dtype=torch.long)
+        for at in placement.offload:
+            owner[placement.spans[at].tok_start : placement.spans[at].tok_end] = ids[at]
+        self._cuts += cuts(cold, owner, step)
+        mask = cold.mask(end).expand(self.hot.shape.layers, self.hot.shape.kv_heads, end).cpu()
+        for at in placement.offload:
+            left = mask[..., placement.spans[at].tok_start : placement.spans[at].tok_end].any(-1)
+            for layer, head in (~left).nonzero().tolist():
+                self.tell("evict", layer, head, ids[at], None)
 
     def tell_dense(self, placement: Placement, ids: list[int]) -> None:
         """Log that dense layers keep all of the spans that others give away."""

@@ -99,6 +99,9 @@ class Layout:
     """what leaves the window is packed where it stays on the device; None: it goes where the placement says"""
     weighted: bool = False
     """coarse entries say themselves how many tokens they stand for (Placement.coarse_counts)"""
+    farthest: int = 0
+    """in layers that are not dense, keys farther than this from the step's own token are seen as if they lay just so
+    far (kvlens/memory/distance.py); 0: where they are"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False

@@ -34,6 +34,9 @@ class Placement:
     offload: list[int] = field(default_factory=list)
     """spans whose tokens go to the cold tier through `codec`"""
     codec: Codec | None = None
+    cold: Kept | None = None
+    """of the offloaded spans, the positions that go to the cold tier per layer and KV head, and what they were ranked
+    by: the others are gone for good. For spans that lie as they are and are recalled by position. None: all"""
     selectable: list[int] = field(default_factory=list)
     """kept spans that a query head attends only where its selection says so, like the offloaded ones"""
     coarse_counts: torch.Tensor | None = None

@@ -82,7 +82,11 @@ class Placer:
         if len(layers) < self.shape.layers:
             keys, values = keys[layers], values[layers]
         cuts = [Cut(ids[i], placement.spans[i].tok_start, placement.spans[i].tok_end) for i in placement.offload]
-        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first)
+        stays = None
+        if placement.cold is not None:
+            mask = placement.cold.mask(first + keys.shape[2])[..., first:].expand(self.shape.layers, *keys.shape[1:3])
+            stays = mask[layers].cpu().numpy()
+        moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first, stays)
         spans = np.array([cut.span for cut in cuts])[:, None, None]
         names = np.broadcast_arrays(np.array(layers)[:, None], np.arange(self.shape.kv_heads), spans)
         layer, kv_head, span = (x.ravel() for x in names)

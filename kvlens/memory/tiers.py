@@ -10,6 +10,7 @@ from kvlens.kernels.slot_tables import slot_bias, tables_by
 from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier
+from kvlens.memory.distance import Distance, Turn
 from kvlens.memory.events import EventLog
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, HotTier, Slots
@@ -46,13 +47,16 @@ class Memory:
         self.events = EventLog()
         self.packed: PackedZone | None = None
         """what stays on the device in few bits; None: nothing does"""
+        self.distance: Distance | None = None
+        """from where keys are seen; None: from where they are"""
         self.step = -1
         self._position = -1
         self._window_start = 0
 
     # ---------------------------------------------------------------------------------------- prefill and placement
-    def lay_out(self, layout: Layout) -> None:
-        """Take the device's slots. Called once, when prefill has ended."""
+    def lay_out(self, layout: Layout, turn: Turn | None = None) -> None:
+        """Take the device's slots. Called once, when prefill has ended. turn: the model's rotary embedding, for a
+        layout with a `farthest`."""
         shape = self.shape
         self.layout = layout = self.held.widen(layout, shape.layers)
         self.hot = HotTier(shape, layout, self.dtype, self.device)
@@ -67,6 +71,9 @@ class Memory:
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
         self.placer = Placer(self.recaller, self.ledger, self.link, self.events, self.held, self.selectable)
+        if layout.farthest:
+            assert turn is not None, "keys that cannot be turned are seen where they are"
+            self.distance = Distance(layout.farthest, turn)
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())
@@ -244,12 +251,15 @@ class Memory:
         if self.packed is not None:
             return self.packed.slots(pool, layer, self._position, self.held.live(layer))
         live = pool.live_prefix(self._position) if bias is None else bias.shape[-1]
-        return pool.slots(layer).before(pool.zones.slots if live is None else live)
+        slots = pool.slots(layer).before(pool.zones.slots if live is None else live)
+        if self.distance is None or pool.dense:
+            return slots
+        return self.distance.seen(slots, layer, self._position, pool.start["held"])
 
     def attended_together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """As `attended_slots`, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but for
-        packed tokens."""
-        if self.packed is not None:
+        packed tokens and keys that are seen from elsewhere."""
+        if self.packed is not None or self.distance is not None:
             each = [vars(self.attended_slots(layer, bias, part)).values() for layer in layers]
             return Slots(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
         pool = self.hot.pools_of(layers.start)[part]

@@ -35,6 +35,10 @@ BUILT_IN = {
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
     "kivi": "kvlens.methods.kivi:KIVI",
+    "arkvale": "kvlens.methods.arkvale:ArkVale",
+    "infllm": "kvlens.methods.infllm.method:InfLLM",
+    "sentencekv": "kvlens.methods.sentencekv.method:SentenceKV",
+    "shadowkv": "kvlens.methods.shadowkv.method:ShadowKV",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

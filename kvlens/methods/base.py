@@ -121,6 +121,9 @@ class Method(ABC):
     peeks: ClassVar[bool] = False
     """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
     feeds that token"""
+    turns_keys: ClassVar[bool] = False
+    """keys may be seen from other positions than their own (Layout.farthest): what is attended is not attended as full
+    attention does"""
     watches: ClassVar[bool] = False
     """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
     needs_received: ClassVar[bool] = False

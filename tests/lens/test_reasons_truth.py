@@ -44,6 +44,9 @@ RUNS = {
     "h2o": ("12%", {}),
     "quest": (None, {"keep": "0.1", "dense_layers": "0"}),
     "infinigen": ("20%", {"dense_layers": "0", "partial": "0.125"}),
+    "sentencekv": ("15%", {"sinks": "4", "window": "16", "longest": "32", "factor": "1.5"}),
+    "shadowkv": ("25%", {"chunk": "16", "local": "1", "outliers": "1", "rank": "0.125"}),
+    "infllm": ("25%", {"sinks": "4", "window": "32", "page": "16", "representatives": "1", "group": "sum"}),
 }
 
 
@@ -109,6 +112,7 @@ def bears_out(
     return {
         "attended": worst.exact == tokens or (worst.exact > 0 and "no more" in says and regret <= 1e-4),
         "partly_attended": all(0 < seen.exact < tokens for seen in group),
+        "elsewhere": all(seen.exact == tokens for seen in group),
         "quantised": all(seen.packed == tokens for seen in group),
         "averaged": all(seen.exact > 0 for seen in group),
         "partly_evicted": all(seen.exact < tokens for seen in group),
@@ -186,6 +190,9 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "h2o": {"partly_evicted"},
         "quest": {"below_the_cut", "some_heads"},
         "infinigen": {"below_the_cut", "partly_attended"},
+        "sentencekv": {"evicted", "partly_evicted"},
+        "shadowkv": {"below_the_cut", "rank_truncated"},
+        "infllm": {"below_the_cut", "elsewhere"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 

@@ -45,7 +45,9 @@ def test_spans_are_what_the_codec_unpacks(made: Any) -> None:
         numbers, table = memory.cold.unit(1, span, head), memory.cold.table[1, head, span].clone()
         table[0], tokens = 0, int(table[1])
         start = torch.tensor([memory.spans.rows[span].tok_start])
-        exact = memory.recaller.codec.unpack(numbers, Units(table[None], start, 1, tokens, factors.head_dim))
+        exact = memory.recaller.codec.unpack(
+            numbers, Units(table[None], start, 1, tokens, factors.head_dim, torch.zeros(1))
+        )
         for found, expected in zip((keys, values), exact, strict=True):
             torch.testing.assert_close(found[head, place, :tokens], expected[0], atol=1e-5, rtol=1e-5)
 

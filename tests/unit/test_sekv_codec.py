@@ -100,7 +100,7 @@ def test_what_the_tier_holds_is_what_was_put_there(form: str) -> None:
                     continue
                 table = cold.table[layer, head, cut.span].clone()
                 table[0] = 0
-                units = Units(table[None], torch.tensor([cut.start]), layer, 24, DIM)
+                units = Units(table[None], torch.tensor([cut.start]), layer, 24, DIM, torch.zeros(1))
                 found = torch.cat(codec.unpack(unit, units))[:, : cut.end - cut.start]
                 for side in range(2):
                     error = lowrank.relative_error(exact[side], found[side])

@@ -52,6 +52,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "sparq": {"method": "sparq"},
     "kivi": {"method": "kivi", "budget": "0.5"},
     "infinigen": {"method": "infinigen", "budget": "0.6"},
+    "arkvale": {"method": "arkvale", "budget": "0.5"},
+    "infllm": {"method": "infllm", "budget": "0.5"},
+    "sentencekv": {"method": "sentencekv", "budget": "0.6"},
+    "shadowkv": {"method": "shadowkv", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

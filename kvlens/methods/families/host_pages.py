@@ -41,15 +41,21 @@ class HostPageRetrieval(PageSummaries, ColdPages):
 
     # ----------------------------------------------------------------------------------------------------- the index
     @classmethod
+    def numbers(cls, params: Any, shape: KVShape) -> int:
+        """Numbers of the model's dtype in the summary of one page of one KV head, where parameters or groups of query
+        heads decide it."""
+        return cls.summary_numbers(shape.head_dim)
+
+    @classmethod
     def index_bytes(cls, params: Any, shape: KVShape) -> int:
-        return shape.kv_heads * cls.summary_numbers(shape.head_dim) * shape.itemsize
+        return shape.kv_heads * cls.numbers(params, shape) * shape.itemsize
 
     def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch
 
         context, shape = self.context, self.context.shape
         size = (shape.layers - self.params.dense_layers, shape.kv_heads, plan.pages)
-        width = self.summary_numbers(shape.head_dim)
+        width = self.numbers(self.params, shape)
         self._summaries = torch.zeros(*size, width, dtype=context.dtype, device=context.device)
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
@@ -66,14 +72,29 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         plan, shape, at = self._plan, self.context.shape, layer - self.params.dense_layers
         if plan is None or at < 0:
             return None
-        there = torch.arange(plan.pages, device=q.device) < self._filled
-        found = self.rank(q.float().unflatten(0, (shape.kv_heads, -1)), self._summaries[at].float(), there).amax(1)
-        score = found.masked_fill(~there, float("-inf"))
-        pages = best(score, plan.recall)
+        score = self.scores(at, q)
+        pages = self.wished(at, score)
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
-        logged[:, plan.first_id :] = self.shown(score).masked_fill(~there, float("nan"))
+        logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
         return self.chosen(at, q, wishes, logged)
+
+    def scores(self, at: int, q: torch.Tensor) -> torch.Tensor:
+        """What pages rank by, float32 [H_kv, P], -inf where there is none. at: which of the layers that are not dense;
+        q [Hq, D]."""
+        import torch
+
+        plan, grouped = self._plan, q.float().unflatten(0, (self.context.shape.kv_heads, -1))
+        assert plan is not None
+        there = torch.arange(plan.pages, device=q.device) < self._filled
+        found = self.rank(grouped, self._summaries[at].float(), there).amax(1)
+        return found.masked_fill(~there, float("-inf"))
+
+    def wished(self, at: int, score: torch.Tensor) -> torch.Tensor:
+        """Pages int64 [H_kv, W] that each KV head is to have on the device, the most wanted first, -1: none: as many of
+        the best as there is room for. score as `scores` says."""
+        assert self._plan is not None
+        return best(score, self._plan.recall)
 
     def reads(self, pages: torch.Tensor) -> torch.Tensor:
         """Span ids [H_kv, W], -1: none, as a table [H_kv, G, S] of what is read, the same for all query heads of a
