@@ -44,6 +44,7 @@ RUNS = {
     "h2o": ("12%", {}),
     "quest": (None, {"keep": "0.1", "dense_layers": "0"}),
     "infinigen": ("20%", {"dense_layers": "0", "partial": "0.125"}),
+    "rocketkv": ("20%", {}),
 }
 
 
@@ -186,6 +187,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "h2o": {"partly_evicted"},
         "quest": {"below_the_cut", "some_heads"},
         "infinigen": {"below_the_cut", "partly_attended"},
+        "rocketkv": {"partly_evicted", "partly_attended"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 
