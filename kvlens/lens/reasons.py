@@ -70,7 +70,8 @@ def _of_the_method(facts: Facts) -> Reason:
         return Reason("evicted_unasked" if unasked else "evicted", _evicted(facts, gone) + unasked)
     if facts.state == "partial" and gone is not None:
         unasked = facts.unasked(facts.dropped_at())
-        return Reason("partly_evicted_unasked" if unasked else "partly_evicted", gone + unasked)
+        rest = "" if facts.ranking.candidates is None else f"; what is left of it: {facts.ranking.cut()}"
+        return Reason("partly_evicted_unasked" if unasked else "partly_evicted", gone + unasked + rest)
     told: Told | None = Own.of(facts.reader).say("told", facts)
     if told is not None:
         return Reason(*told)
@@ -130,7 +131,7 @@ def _attended(facts: Facts) -> Reason:
         return Reason(
             "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
         )
-    if facts.kind == "window":
+    if facts.kind == "window" and facts.ranking.candidates is None:
         return Reason(
             "partly_attended", "its oldest tokens have left the window and are gone; the others were attended exactly"
         )

@@ -34,6 +34,7 @@ BUILT_IN = {
     "tova": "kvlens.methods.tova:Tova",
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
+    "rocketkv": "kvlens.methods.rocketkv:RocketKV",
     "kivi": "kvlens.methods.kivi:KIVI",
     "arkvale": "kvlens.methods.arkvale:ArkVale",
     "infllm": "kvlens.methods.infllm.method:InfLLM",

@@ -82,3 +82,10 @@ def affordable(budget: int, shape: KVShape, floor: int, prompt_tokens: int, max_
     least = layout(alike(floor, shape.layers), 0, prompt_tokens, max_new, page, last).bytes(shape)
     token = shape.kv_heads * (shape.head_token_bytes + SLOT_TABLE_BYTES)
     return min(shape.layers * floor + (budget - least) // token, shape.layers * (prompt_tokens + last))
+
+
+def index_bytes(shape: KVShape, places: int, chunk: int) -> int:
+    """Device bytes of an index (kept_index.py) over `places` tokens of every KV head in chunks of `chunk`: positions
+    int32, and two extremes per chunk, or one where it is one token."""
+    numbers = -(-places // chunk) * shape.head_dim * (1 + (chunk > 1))
+    return shape.layers * shape.kv_heads * (places * 4 + numbers * shape.itemsize)
