@@ -9,6 +9,7 @@ pages there is room for, F numbers of a summary, W pages recalled, S span ids.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.cold_pages import ColdPages, best
@@ -73,7 +74,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
         logged[:, plan.first_id :] = self.shown(score).masked_fill(~there, float("nan"))
-        return self.chosen(at, q, wishes, logged)
+        read = self._pages * self.index_bytes(self.params, shape) // shape.kv_heads
+        return replace(self.chosen(at, q, wishes, logged), index_bytes=read)
 
     def reads(self, pages: torch.Tensor) -> torch.Tensor:
         """Span ids [H_kv, W], -1: none, as a table [H_kv, G, S] of what is read, the same for all query heads of a
