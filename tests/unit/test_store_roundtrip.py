@@ -66,6 +66,9 @@ def test_every_value_comes_back(
                 reader.kv_cube(metric), stored(want) if metric in COSINES else want.astype(np.float32)
             )
             assert (metric in reader.kv_metrics()) == bool(np.isfinite(want).any())
+        heads = reader.head_table()
+        assert len(heads) == (layers * kv_heads * group if steps else 0)
+        assert (heads["kv_head"] == heads["q_head"] // group).all(), "query heads of a group are neighbours"
         tokens = reader.tokens()
         assert list(tokens["pos"]) == list(range(3 + steps))
         assert list(tokens["text"][3:]) == [t.encode("utf-8", "replace").decode() for t in texts[:steps]]
