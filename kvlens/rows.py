@@ -22,11 +22,11 @@ SCHEMA_VERSION = 6
 ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mean", "quantised")
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
-#: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, qcos a cosine, n_zoomed
-#: spans. coverage: full attention's mass on tokens attended exactly; unread: on tokens attended in no form, not rebuilt
-#: and not through a summary either, so that 1 - coverage - unread lies on tokens read rebuilt or summarised. regret:
-#: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1; a summary's mass is
-#: the method's too.
+#: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, n_zoomed spans. qcos:
+#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended
+#: exactly; unread: on tokens attended in no form, not rebuilt and not through a summary either, so that 1 - coverage -
+#: unread lies on tokens read rebuilt or summarised. regret: sum over all spans of max(0, full attention's mass on the
+#: span - the method's), a share 0..1; a summary's mass is the method's too.
 HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "unread", "n_zoomed", "zoom_rate", "corrected")
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
 #: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's

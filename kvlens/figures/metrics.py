@@ -87,7 +87,14 @@ METRICS: dict[str, Metric] = {
             "entropy", "Attention entropy", "nats", "q", 0.0, None, "entropy of the attention over attended entries"
         ),
         Metric(
-            "qcos", "Query cosine", "cosine", "q", -1.0, 1.0, "cosine of this step's query and the one before", True
+            "qcos",
+            "Query cosine",
+            "cosine",
+            "q",
+            -1.0,
+            1.0,
+            "cosine of this step's query and the one before, both after RoPE",
+            True,
         ),
         _share(
             "coverage",

@@ -20,13 +20,19 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
-RUNS = {"freekv": ("60%", {"page": "16", "sinks": "16", "window": "48"}), "snapkv": ("30%", {}), "h2o": ("30%", {})}
+RUNS: dict[str, tuple[str, str, dict[str, str], int]] = {
+    "freekv": ("freekv", "60%", {"page": "16", "sinks": "16", "window": "48"}, 6),
+    "dense": ("freekv", "60%", {"page": "8", "sinks": "8", "window": "24", "dense_layers": "1"}, 10),
+    "snapkv": ("snapkv", "30%", {}, 6),
+    "h2o": ("h2o", "30%", {}, 6),
+}
+"""name -> method, budget, parameters, steps"""
 TOKENS = ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"]
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_state_is_that_of_the_slots_while_the_step_attended(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[tuple[int, int], torch.Tensor] = {}
     plain = Memory.attends
@@ -44,15 +50,16 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
         return plain(memory, layer, selection, by, part)
 
     monkeypatch.setattr(Memory, "attends", attends)
-    budget, overrides = RUNS[method]
+    method, budget, overrides, new = RUNS[name]
     made = make_prompt("multikey", 400, 0.3, 9_100_001, demo_encode())
     source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
-    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=6, ignore_eos=True)
+    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=new, ignore_eos=True)
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     told: dict[str, int] = {}
-    changed_later = 0
+    changed_later = kept_late = 0
     with TraceReader.open(tmp_path, uid) as reader:
-        length = reader.spans().set_index("span").eval("tok_end - tok_start")
+        spans = reader.spans().set_index("span")
+        length = spans.eval("tok_end - tok_start")
         for (step, layer), table in seen.items():
             for kv_head in range(reader.kv_heads):
                 states = reader.span_states(step, layer, kv_head).query("span > 0")
@@ -62,6 +69,7 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
                     told[state] = told.get(state, 0) + 1
                     true = {"cold": there == 0, "evicted": there == 0, "partial": 0 < there < whole}
                     assert true.get(state, there == whole), (step, layer, kv_head, span, state, there, whole)
+                    kept_late += int(layer == 0 and state == "resident" and spans["born_step"][span] >= 0)
         listed = reader.head_spans(2, 0, 0)
         now = reader.span_states(2, 0, 0).set_index("span")
         assert listed["state"].tolist() == now["state"].reindex(listed["span"]).tolist()
@@ -70,7 +78,9 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
         for step in range(reader.n_steps):
             last = changes[changes["step"] <= step].drop_duplicates("span", keep="last").set_index("span")["state"]
             assert last.to_dict() == reader.span_states(step, 1, 1).set_index("span")["state"].to_dict()
-    if method == "freekv":
+    if name == "dense":
+        assert kept_late, "a page left the window while decoding, and a dense layer has kept it"
+    elif name == "freekv":
         assert told["cold"]
         assert changed_later, "heads that were not corrected give up and fetch pages behind their attention"
     else:

@@ -121,6 +121,18 @@ def test_bytes_in_the_ledger_are_the_bytes_logged(runs: Runs, name: str) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_kv_heads_hold_and_read_adds_up(runs: Runs, demo: Any, name: str) -> None:
+    _, sink, _ = runs[name]
+    entry = demo.shape.head_token_bytes
+    for record in sink.steps:
+        held, read = record.kv["resident_bytes"], record.kv["read_bytes"]
+        assert 0 <= record.resident_bytes - held.sum() < held.size, "what all share is divided, rounded down"
+        entries = (record.kv["attended_tokens"] + record.kv["attended_coarse"]) * entry
+        few_bits = record.head["mass_quantised"].any()
+        assert few_bits or (read >= entries).all(), "summaries are read, too; the rest is the method's index"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     tokens = len(sink.prefilled.tokens)

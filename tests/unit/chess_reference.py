@@ -33,6 +33,7 @@ class Settings:
     thresholds: tuple[float, float]
     anchor_tail: bool
     keep: float = 0.0
+    printed: bool = False
 
 
 @dataclass
@@ -84,11 +85,11 @@ class Chess:
         chunks: dict[int, list[Array]] = {}
         for j in members:
             chunks.setdefault(j // s.chunk_pages, []).append(vectors[j])
-        chunk_vectors = {c: sum(rows) / len(rows) for c, rows in chunks.items()}
+        chunk_vectors = {c: sum(rows) / (s.chunk_pages if s.printed else len(rows)) for c, rows in chunks.items()}
         grids: dict[int, list[Array]] = {}
         for c, row in chunk_vectors.items():
             grids.setdefault(c // s.grid_chunks, []).append(row)
-        grid_vectors = {g: sum(rows) / len(rows) for g, rows in grids.items()}
+        grid_vectors = {g: sum(rows) / (s.grid_chunks if s.printed else len(rows)) for g, rows in grids.items()}
         scores = {
             "grid": {g: float(anchor @ v) for g, v in grid_vectors.items()},
             "chunk": {c: float(anchor @ v) for c, v in chunk_vectors.items()},

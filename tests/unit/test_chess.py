@@ -225,6 +225,7 @@ def test_a_page_that_prefill_began_is_not_judged() -> None:
 
 CHOICES: dict[str, list[Any]] = {
     "candidates": ["all", "older"],
+    "centroids": ["members", "printed"],
     "quantile": ["active", "paper_literal"],
     "scale": ["plain", "layer"],
     "anchor_tail": [True, False],
@@ -270,6 +271,7 @@ def test_selections_and_outputs_equal_the_reference(seed: int) -> None:
         (1.0, 0.5),
         p.anchor_tail,
         p.keep,
+        p.centroids == "printed",
     )
     expected = reference.Chess(s, n)
     expected.begin(trial.keys)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from methodtrial import SHAPE, Trial
+
+from kvlens.kernels.attend import add_received
 
 PLACES, RECENT, N, NEW = 29, 13, 101, 40
 
@@ -36,6 +39,18 @@ class Heavy:
         weights /= weights.sum(-1, keepdims=True)
         for p, received in zip(order, self.agree(weights, axis=0), strict=True):
             self.sums[p] += received
+
+
+def test_attention_received_while_the_prompt_is_read_in_parts_is_the_column_sum() -> None:
+    """Causal softmax of all queries, whole in float64: chunks of 40, 61 queries, blocks of 16 within them."""
+    trial = Trial("h2o", N, NEW, tokens=PLACES)
+    expected = trial.received()
+    for layer in range(SHAPE.layers):
+        found = torch.zeros(SHAPE.q_heads, N)
+        q, keys = (torch.tensor(x[layer], dtype=torch.float32) for x in (trial.queries, trial.keys))
+        for start, end in ((0, 40), (40, N)):
+            add_received(found, q[:, start:end], keys[:, :end], SHAPE.head_dim**-0.5, rows=16)
+        np.testing.assert_allclose(found.numpy(), expected[layer], atol=1e-4)
 
 
 @pytest.mark.parametrize("group", ["sum", "max"])

@@ -10,7 +10,9 @@ import pytest
 import torch
 from support import ListSink, random_prompt, run, task_prompt
 
+from kvlens.kernels.pool_attend import Live
 from kvlens.memory.move import Move
+from kvlens.memory.tiers import Memory
 from kvlens.rows import PrefillRecord
 
 
@@ -57,8 +59,35 @@ def test_masses_entropy_and_coverage_of_streaming_llm(tiny: Any) -> None:
             np.testing.assert_allclose(head_row["mass_window"], p[sinks:].sum(), atol=1e-5)
             np.testing.assert_allclose(head_row["entropy"], -(p * np.log(p)).sum(), atol=1e-4)
             np.testing.assert_allclose(head_row["coverage"], full[kept].sum(), atol=1e-5)
+            if record.step:
+                before = seen[index - 3][1][head]
+                cosine = float(q[head] @ before / q[head].norm() / before.norm())
+                np.testing.assert_allclose(head_row["qcos"], cosine, atol=1e-5)
         assert (record.kv["attended_tokens"] == sinks + window).all()
         assert (record.kv["read_bytes"] == (sinks + window) * tiny.shape.head_token_bytes).all()
+
+
+def test_a_token_is_attended_when_any_query_head_of_the_group_reads_it(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    plain = Memory.attends
+
+    def attends(memory: Memory, layer: int, *arguments: Any) -> tuple[torch.Tensor | None, Live | None]:
+        bias, live = plain(memory, layer, *arguments)
+        assert bias is not None
+        seen[memory.step, layer] = bias > -torch.inf
+        return bias, live
+
+    monkeypatch.setattr(Memory, "attends", attends)
+    sink, places = ListSink(), {"page": 8, "tokens": 32, "dense_layers": 0, "least_pages": 1}
+    run(tiny, random_prompt(150, seed=4), "quest", overrides=places, max_new=4, sink=sink)
+    alone = 0
+    for (step, layer), read in seen.items():
+        attended = read.any(1).sum(-1)
+        assert sink.steps[step].kv["attended_tokens"][layer].tolist() == attended.tolist()
+        alone += int((attended > read.sum(-1).amax(1)).sum())
+    assert alone, "query heads of a group read different pages, or this shows nothing"
 
 
 def test_the_time_a_trace_takes_to_begin_is_no_time_of_prefill(tiny: Any) -> None:

@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens.memory.hot import FREE, ROLE
-from kvlens.recording.oracle import EXACT, Owners, compare, coverage, full_attention
+from kvlens.recording.oracle import Owners, compare, coverage, full_attention
 from kvlens.recording.snapshot import Attended, Snapshot
 from kvlens.recording.spankeys import span_keys
 from kvlens.rows import SpanRow
 
 LAYERS, KV_HEADS, GROUP, HEAD, SPANS, SLOTS, SCALING = 3, 2, 2, 4, 7, 9, 0.4
 Q_HEADS = KV_HEADS * GROUP
+EXACT = [ROLE[name] for name in ("sink", "anchor", "window", "resident")]
+"""roles whose tokens are attended as they were: not rebuilt, not in few bits, no summary"""
 
 
 def case(seed: int, sampled: list[tuple[int, ...]], prompt: int) -> tuple[list[Snapshot], torch.Tensor, list[Attended]]:

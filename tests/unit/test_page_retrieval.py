@@ -25,6 +25,7 @@ def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_on
     trial = Trial("quest", N, NEW, page=PAGE, tokens=4 * PAGE, dense_layers=1, group=group)
     keys = {h: list(trial.keys[1, h]) for h in range(SHAPE.kv_heads)}
     seen: dict[int, torch.Tensor] = {}
+    read: list[int] = []
 
     class Look:
         def layer(
@@ -32,6 +33,8 @@ def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_on
         ):
             slots = trial.session.memory.attended_slots(layer, biases[0])
             seen[layer] = (slots.position.clone(), biases[0])
+            if layer:
+                read.append(selection.index_bytes)
 
     trial.session.observer = Look()
     for step in range(NEW):
@@ -42,6 +45,7 @@ def test_every_query_head_attends_the_pages_of_the_largest_bound_and_the_open_on
         )
         position, bias = seen[1]
         whole = (N + step) // PAGE
+        assert read[step] == whole * 2 * SHAPE.head_dim * SHAPE.itemsize, "both vectors of every whole page"
         for kv_head in range(SHAPE.kv_heads):
             score = [
                 bounds(np.array(keys[kv_head][: whole * PAGE]), q[1, kv_head * SHAPE.group + g])
@@ -100,6 +104,7 @@ def test_pages_on_the_host_are_recalled_by_rank() -> None:
         gone = -(-max(0, now - 3 - 16) // PAGE)  # the window holds 12 + 8/2 tokens at most
         window = range(3 + gone * PAGE, now)
         assert trial.attended(0, 0, seen.of[0]) == list(range(now)), "the dense layer attends everything"
+        assert seen.selection[1].index_bytes == gone * SHAPE.head_dim * SHAPE.itemsize
         for kv_head in range(SHAPE.kv_heads):
             pages = np.array(keys[kv_head][3 : 3 + gone * PAGE]).reshape(gone, PAGE, -1).mean(1)
             group = q[1, kv_head * SHAPE.group : (kv_head + 1) * SHAPE.group]

@@ -226,6 +226,7 @@ def test_a_decode_step_equals_the_reference(seed: int) -> None:
         selection = trial.session.method.select(layer, tensor(trial.q[layer]))
         assert selection is not None
         assert np.array_equal(selection.fine.flatten(0, 1)[:, ids].numpy(), step.z)
+        assert selection.index_bytes == SHAPE.group * len(ids) * params.dim * SHAPE.itemsize
         for g in range(SHAPE.kv_heads):
             hot = {i for i, span in enumerate(ids) if trial.session.memory.is_hot[layer, g, span]}
             assert hot == step.hot[g]
@@ -337,11 +338,13 @@ def test_spans_are_ranked_by_their_best_piece(piece: int, index: str, router: st
         selection = trial.session.method.select(layer, tensor(trial.q[layer]))
         assert selection is not None
         assert selection.fine[..., ids].all(), "at a rate of 1 every head asks for every span"
+        vectors = 0
         for g in range(SHAPE.kv_heads):
             expected = []
             for start, end, _ in (trial.spans()[i - 1] for i in ids):
                 count = math.ceil((end - start) / piece) if piece else 1
                 edges = [start + (end - start) * i // count for i in range(count + 1)]
+                vectors += count * (2 if router == "bound" else 1)
                 best = -math.inf
                 for a, b in itertools.pairwise(edges):
                     keys, q = trial.keys[layer, g, a:b], trial.q[layer, 2 * g : 2 * g + 2]
@@ -355,6 +358,8 @@ def test_spans_are_ranked_by_their_best_piece(piece: int, index: str, router: st
             if index == "exact":
                 order = [ids[i] for i in np.argsort(expected)[::-1]]
                 assert [s for s in selection.requested[g].tolist() if s >= 0] == order
+        vector = SHAPE.head_dim * 4 if index == "exact" else SHAPE.head_dim + 4
+        assert selection.index_bytes == vectors // SHAPE.kv_heads * vector
     spans, n = trial.session.memory.spans.rows[1:], trial.n
     held = sum(x.numel() * x.element_size() for x in trial.session.method.held()["routing"])
     plan = sekv_layout.plan(params, [Span(s.tok_start, s.tok_end, s.kind, "") for s in spans], n, 4)
@@ -381,6 +386,21 @@ def test_zoom_next_reads_at_the_following_step_what_it_asked_for() -> None:
     assert not torch.allclose(first_sync, first_off)
     second, second_sync = (trial.step(1, StepEnd(0, 90, 1.0, 1.0), q=trial.q) for trial in (late, sync))
     torch.testing.assert_close(second, second_sync, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_of_the_cold_tier_tell_of_the_units_they_name() -> None:
+    """KV heads differ in rank and bytes, so that a row under another head's name is a wrong one."""
+    params = dataclasses.replace(PARAMS, form="factors", energy=0.8, max_rank=8)
+    memory = Trial(params, 120).prefill().session.memory
+    rows, moved = memory.drain_span_heads(), memory.drain_transfers()
+    sizes = {(row.layer, row.kv_head, row.span): row.bytes for row in moved}
+    assert len(sizes) == len(rows) == len(moved) > 0
+    for row in rows:
+        _, _, rank_k, rank_v = memory.cold.table[row.layer, row.kv_head, row.span].tolist()
+        unit = memory.cold.unit(row.layer, row.span, row.kv_head)
+        assert (row.form, row.rank_k, row.rank_v, row.cold_bytes) == ("factors", rank_k, rank_v, unit.nbytes)
+        assert sizes[row.layer, row.kv_head, row.span] == unit.nbytes
+    assert any(size != sizes[layer, 1 - head, span] for (layer, head, span), size in sizes.items())
 
 
 def test_the_thresholds_that_are_noted_tell_what_is_expanded() -> None:

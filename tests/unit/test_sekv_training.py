@@ -116,11 +116,13 @@ def test_straight_through_is_hard_forward_and_linear_backward() -> None:
 def test_mixed_softmax_is_softmax_over_what_is_in_use() -> None:
     logits = torch.tensor([3.0, 100.0, -1.0, 0.5])
     use = torch.tensor([1.0, 0.0, 1.0, 1.0], requires_grad=True)
-    weight = mixed_softmax(logits, use)
-    torch.testing.assert_close(weight[[0, 2, 3]], logits[[0, 2, 3]].softmax(-1))
-    assert weight[1] == 0
-    weight[0].backward()
-    assert torch.isfinite(use.grad).all()
+    for exponent in (1.0, 15.0):
+        weight = mixed_softmax(logits, use, exponent)
+        torch.testing.assert_close(weight[[0, 2, 3]], logits[[0, 2, 3]].softmax(-1))
+        assert weight[1] == 0
+        (gradient,) = torch.autograd.grad(weight[1], use)
+        in_use = (logits[[0, 2, 3]] - 3).exp().sum()
+        torch.testing.assert_close(gradient[1], torch.tensor(exponent).exp() / in_use)
 
 
 def test_student_at_full_resolution_equals_the_model(model: LlamaForCausalLM) -> None:

@@ -228,6 +228,8 @@ def test_decoding_equals_the_reference(change: dict[str, Any], seed: int) -> Non
                 model.end(trial.words[n + step - 1])
             chosen, expected, wanted, reusable = model.step(trial.k[layer], trial.v[layer], trial.q[layer])
             assert trial.read(layer) == chosen
+            closed = len(trial.spans()) - bool(params.sinks)
+            assert trial.selections[layer].index_bytes == closed * 2 * SHAPE.head_dim * SHAPE.itemsize
             np.testing.assert_allclose(out[layer].numpy(), expected, atol=1e-5)
             moved, reused = counts["recalled_tokens"][layer], counts["reused_tokens"][layer]
             assert (moved + reused).tolist() == wanted

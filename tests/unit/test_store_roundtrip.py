@@ -239,6 +239,14 @@ def test_rows_are_stored_head_by_head_within_a_block(tmp_path: Path) -> None:
     assert rows == order
 
 
+def test_query_heads_of_a_group_are_neighbours(tmp_path: Path) -> None:
+    sizes = (2, 6, 2, 1)
+    with write(tmp_path, [make_step(np.random.default_rng(0), 0, sizes)], sizes) as reader:
+        for table in (reader.head_table(), reader._db.frame("SELECT * FROM run.main.head_step")):
+            found = table.sort_values(["layer", "q_head"])["kv_head"].tolist()
+            assert found == [0, 0, 0, 1, 1, 1] * 2
+
+
 def test_meta_status_checks_and_files_of_a_finished_run(tmp_path: Path) -> None:
     sizes = (1, 1, 1, 1)
     with write(tmp_path, [make_step(np.random.default_rng(0), 0, sizes)], sizes, uid="my-run-1") as reader:

@@ -97,6 +97,7 @@ class Chess(Method):
             first,
             context.dtype,
             context.device,
+            p.centroids == "printed",
         )
         self._mask = torch.zeros(sizes.spans, dtype=torch.bool, device=context.device)
         self._want = torch.full((context.shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)

@@ -40,10 +40,17 @@ class ChessParameters:
     sink_pages: int = param(1, "first pages, always attended", ours=True)
     candidates: str = param(
         "all",
-        "pages in the hierarchy; all: every complete page, the window's too, so that one may be selected "
-        "before it leaves; older: "
-        "those after the sinks that have left the window, so that no selection is spent on pages attended anyway",
+        "pages in the hierarchy; all: every complete page, sinks' and window's too (sec. 3.2: all grids, then a "
+        "union), so that one may be selected before it leaves; older: those after the sinks that have left the window, "
+        "so that no selection is spent on pages attended anyway",
         choices=("all", "older"),
+        ours=True,
+    )
+    centroids: str = param(
+        "members",
+        "vector of a chunk or grid that is not full; members: the mean over the members it has; printed: their sum "
+        "divided by N_c or N_g (eq. 2 as printed), so that it scores lower the emptier it is",
+        choices=("members", "printed"),
         ours=True,
     )
     quantile: str = param(

@@ -48,8 +48,10 @@ class Tree:
         first: int,
         dtype: torch.dtype,
         device: torch.device,
+        printed: bool = False,
     ) -> None:
-        self.chunk_pages, self.grid_chunks = chunk_pages, grid_chunks
+        """first: of the pages in the hierarchy; printed: centroids of units that are not full as eq. 2 has them."""
+        self.chunk_pages, self.grid_chunks, self.printed = chunk_pages, grid_chunks, printed
         self.first, self.stop = first, first
         """pages in the hierarchy"""
         self.vectors = torch.zeros(grids + chunks + pages, features, dtype=dtype, device=device)
@@ -65,19 +67,24 @@ class Tree:
         return (rows if tail is None else torch.cat([rows, tail])).mean(0)
 
     def join(self, stop: int) -> None:
-        """Pages up to `stop` are in the hierarchy: the centroids above them become means of their members so far (eq.
-        2)."""
+        """Pages up to `stop` are in the hierarchy: the centroids above them become means of their members (eq. 2), of
+        those they have so far unless as `printed`."""
         if stop <= self.stop:
             return
         before, self.stop = self.stop, stop
         chunks = range(before // self.chunk_pages, (stop - 1) // self.chunk_pages + 1)
         for chunk in chunks:
             at = slice(max(self.first, chunk * self.chunk_pages), min(stop, (chunk + 1) * self.chunk_pages))
-            self._chunks[chunk] = self._pages[at].float().mean(0).to(self.vectors.dtype)
+            self._chunks[chunk] = self._centroid(self._pages[at], self.chunk_pages)
         (_, _), (first_chunk, stop_chunk), _ = self.ranges()
         for grid in range(chunks.start // self.grid_chunks, (chunks.stop - 1) // self.grid_chunks + 1):
             at = slice(max(first_chunk, grid * self.grid_chunks), min(stop_chunk, (grid + 1) * self.grid_chunks))
-            self._grids[grid] = self._chunks[at].float().mean(0).to(self.vectors.dtype)
+            self._grids[grid] = self._centroid(self._chunks[at], self.grid_chunks)
+
+    def _centroid(self, members: torch.Tensor, full: int) -> torch.Tensor:
+        """members [m, F] of a unit that has room for `full` -> [F]."""
+        mean = members.float().sum(0) / (full if self.printed else len(members))
+        return mean.to(self.vectors.dtype)
 
     def ranges(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
         """[first, stop) of the grids, chunks and pages that have members."""

@@ -193,6 +193,7 @@ class ChunkRetrieval(Method):
             equal_reuse=self.equal_reuse,
             fits=True,
             score=logged,
+            index_bytes=self._rows * plan.numbers * self._index.element_size(),
         )
 
     def _budget_tokens(self) -> None:

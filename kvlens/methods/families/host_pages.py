@@ -9,6 +9,7 @@ pages there is room for, F numbers of a summary, W pages recalled, S span ids.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens.methods.families.cold_pages import ColdPages, best
@@ -77,7 +78,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
         logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
-        return self.chosen(at, q, wishes, logged)
+        read = self._pages * self.index_bytes(self.params, shape) // shape.kv_heads
+        return replace(self.chosen(at, q, wishes, logged), index_bytes=read)
 
     def scores(self, at: int, q: torch.Tensor) -> torch.Tensor:
         """What pages rank by, float32 [H_kv, P], -inf where there is none. at: which of the layers that are not dense;

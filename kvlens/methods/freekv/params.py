@@ -44,9 +44,8 @@ class FreeKVParameters(ColdPagesParameters):
     )
     correction_pooling: str = param(
         "mean",
-        "query similarity of a KV head over its group: mean (sec. 3.3), max (app. B.3, as printed), or min: "
-        "corrected as soon "
-        "as one query head is below tau (ours)",
+        "similarity of a KV head's queries, after RoPE as in the authors' code, over its group: mean (sec. 3.3), max "
+        "(app. B.3, as printed), or min: corrected as soon as one query head is below tau (ours)",
         choices=("mean", "max", "min"),
     )
     dense_layers: int = param(1, "first layers that keep every token (app. A)")

@@ -223,6 +223,7 @@ class SeKV(Method):
             later_cause="zoom",
             zoomable=zoomable,
             score=logged,
+            index_bytes=routing.read_bytes(),
         )
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:

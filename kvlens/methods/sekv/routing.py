@@ -128,6 +128,13 @@ class Routing:
         if self.params.tau >= 0:
             self.threshold.fill_(float(sekv_router.logit(torch.tensor(self.params.tau))))
 
+    def read_bytes(self) -> int:
+        """Of the table in one layer, for one KV head's query heads: rows in use, with their scales."""
+        spans, rows = self._used[0], self._used[1] * self.per_piece
+        numbers = rows * self.shape.head_dim if self.by_piece else self.shape.group * spans * self.params.dim
+        scales = rows * self.scale.element_size() if self.by_piece and self.params.index == "int8" else 0
+        return numbers * self.table.element_size() + scales
+
     def score(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Of spans for queries [Hq, T, D] of a layer -> [Hq, T, C]; -inf for rows that are not in use."""
         if self.by_piece:

@@ -65,7 +65,11 @@ class SentKVParameters(ChunkRetrievalParameters):
         choices=("sqrt", "one"),
         ours=True,
     )
-    sinks: int = param(4, "first tokens always attended; the paper names none", ours=True)
+    sinks: int = param(
+        4,
+        "first tokens always attended, behind which chunks begin; the paper names none; 0: chunks begin at 0 (alg. 2)",
+        ours=True,
+    )
     dense_layers: int = param(0, "first layers that keep and attend everything; the paper names none", ours=True)
 
     @classmethod

@@ -21,7 +21,9 @@ class SeKVTraining:
     lengths: tuple[int, ...] = (8192, 16384, 32768)
     """length curriculum: an equal share of the steps each (the paper: 8K to 32K)"""
     suffix: int = 128
-    """ours: tokens at the end of each document that are trained on"""
+    """ours: tokens at the end of each document whose positions are trained on, before which its spans lie. The paper's
+    distillation uses all positions (app. A) and does not say which spans the first of them see; a larger number comes
+    nearer to it, at a cost in memory that grows with it"""
     lambda_zoom: float = 1.0
     lambda_recon: float = 0.5
     lambda_budget: float = 0.1
@@ -37,8 +39,15 @@ class SeKVTraining:
     """ours: share of full KV that caps the anchors of the training documents, as a run's budget does"""
     tau: float = 0.05
     """start of all thresholds"""
+    open_gates: float = 2.0
+    """ours: bias that every gate of g_phi starts with; sigmoid(2) = 0.88, so that at first components are kept. 0: the
+    network's own beginning, half open"""
     clip: float = 1.0
-    """ours: largest gradient norm"""
+    """ours: largest gradient norm; inf: gradients as they are"""
+    exponent: float = 15.0
+    """ours: nats by which a resolution that is not in use may exceed the largest score in use (at most 80: float32 ends
+    there). Bounds the gradient that the straight-through gate gives it; what the student attends does not depend on
+    it"""
     held_out: float = 0.1
     """ours: share of the documents that are only evaluated on"""
     evaluate_every: int = 50

@@ -24,10 +24,9 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from kvlens.kernels import lowrank
 from kvlens.methods.sekv import router as sekv_router
+from kvlens.methods.sekv.training.settings import SeKVTraining
 
 ATTENTION = "kvlens_sekv_training"
-MAX_EXPONENT = 15.0
-"""Bound on how far a resolution not in use may exceed the largest score in use: keeps its gradient finite."""
 
 
 @dataclass
@@ -54,9 +53,9 @@ class Prefix:
 class RouterModule(nn.Module):
     """What is learned: W, tau and g_phi."""
 
-    def __init__(self, weight: Tensor, max_rank: int, tau: float, open_gates: float = 2.0) -> None:
-        """weight: start of W [L, H, d', D]. Gates start open (sigmoid(2) = 0.88), thresholds low: all is expanded at
-        first."""
+    def __init__(self, weight: Tensor, max_rank: int, tau: float, open_gates: float) -> None:
+        """weight, tau, open_gates: start of W [L, H, d', D], of all thresholds, and of the gates' last bias. Gates that
+        start open and thresholds that start low expand everything at first."""
         super().__init__()
         self.weight = nn.Parameter(weight.clone())
         self.tau = nn.Parameter(torch.full(weight.shape[:2], tau))
@@ -74,6 +73,8 @@ class Pass:
     suffix: int
     prefix: Prefix | None = None
     router: RouterModule | None = None
+    exponent: float = SeKVTraining.exponent
+    """as the setting of that name"""
     scaling: float = 0.0
     """of the model's attention logits, set by the first layer"""
     captured: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
@@ -167,13 +168,14 @@ def _student(sekv: Pass, layer: int, query: Tensor, key: Tensor, value: Tensor, 
     ones = tuple(torch.ones_like(part) for part in logits[:2])
     use = torch.cat((*ones, 1 - z, fine), dim=-1)
     values = (prefix.exact_values[layer], value, prefix.mean_values[layer], span_values.flatten(1, 2))
-    return mixed_softmax(torch.cat(logits, dim=-1), use) @ per_query_head(torch.cat(values, dim=1))
+    return mixed_softmax(torch.cat(logits, dim=-1), use, sekv.exponent) @ per_query_head(torch.cat(values, dim=1))
 
 
-def mixed_softmax(logits: Tensor, use: Tensor) -> Tensor:
-    """Weights use * exp(logit) / sum of the same, over the last dimension; `use` is 0 or 1 and carries gradients."""
+def mixed_softmax(logits: Tensor, use: Tensor, exponent: float) -> Tensor:
+    """Weights use * exp(logit) / sum of the same, over the last dimension; `use` is 0 or 1 and carries gradients, which
+    `exponent` nats above the largest logit in use bound where it is 0."""
     largest = logits.detach().masked_fill(use.detach() < 0.5, float("-inf")).amax(-1, keepdim=True)
-    weight = (logits - largest).clamp_max(MAX_EXPONENT).exp() * use
+    weight = (logits - largest).clamp_max(exponent).exp() * use
     return weight / weight.sum(-1, keepdim=True)
 
 

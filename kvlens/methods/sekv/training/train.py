@@ -45,7 +45,7 @@ class Trainer:
         """start: W to begin with [L, H, d', D]."""
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
-        self.module = RouterModule(start, params.max_rank, settings.tau).to(start.device)
+        self.module = RouterModule(start, params.max_rank, settings.tau, settings.open_gates).to(start.device)
         groups = [
             {"params": [self.module.weight, self.module.tau], "share": 1.0},
             {"params": list(self.module.gates.parameters()), "share": settings.gate_rate},
@@ -77,7 +77,7 @@ class Trainer:
         """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the
         targets."""
         s = self.settings
-        trip = Pass(s.suffix, example.prefix, self.module)
+        trip = Pass(s.suffix, example.prefix, self.module, s.exponent)
         with attending(self.model):
             logits = self.model(
                 input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
