@@ -16,7 +16,7 @@ from kvlens.bench import kept as lines_kept
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
-from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Prompts, Trial, carry_out, missing
+from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Formats, Trial, carry_out, missing
 from kvlens.units import si_bytes
 
 
@@ -34,21 +34,15 @@ class QualityRequest(TableRequest):
         for index in range(self.prompts):
             for task in self.tasks:
                 for arm in self.arms():
-                    yield Trial(
-                        task,
-                        self.length,
-                        DEPTHS[index % len(DEPTHS)],
-                        self.first_seed + index,
-                        index,
-                        *arm,
-                        self.question,
-                    )
+                    place = DEPTHS[index % len(DEPTHS)], self.first_seed + index
+                    yield Trial(task, self.length, *place, index, *arm)
 
 
 def key(trial: Trial) -> str:
     """By which the table knows a trial."""
     known = f"{trial.task}/{trial.length}/{trial.index}/{trial.method}/{trial.budget}"
-    return known if trial.question == "in" else f"{known}/{trial.question}"
+    more = ("" if trial.question == "in" else trial.question, trial.dtype)
+    return "/".join((known, *filter(None, more)))
 
 
 @lines_kept.alone
@@ -65,9 +59,6 @@ def measure(
     """
     import torch
 
-    from kvlens.engine.engine import Engine
-    from kvlens.engine.models import load
-
     origins = {name: origin(request.model, name, request.first_seed) for name in request.methods}
     planned = list(request.trials())
     wanted = {key(trial) for trial in planned}
@@ -79,15 +70,14 @@ def measure(
     rows = [row for row in found if row["origin"] == origins[row["method"]]]
     seen = {row["key"] for row in rows}
     torch.set_num_threads(1)
-    engine = Engine(load(request.model))
-    prompts = Prompts(engine, request.first_seed)
+    formats = Formats(request.model, first_seed=request.first_seed)
     begun = time.monotonic()
     for done, trial in enumerate(planned):
         if key(trial) in seen:
             continue
         if time.monotonic() - begun > 60 * request.minutes:
             break
-        row = {"key": key(trial), **carry_out(engine, prompts, trial), "origin": origins[trial.method]}
+        row = {"key": key(trial), **carry_out(*formats.of(trial), trial), "origin": origins[trial.method]}
         rows.append(row)
         lines_kept.append(kept, row)
         report(done + 1, len(planned), row)
@@ -104,9 +94,10 @@ def measure(
 
 def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[str, Any]]:
     """One line per method, budget and task, in the order asked for."""
-    groups = grouped(rows, ("method", "budget", "task"))
-    order = dict.fromkeys((trial.method, trial.budget, trial.task) for trial in request.trials() if trial.index == 0)
-    return [{"method": m, "budget": b, "task": t, **summary(groups.get((m, b, t), []))} for m, b, t in order]
+    by = ("method", "budget", "dtype", "task")
+    groups = grouped(rows, by)
+    order = dict.fromkeys(tuple(getattr(trial, name) for name in by) for trial in request.trials() if trial.index == 0)
+    return [{**dict(zip(by, cell, strict=True)), **summary(groups.get(cell, []))} for cell in order]
 
 
 def markdown(result: dict[str, Any]) -> str:

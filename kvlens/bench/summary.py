@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
 from kvlens.bench.intervals import wilson
 
-MEANS = ("score", "coverage", "attended_tokens", "resident_share", "h2d_bytes_per_step", "d2h_bytes_per_step")
+MEANS = (
+    "score",
+    "coverage",
+    "selection_recall",
+    "attended_tokens",
+    "resident_share",
+    "h2d_bytes_per_step",
+    "d2h_bytes_per_step",
+)
 
 
 def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The trials of one cell -> n, infeasible, refused, rule, smallest_feasible (share, mean over the infeasible), and
-    where n > 0 exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of
+    """The trials of one cell -> n, infeasible, refused, rule, presets (name: trials), smallest_feasible (share,
+    mean over the infeasible), and where n > 0 exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of
     MEANS."""
     done = [row for row in members if row.get("exact") is not None]
     infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
@@ -21,6 +30,7 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "n": len(done),
         "infeasible": len(infeasible),
         "rule": members[0]["rule"] if members else None,
+        "presets": dict(Counter(row["preset"] or "defaults" for row in members)),
         "smallest_feasible": fmean(infeasible) if infeasible else None,
     }
     if done:
@@ -28,7 +38,9 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
         line |= dict(zip(("exact", "low", "high"), (exact, *wilson(exact, len(done))), strict=True))
         line["attended_share"] = fmean(row["attended_tokens"] / row["prompt_tokens"] for row in done)
         line["failed_self_checks"] = sum(not row["passed"] for row in done)
-        line |= {column: fmean(row[column] for row in done) for column in MEANS}
+        for column in MEANS:
+            known = [row[column] for row in done if row.get(column) is not None]
+            line[column] = fmean(known) if known else None
     return line
 
 

@@ -48,6 +48,11 @@ class TableRequest(ComparedRequest):
     question: Literal["in", "after"] = "in"
     """whether the question is read and placed with its context, or fed once the context was placed"""
 
+    @property
+    def number_format(self) -> str:
+        """What the table is computed in; the noise floor is in the other one."""
+        return "float32"
+
     @field_validator("tasks")
     @classmethod
     def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,8 +60,14 @@ class TableRequest(ComparedRequest):
             tasks.get(task)
         return value
 
-    def arms(self) -> list[tuple[str, str]]:
-        """(method, budget) that every prompt is run under; no budget for the reference."""
-        return [
-            (name, budget) for name in self.methods for budget in (("",) if name == methods.REFERENCE else self.budgets)
-        ]
+    def arms(self) -> list[tuple[str, str, str, str]]:
+        """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The
+        reference has no budget, and stands a second time in another number format: what rounding alone changes."""
+        found = []
+        for name in self.methods:
+            if name == methods.REFERENCE:
+                other = "float32" if self.number_format == "bfloat16" else "bfloat16"
+                found += [(name, "", self.question, dtype) for dtype in ("", other)]
+            else:
+                found += [(name, budget, self.question, "") for budget in self.budgets]
+        return found

@@ -39,6 +39,8 @@ class Trial:
     budget: str
     question: str = "in"
     """in: read and placed with its context; after: fed once the context was placed"""
+    dtype: str = ""
+    """number format, where it is not the table's own: the noise floor"""
 
     @property
     def prompt(self) -> tuple[str, int | None, float | None, int, int, str]:
@@ -51,6 +53,7 @@ class Means:
 
     def __init__(self) -> None:
         self.coverage: list[float] = []
+        self.recall: list[float] = []
         self.attended: list[float] = []
         self.h2d: list[float] = []
         self.d2h: list[float] = []
@@ -60,15 +63,17 @@ class Means:
 
     def step(self, record: StepRecord) -> None:
         self.coverage.append(float(record.head["coverage"].mean()))
+        self.recall.append(float(record.head["selection_recall"].mean()))
         self.attended.append(float(record.kv["attended_tokens"].mean()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
 
     def figures(self) -> dict[str, float]:
-        """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads;
-        bytes per step."""
+        """Means over the steps: coverage and selection recall also over layers and query heads, attended tokens over
+        layers and KV heads; bytes per step."""
         return {
             "coverage": float(np.mean(self.coverage)),
+            "selection_recall": float(np.mean(self.recall)),
             "attended_tokens": float(np.mean(self.attended)),
             "h2d_bytes_per_step": float(np.mean(self.h2d)),
             "d2h_bytes_per_step": float(np.mean(self.d2h)),
@@ -116,6 +121,25 @@ class Prompts:
             queries = max(128, method.observed_queries)
             self._read = self.engine.read(prompt, queries=queries, received=method.needs_received)
         return self._read
+
+
+class Formats:
+    """A model in each number format that trials ask for, loaded when it is first needed, with the prompts read in
+    it."""
+
+    def __init__(self, model: str, device: str = "cpu", dtype: str = "float32", first_seed: int = 0) -> None:
+        self.model, self.device, self.dtype, self.first_seed = model, device, dtype, first_seed
+        self._loaded: dict[str, tuple[Engine, Prompts]] = {}
+
+    def of(self, trial: Trial) -> tuple[Engine, Prompts]:
+        """What the trial is run on. Raises UnsupportedModel with one sentence."""
+        from kvlens.engine.models import load
+
+        dtype = trial.dtype or self.dtype
+        if dtype not in self._loaded:
+            engine = Engine(load(self.model, self.device, dtype))
+            self._loaded[dtype] = engine, Prompts(engine, self.first_seed)
+        return self._loaded[dtype]
 
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:

@@ -35,6 +35,7 @@ def _table(
 ) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
     asked = {"model": model, "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    asked["question"] = question
     given = {"tasks": _names(tasks), "methods": _names(methods)}
     return asked | {name: names for name, names in given.items() if names}
 
@@ -68,8 +69,7 @@ def quality(
     request = QualityRequest(**_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length)
 
     def report(done: int, total: int, row: dict[str, Any]) -> None:
-        came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
-        typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
+        typer.echo(f"{done}/{total} {row['key']}: {_came(row, 'exact')}", err=True)
 
     result = measure(request, kept, report, lambda line: typer.echo(line, err=True))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -143,17 +143,18 @@ def sweep(
 
 
 def _trial(row: dict[str, Any]) -> str:
-    came = (
-        f"score {row['score']:.2f}"
-        if "score" in row
-        else row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
-    )
     place = (
         ""
         if row["length"] is None
         else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
     )
-    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {came}"
+    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {_came(row, 'score')}"
+
+
+def _came(row: dict[str, Any], figure: str) -> str:
+    if figure in row:
+        return f"{figure} {row[figure]:.2f}"
+    return row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
 
 
 def _numbers(text: str, kind: type) -> tuple[Any, ...]:
