@@ -70,7 +70,7 @@ def measure(
     rows = [row for row in found if row["origin"] == origins[row["method"]]]
     seen = {row["key"] for row in rows}
     torch.set_num_threads(1)
-    formats = Formats(request.model, first_seed=request.first_seed)
+    formats = Formats(request.model, first_seed=request.first_seed, names=request.methods)
     begun = time.monotonic()
     for done, trial in enumerate(planned):
         if key(trial) in seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,8 +84,10 @@ class Means:
 class Prompts:
     """Prompts in the model's own tokens, each made and read once for all trials that follow on it."""
 
-    def __init__(self, engine: Engine, first_seed: int = 0) -> None:
+    def __init__(self, engine: Engine, first_seed: int = 0, names: Sequence[str] = ()) -> None:
+        """names: methods that will be asked for, so that the first reading serves them all."""
         self.engine, self.first_seed = engine, first_seed
+        self._methods = [methods.get(name) for name in names]
         self._encoding = encoding_of(engine.loaded.tokenizer)
         self._key: tuple[Any, ...] | None = None
         self._asked: Asked | None = None
@@ -118,8 +121,9 @@ class Prompts:
         """Prefilled, with all that `method` asks to see of it."""
         prompt = self.prompt(trial)
         if self._read is None or not self._read.serves(method):
-            queries = max(128, method.observed_queries)
-            self._read = self.engine.read(prompt, queries=queries, received=method.needs_received)
+            asking = (*self._methods, method)
+            queries = max(128, *(one.observed_queries for one in asking))
+            self._read = self.engine.read(prompt, queries=queries, received=any(one.needs_received for one in asking))
         return self._read
 
 
@@ -127,8 +131,15 @@ class Formats:
     """A model in each number format that trials ask for, loaded when it is first needed, with the prompts read in
     it."""
 
-    def __init__(self, model: str, device: str = "cpu", dtype: str = "float32", first_seed: int = 0) -> None:
-        self.model, self.device, self.dtype, self.first_seed = model, device, dtype, first_seed
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str = "float32",
+        first_seed: int = 0,
+        names: Sequence[str] = (),
+    ) -> None:
+        self.model, self.device, self.dtype, self.first_seed, self.names = model, device, dtype, first_seed, names
         self._loaded: dict[str, tuple[Engine, Prompts]] = {}
 
     def of(self, trial: Trial) -> tuple[Engine, Prompts]:
@@ -138,7 +149,7 @@ class Formats:
         dtype = trial.dtype or self.dtype
         if dtype not in self._loaded:
             engine = Engine(load(self.model, self.device, dtype))
-            self._loaded[dtype] = engine, Prompts(engine, self.first_seed)
+            self._loaded[dtype] = engine, Prompts(engine, self.first_seed, () if trial.dtype else self.names)
         return self._loaded[dtype]
 
 
