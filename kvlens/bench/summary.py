@@ -21,16 +21,16 @@ MEANS = (
 
 
 def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The trials of one cell -> n, infeasible, refused, rule, presets (name: trials), smallest_feasible (share,
-    mean over the infeasible), and where n > 0 exact with its 95 % Wilson interval (low, high), attended_share, failed_self_checks and the means of
-    MEANS."""
+    """The trials of one cell -> n, infeasible, refused, rule, presets (name: trials), smallest_feasible (share, mean
+    over the infeasible), and where n > 0 exact with its 95 % Wilson interval (low, high), attended_share,
+    failed_self_checks and the means of MEANS, None where no trial has the figure."""
     done = [row for row in members if row.get("exact") is not None]
     infeasible = [row["infeasible"] for row in members if row.get("infeasible") is not None]
     line: dict[str, Any] = {
         "n": len(done),
         "infeasible": len(infeasible),
         "rule": members[0]["rule"] if members else None,
-        "presets": dict(Counter(row["preset"] or "defaults" for row in members)),
+        "presets": dict(Counter(row.get("preset") or "none" for row in members)),
         "smallest_feasible": fmean(infeasible) if infeasible else None,
     }
     if done:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
 from kvlens.memory.budget import Budget
+from kvlens.models.find import default_model
 
 
 class ComparedRequest(BaseModel):
@@ -16,7 +17,7 @@ class ComparedRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = "demo"
+    model: str = Field(default_factory=default_model)
     methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
     """the reference is run without a limit"""
     budgets: tuple[str, ...]
@@ -47,11 +48,8 @@ class TableRequest(ComparedRequest):
     prompts: int = Field(ge=1)
     question: Literal["in", "after"] = "in"
     """whether the question is read and placed with its context, or fed once the context was placed"""
-
-    @property
-    def number_format(self) -> str:
-        """What the table is computed in; the noise floor is in the other one."""
-        return "float32"
+    dtype: str = "float32"
+    """what the table is computed in; the noise floor is in another format"""
 
     @field_validator("tasks")
     @classmethod
@@ -66,7 +64,7 @@ class TableRequest(ComparedRequest):
         found = []
         for name in self.methods:
             if name == methods.REFERENCE:
-                other = "float32" if self.number_format == "bfloat16" else "bfloat16"
+                other = "float32" if self.dtype == "bfloat16" else "bfloat16"
                 found += [(name, "", self.question, dtype) for dtype in ("", other)]
             else:
                 found += [(name, budget, self.question, "") for budget in self.budgets]

@@ -1,4 +1,4 @@
-"""Selection recall: how many of the tokens that full attention weighs most were chosen. Shapes as in ``snapshot.py``."""
+"""Selection recall: how many of the tokens that full attention weighs most were chosen. Shapes: ``snapshot.py``."""
 
 from __future__ import annotations
 
