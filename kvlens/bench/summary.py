@@ -44,6 +44,22 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return line
 
 
+NOISE = " in "
+"""between a method and the number format it is a control in"""
+
+
+def arm_name(method: str, dtype: str) -> str:
+    """What figures know an arm by: the method, or its control in another number format."""
+    return f"{method}{NOISE}{dtype}" if dtype else method
+
+
+def arm_titles(titles: dict[str, str], names: Iterable[str]) -> dict[str, str]:
+    """`titles` of methods, with those of the controls among `names`."""
+    parts = {name: name.partition(NOISE) for name in names if NOISE in name}
+    controls = {name: f"{titles.get(of, of)} in {dtype} (noise floor)" for name, (of, _, dtype) in parts.items()}
+    return titles | controls
+
+
 def grouped(rows: Iterable[dict[str, Any]], by: Sequence[str]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
     """Rows by the values of the columns `by`, in the order of their first rows."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}

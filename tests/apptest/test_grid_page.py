@@ -126,7 +126,7 @@ def test_a_files_task_is_shown_without_its_folder() -> None:
 
 
 def test_the_summary_of_no_trial_has_no_figures() -> None:
-    assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "smallest_feasible": None}
+    assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "presets": {}, "smallest_feasible": None}
 
 
 def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: Runs, results: Path) -> None:
@@ -203,6 +203,6 @@ def test_a_damaged_sweep_is_one_sentence(visit: Visit, runs: Runs, results: Path
 def test_the_committed_grid_can_be_shown(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "benchmarks")
     assert not app.error
-    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid.json").read_text())[
+    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid-demo.json").read_text())[
         "trials"
     ]

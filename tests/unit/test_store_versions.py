@@ -67,9 +67,13 @@ def make(root: Path, version: int) -> Path:
             )
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
     con.execute("INSERT INTO span VALUES (1, 'page', 0, 9, -1, NULL, '', NULL, 'cold')")
-    con.execute("INSERT INTO event (step, layer, kv_head, kind, span) VALUES (1, 0, 0, 'recall', 1), (2, 0, 0, 'evict', 1)")
+    con.execute(
+        "INSERT INTO event (step, layer, kv_head, kind, span) VALUES (1, 0, 0, 'recall', 1), (2, 0, 0, 'evict', 1)"
+    )
     if version >= 3:
-        con.execute("INSERT INTO oracle (step, layer, q_head, span, full_mass, mass, tail_full) VALUES (1, 0, 0, [1], [40000], [0], 0.1)")
+        con.execute(
+            "INSERT INTO oracle (step, layer, q_head, span, full_mass, mass, tail_full) VALUES (1, 0, 0, [1], [40000], [0], 0.1)"
+        )
     if version >= 2:
         con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
     con.close()

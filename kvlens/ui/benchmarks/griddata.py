@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.bench.summary import grouped, summary
+from kvlens.bench.summary import arm_name, grouped, summary
 from kvlens.bench.sweep.file import parse
 from kvlens.figures.grid import Cell
+from kvlens.models.find import DEMO
 
-NAMES = ("suite", "task", "method", "budget", "length", "depth")
+NAMES = ("model", "suite", "task", "method", "budget", "length", "depth")
 """URL parameters of the page"""
 FULL = "full"
 
@@ -28,6 +29,11 @@ class Suite:
     """stem of its file"""
     about: dict[str, Any]
     trials: tuple[dict[str, Any], ...]
+
+    @property
+    def model(self) -> str:
+        """What it was measured on."""
+        return str(self.about.get("request", {}).get("model", DEMO))
 
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(row["task"] for row in self.trials))
@@ -43,6 +49,7 @@ class Look:
     budget: str | None = None
     length: int | None = None
     depth: float | None = None
+    model: str | None = None
 
     @property
     def cell(self) -> Cell | None:
@@ -76,7 +83,7 @@ def read_look(params: Mapping[str, str]) -> tuple[Look, list[str]]:
                 numbers[name] = kind(raw)
             except ValueError:
                 problems.append(f"{name} {raw[:40]!r} is not a number; ignored")
-    texts: dict[str, Any] = {name: params.get(name) or None for name in ("suite", "task", "method", "budget")}
+    texts: dict[str, Any] = {name: params.get(name) or None for name in ("model", "suite", "task", "method", "budget")}
     return Look(**texts, **numbers), problems
 
 
@@ -110,7 +117,8 @@ def _suite(path: str, changed: int) -> Suite | None:
             raise ValueError(f"the file '{file.name}' does not hold a sweep; measure it again with kvlens bench sweep.")
         return None
     about, rows = parse(content, file.name)
-    return Suite(file.stem, about, tuple(rows))
+    named = ({**row, "method": arm_name(row["method"], row["dtype"])} for row in rows)
+    return Suite(file.stem, about, tuple(named))
 
 
 def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
@@ -137,6 +145,7 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
             "depth": depth,
             "full": full,
             "exact": exact,
+            "presets": ", ".join(line["presets"]),
             "refused": sum(row["refused"] is not None for row in members),
             "value": exact - full if difference else exact,
             "note": "" if done else "inf." if line["infeasible"] else "refused" if members else "n/r",
@@ -152,7 +161,7 @@ def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:
     keys = ("method", "budget", *by)
     table = [dict(zip(keys, key, strict=True)) | summary(members) for key, members in grouped(rows, keys).items()]
     for line in table:
-        line["budget_share"] = _share(str(line["budget"]))
+        line |= {"budget_share": _share(str(line["budget"])), "presets": ", ".join(line["presets"])}
     return pd.DataFrame(table)
 
 
