@@ -72,7 +72,8 @@ def make(root: Path, version: int) -> Path:
     )
     if version >= 3:
         con.execute(
-            "INSERT INTO oracle (step, layer, q_head, span, full_mass, mass, tail_full) VALUES (1, 0, 0, [1], [40000], [0], 0.1)"
+            "INSERT INTO oracle (step, layer, q_head, span, full_mass, mass, tail_full) "
+            "VALUES (1, 0, 0, [1], [40000], [0], 0.1)"
         )
     if version >= 2:
         con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
