@@ -61,7 +61,7 @@ class TableRequest(ComparedRequest):
     def arms(self) -> list[tuple[str, str, str, str]]:
         """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The
         reference has no budget, and stands a second time in another number format: what rounding alone changes."""
-        found = []
+        found: list[tuple[str, str, str, str]] = []
         for name in self.methods:
             if name == methods.REFERENCE:
                 other = "float32" if self.dtype == "bfloat16" else "bfloat16"
