@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvlens.memory.hot import FREE, ROLE
-from kvlens.recording.selected import selection_recall
+from kvlens.recording.selected import kth_by_partition, kth_by_sorting, selection_recall
 from kvlens.recording.snapshot import Attended
 
 LAYERS, KV_HEADS, GROUP, N, SLOTS = 2, 2, 3, 40, 30
@@ -74,3 +74,12 @@ def test_all_tokens_one_token_and_none() -> None:
     assert of(2) == of(0) == 0
     assert of(0, 1) == 0.5
     assert math.isnan(of())
+
+
+def test_both_ways_name_the_same_token() -> None:
+    generator = torch.Generator().manual_seed(3)
+    values = torch.rand(4, 5, 60, generator=generator).round(decimals=1)
+    k = torch.randint(1, 61, (4, 5), generator=generator)
+    found = kth_by_partition(values, k)
+    assert torch.equal(found, kth_by_sorting(values, k))
+    assert torch.equal(found, values.sort(-1, descending=True).values.gather(-1, (k - 1)[..., None]))
