@@ -125,10 +125,12 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
     """One row per method, budget, length and depth of the task's trials, with `value`, `note` and `full` as
     `figures.grid` wants them.
 
-    Prompts without a length or a depth (of files) have no cell. `full`: exact match under full KV on the same
+    Prompts without a length or a depth (of files) have no cell, and neither have controls (`noise_floor`). `full`: exact match under full KV on the same
     prompts."""
     rows = [
-        row for row in suite.trials if row["task"] == task and row["length"] is not None and row["depth"] is not None
+        row
+        for row in suite.trials
+        if row["task"] == task and row["length"] is not None and row["depth"] is not None and not row["dtype"]
     ]
     right = {(row["length"], row["depth"], row["seed"]): row["exact"] for row in rows if row["method"] == FULL}
     table = []
@@ -152,6 +154,15 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
         }
         table.append(line)
     return pd.DataFrame(table)
+
+
+def noise_floor(suite: Suite, task: str) -> str:
+    """How often full KV in another number format is right on the same prompts, in words; '' where that was not run."""
+    done = [row for row in suite.trials if row["task"] == task and row["dtype"] and row["exact"] is not None]
+    if not done:
+        return ""
+    right = sum(row["exact"] == 1 for row in done)
+    return f"Noise floor: full KV in {done[0]['dtype']} is right in {right} of {len(done)} prompts. "
 
 
 def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:

@@ -12,12 +12,11 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.bench.qualitypage import ORDER
-from kvlens.bench.summary import arm_titles
 from kvlens.figures.grid import FEW, grid
 from kvlens.figures.quality import AXES, COSTS, quality
 from kvlens.models import catalogue
 from kvlens.ui.benchmarks import benchview, measured
-from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, read_look, suites
+from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
 from kvlens.ui.benchmarks.trials import show_trials
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart, menu
@@ -168,7 +167,7 @@ def _known(chosen: Look, table: pd.DataFrame, problems: list[str]) -> Look:
 def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference: bool) -> None:
     key = f"bench_grid_{suite.name}_{task}_{difference}_{chosen.method}_{chosen.budget}_{chosen.length}_{chosen.depth}"
     chart(
-        _figure(table, arm_titles(data.titles(), table["method"]), chosen.cell, difference),
+        _figure(table, data.titles(), chosen.cell, difference),
         table.drop(columns=["value", "note"]),
         _file(suite, task),
         key,
@@ -187,7 +186,7 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
             f"the same for every method, at most {int(table['n'].max())} in a cell; model {suite.model}, "
             f"{ORDER[str(request.get('question', 'in'))]}, "
             f"{about.get('trials')} of "
-            f"{about.get('planned')} trials of the sweep. Measured {benchview.where(about)}."
+            f"{about.get('planned')} trials of the sweep. {noise_floor(suite, task)}Measured {benchview.where(about)}."
         )
     )
 

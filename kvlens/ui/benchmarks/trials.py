@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.bench.summary import arm_titles
 from kvlens.figures.grid import Cell
 from kvlens.ui.benchmarks.griddata import Suite, trials_of
 from kvlens.ui.common import data, places
@@ -35,7 +34,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     found = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
-    title = f"{arm_titles(data.titles(), [method]).get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
+    title = f"{data.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
     done = [row for row in found if row["exact"] is not None]
     right = sum(row["exact"] == 1 for row in done)
     st.markdown(f"##### {plain(f'{title}: {right} of {len(done)} right')}")
@@ -95,9 +94,6 @@ def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
         st.page_link(
             "pages/replay.py", label="Open in Replay", icon=":material/replay:", query_params=places.in_run(row["uid"])
         )
-        return
-    if row["dtype"]:
-        st.caption("A control in another number format: kvlens bench sweep runs it.")
         return
     model = str(about.get("request", {}).get("model", "demo"))
     left, right = st.columns([1, 2], vertical_alignment="center")
