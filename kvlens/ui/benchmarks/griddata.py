@@ -125,8 +125,8 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
     """One row per method, budget, length and depth of the task's trials, with `value`, `note` and `full` as
     `figures.grid` wants them.
 
-    Prompts without a length or a depth (of files) have no cell, and neither have controls (`noise_floor`). `full`: exact match under full KV on the same
-    prompts."""
+    Prompts without a length or a depth (of files) have no cell, and neither have controls (`noise_floor`). `full`:
+    exact match under full KV on the same prompts."""
     rows = [
         row
         for row in suite.trials
