@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -23,11 +23,23 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mea
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, n_zoomed spans. qcos:
-#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended
-#: exactly; unread: on tokens attended in no form, not rebuilt and not through a summary either, so that 1 - coverage -
-#: unread lies on tokens read rebuilt or summarised. regret: sum over all spans of max(0, full attention's mass on the
-#: span - the method's), a share 0..1; a summary's mass is the method's too.
-HEAD_COLUMNS = (*MASS_COLUMNS, "entropy", "qcos", "coverage", "regret", "unread", "n_zoomed", "zoom_rate", "corrected")
+#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended exactly; unread: on tokens attended in no form, not rebuilt
+#: and not through a summary either, so that 1 - coverage - unread lies on tokens read rebuilt or summarised. regret:
+#: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1; a summary's mass is
+#: the method's too. selection_recall: of the k tokens with most of full attention's mass the share that was attended in
+#: any form but a summary, k being how many tokens were.
+HEAD_COLUMNS = (
+    *MASS_COLUMNS,
+    "entropy",
+    "qcos",
+    "coverage",
+    "selection_recall",
+    "regret",
+    "unread",
+    "n_zoomed",
+    "zoom_rate",
+    "corrected",
+)
 #: Per (step, layer, KV head). attended_tokens = entries in the softmax that are tokens (exact or reconstructed);
 #: read_bytes: keys and values of the entries that some query head of the KV head attends, and what of the method's
 #: index was read to choose them; blocking_bytes: the part of h2d_bytes the step's attention waits for; ideal_bytes:

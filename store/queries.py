@@ -250,7 +250,7 @@ def head_table_columns() -> dict[str, str]:
             columns["n_corrected"] = f"h.{c}_sum"
             continue
         columns[f"{name}_mean"] = mean
-        if c == "qcos" or c == "coverage":
+        if c in ("qcos", "coverage", "selection_recall"):
             columns[f"{name}_min"] = f"h.{c}_min"
         if c == "regret":
             columns[f"{name}_max"] = f"h.{c}_max"

@@ -41,6 +41,7 @@ _V3 = ("regret",)
 _V4 = ("read_bytes",)
 _V5 = ("mass_mean", "mass_quantised")
 _V6 = ("unread",)
+_V7 = ("selection_recall",)
 ADDED = {
     2: Addition(
         {
@@ -81,6 +82,14 @@ ADDED = {
             "layer_step": dict.fromkeys(_V6, "FLOAT"),
             "oracle": ORACLE_LOST,
             "event": {"after_attention": "BOOLEAN"},
+        },
+        {},
+    ),
+    7: Addition(
+        {
+            "head_step": {name: head_type(name) for name in _V7},
+            "head_run": moments(_V7),
+            "layer_step": dict.fromkeys(_V7, "FLOAT"),
         },
         {},
     ),

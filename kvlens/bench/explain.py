@@ -16,7 +16,7 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.bench import kept as keeping
-from kvlens.bench.explain_table import SCOPES, TOPS, summarise
+from kvlens.bench.explain_table import SCOPES, TOPS, points, summarise
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
 from kvlens.engine.comparison import Reference
@@ -26,6 +26,7 @@ from kvlens.lens.attribution import Triple, attribute_records
 from kvlens.lens.trials import restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
+from kvlens.models.find import DEMO
 from kvlens.prompts import Prompt
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.tasks import Asked
@@ -35,16 +36,11 @@ MAX_PROMPTS = 4
 _NEEDED = ("method", "task", "budget", "length", "index", "origin", "lost")
 
 
-def points() -> tuple[tuple[str, str, str], ...]:
-    """(method, task, budget) at which each method loses answers of the demo model at 2048 tokens, by its own word."""
-    return tuple((name, *method.loses_at) for name, method in methods.registry().items() if name != methods.REFERENCE)
-
-
 @dataclass(frozen=True)
 class ExplainRequest:
     """What to measure."""
 
-    model: str = "demo"
+    model: str = DEMO
     points: tuple[tuple[str, str, str], ...] = field(default_factory=points)
     length: int = 2048
     lost: int = 50

@@ -6,13 +6,23 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from kvlens import methods
+from kvlens import methods, tasks
 from kvlens.bench.intervals import wilson
+from kvlens.models.find import DEMO
 
 TOPS = (1, 5, 20)
 SCOPES = {"step": "regret at the step of loss", "steps": "regret added over the lost steps of the forced run"}
 ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
 """what is held, as the rows name it"""
+
+
+def points(model: str = DEMO) -> tuple[tuple[str, str, str], ...]:
+    """(method, task, budget) to look for lost answers at: on the demo model where each method loses at 2048 tokens, by
+    its own word; on any other, three tasks in real prose at 10 %."""
+    found = {name: method for name, method in methods.registry().items() if name != methods.REFERENCE}
+    if model == DEMO:
+        return tuple((name, *method.loses_at) for name, method in found.items())
+    return tuple((name, task, "10%") for name in found for task in tasks.PROSE[:3])
 
 
 def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
@@ -47,7 +57,7 @@ def _share(restored: Sequence[bool]) -> dict[str, float]:
 
 INTRODUCTION = """# How good the lens is
 
-Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain.json`.
+Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain-demo.json`.
 
 Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
 its triples (layer, KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query

@@ -60,8 +60,12 @@ def made_otherwise(rows: Iterable[dict[str, Any]], origins: dict[str, str]) -> s
     )
 
 
+_ASKED = ("task", "length", "depth", "seed", "index", "method", "budget")
+
+
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row.get(name) for name in ("task", "length", "depth", "seed", "index", "method", "budget", "question"))
+    said = {"question": "in", "dtype": ""} | row
+    return tuple(said.get(name) for name in (*_ASKED, "question", "dtype"))
 
 
 def about(names: tuple[str, ...], model: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from kvlens.bench.trials import Prompts, chosen, settings
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget
 from kvlens.methods import parts
+from kvlens.models.find import DEMO, default_model
 from kvlens.rows import PrefillRecord, StepRecord
 
 
@@ -48,6 +49,9 @@ NOTE = (
     "answers fed token by token"
 )
 
+LONG = {True: ("chain", "note", "list"), False: ("niah_multivalue", "list_items", "copy_text")}
+"""whether the model is the toy -> tasks with long answers in its language"""
+
 Count = tuple[float, float]
 """how many of how many"""
 
@@ -57,9 +61,9 @@ class RatesRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = "demo"
-    tasks: tuple[str, ...] = Field(("chain", "note", "list"), min_length=1)
-    """the demo model's that have long answers"""
+    model: str = Field(default_factory=default_model)
+    tasks: tuple[str, ...] = Field(default_factory=lambda given: LONG[given["model"] == DEMO], min_length=1)
+    """those that have long answers"""
     length: int = Field(2048, ge=64)
     budget: str = "20%"
     prompts: int = Field(10, ge=1)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from kvlens import methods, tasks
 from kvlens.memory.budget import Budget
+from kvlens.models.find import default_model
 
 
 class ComparedRequest(BaseModel):
@@ -16,7 +17,7 @@ class ComparedRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    model: str = "demo"
+    model: str = Field(default_factory=default_model)
     methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
     """the reference is run without a limit"""
     budgets: tuple[str, ...]
@@ -47,6 +48,8 @@ class TableRequest(ComparedRequest):
     prompts: int = Field(ge=1)
     question: Literal["in", "after"] = "in"
     """whether the question is read and placed with its context, or fed once the context was placed"""
+    dtype: str = "float32"
+    """what the table is computed in; the noise floor is in another format"""
 
     @field_validator("tasks")
     @classmethod
@@ -55,8 +58,14 @@ class TableRequest(ComparedRequest):
             tasks.get(task)
         return value
 
-    def arms(self) -> list[tuple[str, str]]:
-        """(method, budget) that every prompt is run under; no budget for the reference."""
-        return [
-            (name, budget) for name in self.methods for budget in (("",) if name == methods.REFERENCE else self.budgets)
-        ]
+    def arms(self) -> list[tuple[str, str, str, str]]:
+        """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The
+        reference has no budget, and stands a second time in another number format: what rounding alone changes."""
+        found: list[tuple[str, str, str, str]] = []
+        for name in self.methods:
+            if name == methods.REFERENCE:
+                other = "float32" if self.dtype == "bfloat16" else "bfloat16"
+                found += [(name, "", self.question, dtype) for dtype in ("", other)]
+            else:
+                found += [(name, budget, self.question, "") for budget in self.budgets]
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,6 +40,8 @@ class Trial:
     budget: str
     question: str = "in"
     """in: read and placed with its context; after: fed once the context was placed"""
+    dtype: str = ""
+    """number format, where it is not the table's own: the noise floor"""
 
     @property
     def prompt(self) -> tuple[str, int | None, float | None, int, int, str]:
@@ -51,6 +54,7 @@ class Means:
 
     def __init__(self) -> None:
         self.coverage: list[float] = []
+        self.recall: list[float] = []
         self.attended: list[float] = []
         self.h2d: list[float] = []
         self.d2h: list[float] = []
@@ -60,15 +64,17 @@ class Means:
 
     def step(self, record: StepRecord) -> None:
         self.coverage.append(float(record.head["coverage"].mean()))
+        self.recall.append(float(record.head["selection_recall"].mean()))
         self.attended.append(float(record.kv["attended_tokens"].mean()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
 
     def figures(self) -> dict[str, float]:
-        """Means over the steps: coverage also over layers and query heads, attended tokens over layers and KV heads;
-        bytes per step."""
+        """Means over the steps: coverage and selection recall also over layers and query heads, attended tokens over
+        layers and KV heads; bytes per step."""
         return {
             "coverage": float(np.mean(self.coverage)),
+            "selection_recall": float(np.mean(self.recall)),
             "attended_tokens": float(np.mean(self.attended)),
             "h2d_bytes_per_step": float(np.mean(self.h2d)),
             "d2h_bytes_per_step": float(np.mean(self.d2h)),
@@ -78,8 +84,10 @@ class Means:
 class Prompts:
     """Prompts in the model's own tokens, each made and read once for all trials that follow on it."""
 
-    def __init__(self, engine: Engine, first_seed: int = 0) -> None:
+    def __init__(self, engine: Engine, first_seed: int = 0, names: Sequence[str] = ()) -> None:
+        """names: methods that will be asked for, so that the first reading serves them all."""
         self.engine, self.first_seed = engine, first_seed
+        self._methods = [methods.get(name) for name in names]
         self._encoding = encoding_of(engine.loaded.tokenizer)
         self._key: tuple[Any, ...] | None = None
         self._asked: Asked | None = None
@@ -113,9 +121,34 @@ class Prompts:
         """Prefilled, with all that `method` asks to see of it."""
         prompt = self.prompt(trial)
         if self._read is None or not self._read.serves(method):
-            queries = max(128, method.observed_queries)
-            self._read = self.engine.read(prompt, queries=queries, received=method.needs_received)
+            asking = (*self._methods, method)
+            queries = max(128, *(one.observed_queries for one in asking))
+            self._read = self.engine.read(prompt, queries=queries, received=any(one.needs_received for one in asking))
         return self._read
+
+
+class Formats:
+    """A model in each number format that trials ask for, loaded when it is first needed, with the prompts read in
+    it."""
+
+    def __init__(
+        self, model: str, device: str = "cpu", dtype: str = "float32", first_seed: int = 0, names: Sequence[str] = ()
+    ) -> None:
+        self.model, self.device, self.dtype, self.first_seed, self.names = model, device, dtype, first_seed, names
+        self._loaded: dict[str, tuple[Engine, Prompts]] = {}
+
+    def of(self, trial: Trial) -> tuple[Engine, Prompts]:
+        """What the trial is run on. Raises UnsupportedModel with one sentence."""
+        return self.at(trial.dtype or self.dtype)
+
+    def at(self, dtype: str) -> tuple[Engine, Prompts]:
+        """The model in that format, and its prompts. Raises UnsupportedModel with one sentence."""
+        from kvlens.engine.models import load
+
+        if dtype not in self._loaded:
+            engine = Engine(load(self.model, self.device, dtype))
+            self._loaded[dtype] = engine, Prompts(engine, self.first_seed, self.names if dtype == self.dtype else ())
+        return self._loaded[dtype]
 
 
 def settings(method: type[Method], model: str, budget: str) -> tuple[str | None, dict[str, Any], str]:

@@ -3,16 +3,14 @@ with its provenance."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvlens.cli.options import Device, Model, RunsDir, runs_folder
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
+from kvlens.cli.results import Kept, Out, kept_file, out_file, results, write
 
 bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
@@ -26,7 +24,7 @@ Order = Annotated[
 Minutes = Annotated[float, typer.Option(help="Stop after this long; run again to continue.")]
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -34,14 +32,15 @@ def _table(
     model: str, methods: str, tasks: str, budgets: str, prompts: int, seed: int, minutes: float, question: str
 ) -> dict[str, Any]:
     """What the quality table and the sweep are asked alike (bench.tablerequest), from the options as typed."""
-    asked = {"model": model, "budgets": _names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
-    given = {"tasks": _names(tasks), "methods": _names(methods)}
+    asked = {"model": model, "budgets": names(budgets), "prompts": prompts, "first_seed": seed, "minutes": minutes}
+    asked["question"] = question
+    given = {"tasks": names(tasks), "methods": names(methods)}
     return asked | {name: names for name, names in given.items() if names}
 
 
 @bench_app.command("quality")
 def quality(
-    model: Model = "demo",
+    model: Model = DEFAULT_MODEL,
     methods: Methods = "",
     tasks: Annotated[
         str, typer.Option(help="See `kvlens bench tasks`; comma-separated; default: real prose, the toy's own for it.")
@@ -52,36 +51,46 @@ def quality(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 8_000_000,
     minutes: Minutes = 60.0,
     question: Order = "in",
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/quality.json"),
-    kept: Annotated[
-        Path, typer.Option(help="One line per finished trial, so that an interrupted run continues.")
-    ] = Path("runs/quality.jsonl"),
-    doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
+    out: Out = None,
+    kept: Kept = None,
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Run nothing: the table of the whole prompts in --kept, as they are.")
+    ] = False,
+    doc: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write the page of the docs, of all quality tables beside --out, to this Markdown file."
+        ),
+    ] = None,
 ) -> None:
     """Exact match, coverage, attended tokens and bytes of every method on the same generated prompts at the same
     budgets."""
+    from kvlens.bench import quality as bench
     from kvlens.bench.kept import check_file
-    from kvlens.bench.quality import QualityRequest, document, markdown, measure
+    from kvlens.bench.qualitypage import document, markdown
 
-    check_file(out, "--out")
     check_file(doc, "--doc")
-    request = QualityRequest(**_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length)
+    target, trials = out_file(out, "quality", model), kept_file(kept, "quality", model)
+    request = bench.QualityRequest(
+        **_table(model, methods, tasks, budgets, prompts, seed, minutes, question), length=length
+    )
 
     def report(done: int, total: int, row: dict[str, Any]) -> None:
-        came = f"exact {row['exact']:.0f}" if "exact" in row else f"infeasible, needs {row['infeasible']:.1%}"
-        typer.echo(f"{done}/{total} {row['key']}: {came}", err=True)
+        typer.echo(f"{done}/{total} {row['key']}: {_came(row, 'exact')}", err=True)
 
-    result = measure(request, kept, report, lambda line: typer.echo(line, err=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if collect:
+        result = bench.collect(request, trials)
+    else:
+        result = bench.measure(request, trials, report, lambda line: typer.echo(line, err=True))
+    write(target, result)
     if doc is not None:
-        doc.write_text(document(result), encoding="utf-8")
+        doc.write_text(document(results(target.parent, "quality")), encoding="utf-8")
     typer.echo(markdown(result))
 
 
 @bench_app.command("sweep")
 def sweep(
-    model: Model = "demo",
+    model: Model = DEFAULT_MODEL,
     methods: Methods = "",
     tasks: Annotated[
         str,
@@ -104,20 +113,17 @@ def sweep(
     workers: Annotated[int, typer.Option(help="Processes, or actors of the Ray cluster.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Address of a Ray cluster; needs the package ray.")] = None,
     runs: RunsDir = None,
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/grid.json"),
-    kept: Annotated[
-        Path, typer.Option(help="One line per finished trial, so that an interrupted sweep continues.")
-    ] = Path("runs/sweep.jsonl"),
+    out: Out = None,
+    kept: Kept = None,
 ) -> None:
     """Method x budget x task x length x depth x seed: one row per trial, one stored run per row. Run again to
     continue."""
-    from kvlens.bench.kept import check_file
     from kvlens.bench.sweep import file as sweepfile
     from kvlens.bench.sweep.request import SweepRequest
     from kvlens.bench.sweep.run import sweep as run
     from kvlens.cli.progress import stop_signals
 
-    check_file(out, "--out")
+    target, trials = out_file(out, "grid", model), kept_file(kept, "sweep", model)
     request = SweepRequest(
         **_table(model, methods, tasks, budgets, prompts, seed, minutes, question),
         lengths=_numbers(lengths, int),
@@ -132,33 +138,34 @@ def sweep(
     folder = runs_folder(runs)
     about, rows = run(
         request,
-        kept,
+        trials,
         folder,
         lambda done, total, row: typer.echo(f"{done}/{total} {_trial(row)}", err=True),
         stop_signals(),
         say=lambda line: typer.echo(line, err=True),
     )
-    sweepfile.write(out, about, rows)
-    typer.echo(f"{about['trials']} of {about['planned']} trials in {out}")
+    sweepfile.write(target, about, rows)
+    typer.echo(f"{about['trials']} of {about['planned']} trials in {target}")
 
 
 def _trial(row: dict[str, Any]) -> str:
-    came = (
-        f"score {row['score']:.2f}"
-        if "score" in row
-        else row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
-    )
     place = (
         ""
         if row["length"] is None
         else f" {row['length']} tokens" + ("" if row["depth"] is None else f" at {row['depth']:.0%}")
     )
-    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {came}"
+    return f"{row['task']}{place} #{row['index']}, {row['method']} {row['budget'] or 'no limit'}: {_came(row, 'score')}"
+
+
+def _came(row: dict[str, Any], figure: str) -> str:
+    if figure in row:
+        return f"{figure} {row[figure]:.2f}"
+    return row.get("refused") or f"infeasible, needs {row['infeasible']:.1%}"
 
 
 def _numbers(text: str, kind: type) -> tuple[Any, ...]:
     try:
-        return tuple(kind(name) for name in _names(text))
+        return tuple(kind(name) for name in names(text))
     except ValueError:
         raise ValueError(f"'{text}' is not a list of numbers separated by commas.") from None
 
@@ -180,84 +187,6 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
 
 
-@bench_app.command("claims")
-def claims(
-    methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
-    model: Model = "demo",
-    prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
-    ] = None,
-) -> None:
-    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds here."""
-    import torch
-
-    from kvlens import __version__
-    from kvlens.bench.claims import check, claiming
-    from kvlens.bench.kept import check_file
-    from kvlens.engine.engine import Engine
-    from kvlens.engine.models import load
-    from kvlens.runs.machine import machine
-
-    if prompts < 1:
-        raise ValueError("--prompts must be at least 1.")
-    check_file(out, "--out")
-    names = list(_names(methods)) or claiming()
-    torch.set_num_threads(1)
-    found = check(Engine(load(model)), names, prompts, lambda line: typer.echo(line, err=True))
-    for claim in found:
-        verdict = {True: "holds", False: "does not hold", None: "cannot be decided"}[claim.holds]
-        typer.echo(
-            f"[{verdict}] {claim.source}: {claim.says}\n    {claim.measured}"
-            + (f"\n    {claim.reason}" if claim.reason else "")
-        )
-    if out is not None:
-        about = {
-            "kvlens": __version__,
-            "torch": torch.__version__,
-            "machine": machine(),
-            "model": model,
-            "prompts": prompts,
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-        before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out.exists() else {}
-        for name in names:
-            before[name] = {"about": about, "claims": [dataclasses.asdict(c) for c in found if c.method == name]}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.flush()
-
-
-@bench_app.command("rates")
-def rates(
-    model: Model = "demo",
-    tasks: Annotated[str, typer.Option(help="See `kvlens bench tasks`; comma-separated.")] = "chain,note,list",
-    budget: Annotated[str, typer.Option(help="A share of full KV.")] = "20%",
-    length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
-    prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
-    seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 6_600_000,
-    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/rates.json"),
-) -> None:
-    """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu`
-    replays them."""
-    from kvlens.bench.kept import check_file
-    from kvlens.bench.rates import RatesRequest, measure
-
-    check_file(out, "--out")
-    request = RatesRequest(
-        model=model, tasks=_names(tasks), budget=budget, length=length, prompts=prompts, first_seed=seed
-    )
-    result = measure(request, lambda line: typer.echo(line, err=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for name, line in result["methods"].items():
-        told = ", ".join(
-            f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})"
-            for rate, found in line["rates"].items()
-        )
-        typer.echo(f"{name}: {told}; {line['steps']} steps")
-
-
 @bench_app.command("gpu")
 def gpu(
     out: Annotated[Path, typer.Option(help="Folder of the result file, gpu-<device>.json.")] = Path(
@@ -274,5 +203,5 @@ def gpu(
     """Ceilings, checks, kernels and whole decode steps at the shape of an 8B model, on the first CUDA device."""
     from kvlens.gpu.bench.run import Request, measure, numbers
 
-    request = Request(out, minutes, _names(parts), dry_run, numbers(contexts), numbers(batches))
+    request = Request(out, minutes, names(parts), dry_run, numbers(contexts), numbers(batches))
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from kvlens import __version__
 from kvlens.cli.bench import bench_app
 from kvlens.cli.calibrate import calibrate_app
+from kvlens.cli.claims import claims, rates
 from kvlens.cli.explain import explain
 from kvlens.cli.freetext import text
 from kvlens.cli.lens import pair, whatif
@@ -36,6 +37,8 @@ app.add_typer(train_app, name="train")
 app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
+bench_app.command()(claims)
+bench_app.command()(rates)
 bench_app.command()(explain)
 bench_app.command()(text)
 for command in (run, pair, whatif, report, methods):

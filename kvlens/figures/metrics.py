@@ -102,6 +102,12 @@ METRICS: dict[str, Metric] = {
             "share of full attention's mass on tokens the head attended exactly; what it read through a summary, or "
             "rebuilt, does not count",
         ),
+        _share(
+            "selection_recall",
+            "Selection recall",
+            "of the k tokens with most of full attention's mass, the share this head attended, k being how many tokens "
+            "it attended; the share of the context that k is would be chance",
+        ),
         Metric(
             "regret",
             "Regret",

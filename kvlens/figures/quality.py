@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from kvlens.bench.summary import arm_name, arm_titles
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import finish
 from kvlens.units import si_bytes
@@ -19,22 +20,25 @@ AXES = {
     "attended_share": ("Attended tokens per step, share of the prompt", True),
     "h2d_bytes_per_step": ("Bytes moved to the device per step", False),
     "coverage": ("Coverage: full attention's mass on tokens attended exactly", True),
+    "selection_recall": ("Selection recall: of full attention's strongest tokens the share attended", True),
     "budget_share": ("Budget, share of full KV (1: no limit)", True),
     "length": ("Length of the prompt (tokens)", False),
 }
 #: Of these, what a method uses.
-COSTS = ("resident_share", "attended_share", "h2d_bytes_per_step", "coverage")
+COSTS = ("resident_share", "attended_share", "h2d_bytes_per_step", "coverage", "selection_recall")
 #: Axes that count tokens, not bytes.
 TOKENS = ("length",)
 
 
 def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
-    """Lines as rows; methods, tasks and budgets in their order; columns that no line has are NaN."""
+    """Lines as rows; methods, tasks and budgets in their order, a control named by its number format; columns that no
+    line has are NaN, `presets` the names of those that were run."""
     columns = (
         "method",
         "budget",
         "task",
         "rule",
+        "presets",
         "n",
         "infeasible",
         "smallest_feasible",
@@ -43,13 +47,18 @@ def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
         "high",
         "score",
         "coverage",
+        "selection_recall",
         "attended_tokens",
         "attended_share",
         "resident_share",
         "h2d_bytes_per_step",
         "d2h_bytes_per_step",
     )
-    return pd.DataFrame([{column: line.get(column) for column in columns} for line in lines])
+    rows = [{column: line.get(column) for column in columns} for line in lines]
+    for row, line in zip(rows, lines, strict=True):
+        row["method"] = arm_name(line["method"], line.get("dtype", ""))
+        row["presets"] = ", ".join(row["presets"] or ())
+    return pd.DataFrame(rows)
 
 
 def quality(
@@ -61,6 +70,7 @@ def quality(
     `titles`: method -> its title. `names`: value of `panel` -> title of its panel; the value itself where left out.
     Rows whose prompts were all infeasible have no point.
     """
+    titles = arm_titles(titles, frame["method"])
     shown = list(dict.fromkeys(frame[panel]))
     title, share = AXES[axis]
     figure = make_subplots(
@@ -128,6 +138,10 @@ def _hover(row: pd.Series, titles: dict[str, str]) -> str:
         f"coverage {row['coverage']:.2f}, attended {row['attended_share']:.1%}, resident {row['resident_share']:.1%}",
         f"to device {si_bytes(row['h2d_bytes_per_step'])} per step",
     ]
+    if pd.notna(row.get("selection_recall")):
+        parts.append(f"selection recall {row['selection_recall']:.2f}")
+    if row.get("presets"):
+        parts.append(f"preset {row['presets']}")
     if row["infeasible"]:
         parts.append(f"{int(row['infeasible'])} more prompts infeasible at this budget")
     return "<br>".join(parts)

@@ -29,6 +29,7 @@ class SparQParameters:
 
     components: int = param(32, "query components by which scores are approximated; at most the head size", symbol="r")
     tokens: int = param(128, "tokens attended per KV head, the newest ones included, this step's besides", symbol="k")
+    keep: float = param(0.0, "share of the context attended, instead of `tokens`; 0: as `tokens` says", ours=True)
     local: int = param(32, "newest tokens, always attended", symbol="l")
     mean_value: bool = param(True, "the mean value of all tokens stands in for those that are not attended")
     page: int = param(16, "tokens per page: pages are the spans that masses and rankings are logged for", ours=True)
@@ -37,6 +38,8 @@ class SparQParameters:
         for name in ("components", "tokens", "page"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1.")
+        if not 0 <= self.keep <= 1:
+            raise ValueError("keep must lie between 0 and 1.")
         if not 0 <= self.local <= self.tokens:
             raise ValueError("local must lie between 0 and tokens, which count the newest ones too.")
 
@@ -50,7 +53,7 @@ class SparQParameters:
 
     def misfit(self, prompt_tokens: int) -> str | None:
         """Nothing would be left out."""
-        if self.tokens < prompt_tokens:
+        if self.keep or self.tokens < prompt_tokens:
             return None
         return f"it is {prompt_tokens + 1:,} tokens, and {self.tokens:,} are attended"
 
@@ -109,6 +112,11 @@ class SparQ(Method):
         return _layout(p, shape, n, context.max_new), Placement(spans, resident, resident, kept)
 
     # --------------------------------------------------------------------------------------------------------- decoding
+    def count(self, context_tokens: int) -> int:
+        """Tokens attended besides this step's own, when the context has that many; the newest ones always."""
+        p = self.params
+        return max(p.local, int(p.keep * context_tokens)) if p.keep else p.tokens
+
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._rows[layer, :, :, self._tokens[layer]] = keys
         self._values[layer] += values
@@ -120,15 +128,15 @@ class SparQ(Method):
         from kvlens.memory.placement import Blend, Selection
 
         p, shape, n = self.params, self.context.shape, self._tokens[layer]
-        later = self._rows.shape[-1] - n
-        if p.tokens >= n - 1:
+        later, tokens = self._rows.shape[-1] - n, self.count(n)
+        if tokens >= n - 1:
             return None
         weights = approximate(q.unflatten(0, (shape.kv_heads, -1)), self._rows[layer, :, :, :n], p.components)
         together = weights.sum(1)
         forced = together.clone()
         forced[:, n - 1 - p.local :] = torch.inf
         chosen = torch.zeros_like(together, dtype=torch.bool)
-        chosen.scatter_(-1, forced.topk(p.tokens + 1, -1).indices, True)
+        chosen.scatter_(-1, forced.topk(tokens + 1, -1).indices, True)
         blend = None
         if p.mean_value:
             share = (weights * chosen[:, None]).sum(-1).clamp(max=1)

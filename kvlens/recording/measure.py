@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from kvlens.instruments import Oracle, Scores
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.recording.oracle import compare, coverage, full_attention
+from kvlens.recording.selected import selection_recall
 from kvlens.recording.snapshot import Attended, Measured, Snapshot, Zooms
 from kvlens.rows import MASS_COLUMNS
 
@@ -56,6 +57,7 @@ def measure(shots: list[Snapshot], top_k: int, ranked: int) -> list[Measured]:
     if first.shadow is not None:
         full = full_attention(shots)
         columns["coverage"] = coverage(full, groups)
+        columns["selection_recall"] = selection_recall(full, groups)
         oracles, missed, oracle_worst = compare(shots, full, mass, groups, top_k)
     columns |= {name: torch.stack([shot.head_columns[name] for shot in shots]) for name in first.head_columns}
     index = torch.tensor([shot.index_bytes for shot in shots], device=tokens.device)[..., None]

@@ -104,3 +104,37 @@ def test_a_damaged_result_is_one_sentence(visit: Visit, runs: Runs, results: Pat
 def test_the_results_that_come_with_kvlens_can_be_shown(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "benchmarks")
     assert not app.error
+
+
+def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: Runs, results: Path) -> None:
+    def table(model: str, n: int, **more: str) -> str:
+        asked = {"model": model, "tasks": ["needle"], "length": 256} | more
+        noise = {**LINE, "dtype": "bfloat16", "selection_recall": 0.5, "presets": {"fit": n}}
+        return json.dumps({"about": {**ABOUT, "trials": n, "request": asked}, "lines": [LINE, noise]})
+
+    (results / "quality-demo.json").write_text(table("demo", 1))
+    (results / "quality-other.json").write_text(table("other", 2))
+    (results / "quality-other-after.json").write_text(table("other", 3, question="after"))
+    app = visit(runs.folder, "benchmarks")
+    models, tables = app.segmented_control(key="bench_model"), app.segmented_control(key="bench_table")
+    assert [option.replace("\\", "") for option in models.options] == ["other", "demo (a toy, for tests)"]
+    assert len(tables.options) == 2
+
+    def caption() -> str:
+        return next(box.value for box in app.caption if "Wilson" in box.value).replace("\\", "")
+
+    assert "Model other, prompts of 256 tokens, question read with its context, tasks needle; 2 of 6" in caption()
+    tables.set_value("quality-other-after.json").run()
+    assert "question fed after the context was placed, tasks needle; 3 of 6 trials" in caption()
+    shown = app.dataframe[0].value
+    assert list(shown["method"]) == ["FullKV", "FullKV in bfloat16 (noise floor)"]
+    assert shown["selection_recall"].isna().tolist() == [True, False]
+    assert list(shown["presets"]) == ["", "fit"]
+    models.set_value("demo").run()
+    assert "Model demo" in caption()
+    assert app.query_params["model"] == "demo"
+    app = visit(runs.folder, "benchmarks", model="demo")
+    assert "Model demo" in caption()
+    app = visit(runs.folder, "benchmarks", model="nobody")
+    assert "Model other" in caption()
+    assert any("nothing was measured on the model" in box.value for box in app.warning)

@@ -15,7 +15,7 @@ from kvlens.bench.summary import summary
 from kvlens.bench.sweep import file as sweepfile
 from kvlens.figures.grid import grid, panels
 from kvlens.ui.benchmarks import gridview
-from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, read_look, trials_of
+from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2},
@@ -92,6 +92,17 @@ def test_cells_say_what_was_run_and_what_full_kv_did_on_the_same_prompts() -> No
     assert (budgets[("freekv", 512)], budgets[("full", 512)]) == (0.2, 1.0)
 
 
+def test_the_noise_floor_is_a_line_and_no_cell() -> None:
+    control = row("full in bfloat16", "", 512, 0.1, 1, 1.0, dtype="bfloat16")
+    suite = Suite("grid", ABOUT, (*trials(), control, {**control, "seed": 2, "exact": 0.0}))
+    plain = Suite("g", ABOUT, tuple(trials()))
+    assert list(cells(suite, "needle", False)["n"]) == list(cells(plain, "needle", False)["n"])
+    assert noise_floor(suite, "needle") == "Noise floor: full KV in bfloat16 is right in 1 of 2 prompts. "
+    assert noise_floor(plain, "needle") == ""
+    line = lines(suite, "needle", ("length",)).set_index("method").loc["full in bfloat16"]
+    assert (line["n"], line["exact"]) == (2, 0.5)
+
+
 def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> None:
     table = cells(Suite("grid", ABOUT, tuple(trials())), "needle", False)
     assert panels(table) == (["full", "freekv", "sekv"], ["20%"])
@@ -126,7 +137,7 @@ def test_a_files_task_is_shown_without_its_folder() -> None:
 
 
 def test_the_summary_of_no_trial_has_no_figures() -> None:
-    assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "smallest_feasible": None}
+    assert summary([]) == {"n": 0, "infeasible": 0, "rule": None, "presets": {}, "smallest_feasible": None}
 
 
 def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: Runs, results: Path) -> None:
@@ -203,6 +214,6 @@ def test_a_damaged_sweep_is_one_sentence(visit: Visit, runs: Runs, results: Path
 def test_the_committed_grid_can_be_shown(visit: Visit, runs: Runs) -> None:
     app = visit(runs.folder, "benchmarks")
     assert not app.error
-    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid.json").read_text())[
+    assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid-demo.json").read_text())[
         "trials"
     ]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
+import duckdb
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import MARKUP, Runs
 from uiserver import Open, Server
+
+from kvlens.store.synthetic import write_synthetic
 
 
 @pytest.fixture
@@ -187,3 +192,24 @@ def test_a_click_on_a_bar_selects_its_span(server: Server, runs: Runs, open_page
     page.mouse.click(*where)
     expect(page).to_have_url(re.compile(r"span=0"))
     expect(page.locator("#now")).to_contain_text("span 0")
+
+
+def test_a_question_that_was_fed_after_its_context_is_marked_as_one(
+    tmp_path: Path, start_server: Callable[[Path], Server], open_page: Open
+) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 10, 20, seed=1, prompt_tokens=60)
+    trace = tmp_path / uid / "trace.duckdb"
+    trace.chmod(0o644)
+    with duckdb.connect(str(trace)) as con:
+        con.execute("INSERT INTO meta VALUES ('question', '\"after\"'), ('question_tokens', '4')")
+    page = open_page(f"{start_server(tmp_path).url}/replay?run={uid}&step=3")
+    expect(page.locator("#strip .boundary")).to_have_text(["question, fed step by step", "generated"])
+    marked = page.locator("#strip .asked")
+    expect(marked).to_have_count(4)
+    assert marked.evaluate_all("cells => cells.map((e) => Number(e.dataset.pos))") == [60, 61, 62, 63]
+    assert marked.first.evaluate("e => getComputedStyle(e).textDecorationStyle") == "dotted"
+    expect(page.locator("#now")).to_contain_text("step 3, the question's: token #63")
+    page.locator("#strip span[data-pos='62']").hover()
+    expect(page.locator("#token")).to_contain_text("the question's, fed at step 2")
+    page.locator("#strip span[data-pos='64']").hover()
+    expect(page.locator("#token")).to_contain_text("generated at step 4")

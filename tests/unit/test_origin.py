@@ -124,9 +124,9 @@ def test_only_what_is_run_again_is_spoken_of() -> None:
 
 
 def test_committed_results_keep_the_origins_they_were_made_with() -> None:
-    quality = json.loads((REPOSITORY / "benchmarks/results/quality.json").read_text(encoding="utf-8"))
-    grid = json.loads((REPOSITORY / "benchmarks/results/grid.json").read_text(encoding="utf-8"))
-    about, rows = sweepfile.parse(grid, "grid.json")
+    quality = json.loads((REPOSITORY / "benchmarks/results/quality-demo.json").read_text(encoding="utf-8"))
+    grid = json.loads((REPOSITORY / "benchmarks/results/grid-demo.json").read_text(encoding="utf-8"))
+    about, rows = sweepfile.parse(grid, "grid-demo.json")
     assert rows
     for origins in (quality["about"]["origins"], about["origins"]):
         assert set(origins) <= set(methods.registry())

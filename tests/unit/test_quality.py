@@ -10,7 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens.bench.intervals import wilson
-from kvlens.bench.quality import QualityRequest, document, markdown, measure, summarise
+from kvlens.bench.quality import QualityRequest, measure, summarise
+from kvlens.bench.quality import collect as collected
+from kvlens.bench.qualitypage import document, markdown
+from kvlens.cli.results import results
 
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 
@@ -33,7 +36,7 @@ def test_wilson_by_hand() -> None:
 def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     kept = tmp_path / "trials.jsonl"
     whole, run = collect(kept, QualityRequest(**SMALL))
-    assert len(run) == 4
+    assert len(run) == 6
     lines = kept.read_text().splitlines()
     kept.write_text(
         "\n".join(lines[:-1]) + "\n" + lines[-1][: len(lines[-1]) // 2]
@@ -47,7 +50,8 @@ def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert first["failed_self_checks"] == 0
     table = markdown(whole)
     assert "StreamingLLM | 20%" in table
-    assert "4 of 4 trials" in table
+    assert "FullKV in bfloat16 (noise floor) | none" in table
+    assert "6 of 6 trials" in table
 
 
 def test_trials_of_other_parameters_are_run_again_and_kept(tmp_path: Path) -> None:
@@ -64,7 +68,7 @@ def test_trials_of_other_parameters_are_run_again_and_kept(tmp_path: Path) -> No
     assert line.startswith("2 kept trials of streaming_llm were made with other code, weights or settings, 2 of them")
     assert run == ["needle/256/0/streaming_llm/20%", "needle/256/1/streaming_llm/20%"]
     assert next(line for line in result["lines"] if line["method"] == "streaming_llm")["n"] == 2
-    assert len(kept.read_text().splitlines()) == 6
+    assert len(kept.read_text().splitlines()) == 8
     assert collect(kept, QualityRequest(**SMALL), said)[1] == []
     assert said == [line], "what has been run again is not spoken of again"
     assert collect(kept, QualityRequest(**{**SMALL, "first_seed": 5}))[1] != []
@@ -81,8 +85,8 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the_pages() -> None:
     root = Path(__file__).resolve().parents[2]
-    result = json.loads((root / "benchmarks/results/quality.json").read_text(encoding="utf-8"))
-    assert (page := document(result)) == (root / "docs/quality.md").read_text(encoding="utf-8")
+    page = document(results(root / "benchmarks/results", "quality"))
+    assert page == (root / "docs/quality.md").read_text(encoding="utf-8")
     assert " kB |" in page
     assert "KiB" not in page
 
@@ -90,8 +94,12 @@ def test_the_committed_page_is_made_of_the_committed_figures_in_the_units_of_the
 def test_infeasible_cells_say_what_they_need() -> None:
     request = QualityRequest(methods=("full", "sekv"), tasks=("needle",), budgets=("5%",), length=2048, prompts=2)
     row = {"method": "sekv", "budget": "5%", "task": "needle", "rule": "resident bytes", "infeasible": 0.1}
-    lines = summarise([row, row], request)
-    assert [(line["method"], line["n"], line["infeasible"]) for line in lines] == [("full", 0, 0), ("sekv", 0, 2)]
+    lines = summarise([row | {"dtype": ""}] * 2, request)
+    assert [(line["method"], line["dtype"], line["n"], line["infeasible"]) for line in lines] == [
+        ("full", "", 0, 0),
+        ("full", "bfloat16", 0, 0),
+        ("sekv", "", 0, 2),
+    ]
     machine = {"processor": "P", "cores": 2}
     about = {
         "machine": machine,
@@ -120,3 +128,48 @@ def test_infeasible_cells_say_what_they_need() -> None:
 def test_bad_requests_are_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
         QualityRequest(**{**SMALL, **change})
+
+
+def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) -> None:
+    kept, request = tmp_path / "trials.jsonl", QualityRequest(**SMALL)
+    whole, _ = collect(kept, request)
+    assert collected(request, kept)["lines"] == whole["lines"]
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    for row in rows:
+        row["origin"] = "0123456789abcdef"
+    kept.write_text("".join(json.dumps(row) + "\n" for row in rows[:-1]))
+    half = collected(request, kept)
+    assert (half["about"]["trials"], half["about"]["planned"]) == (3, 6)
+    assert [line["n"] for line in half["lines"]] == [1, 1, 1], "the second prompt lacks a method"
+    assert set(half["about"]["origins"].values()) == {"0123456789abcdef"}, "what the trials were made with"
+    kept.write_text(json.dumps(rows[0]) + "\n")
+    with pytest.raises(ValueError, match="holds no prompt that all of these methods were run on"):
+        collected(request, kept)
+
+
+def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
+    line = {"method": "full", "budget": "", "task": "needle", "rule": "none", "n": 4, "infeasible": 0, "exact": 1.0}
+    line |= {"low": 0.5, "high": 1.0, "coverage": 1.0, "attended_share": 1.0, "resident_share": 1.03}
+    line |= {"h2d_bytes_per_step": 0.0}
+    about: dict[str, Any] = {"machine": {"processor": "P", "cores": 2}, "trials": 4, "planned": 4, "date": "d"}
+    about |= {"torch": "t", "transformers": "t"}
+
+    def result(model: str, question: str, **more: Any) -> dict[str, Any]:
+        asked = {"model": model, "tasks": ["needle"], "length": 1024, "question": question}
+        return {"about": about | {"request": asked}, "lines": [line | more]}
+
+    arm = {"dtype": "bfloat16", "selection_recall": 0.5, "presets": {"paper": 3, "fit": 1}}
+    page = document([result("demo", "in"), result("real", "after"), result("real", "in", **arm)])
+    heads = [text for text in page.splitlines() if text.startswith("## ")]
+    assert heads == [
+        "## real, 1,024 tokens, question read with its context",
+        "## real, 1,024 tokens, question fed after the context was placed",
+        "## demo (a toy), 1,024 tokens, question read with its context",
+    ]
+    rows = [text for text in page.splitlines() if text.startswith("| FullKV")]
+    cell = "1.00 (0.50-1.00), 4"
+    assert rows == [
+        f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} | 1.00 | 0.50 | 100.0% | 103.0% | 0 B |",
+        *[f"| FullKV | none | none | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
+    ]
+    assert page.count("no\nevidence") == 1

@@ -25,6 +25,8 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
+from kvlens.ui.common.player import payload
+from kvlens.ui.common.player.codec import unpack
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -150,6 +152,10 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
         assert source.text.endswith(question), "the question's tokens, as they were fed"
         assert "Question" in question
         assert loss["step"].min() == meta.asked_steps, "no step of the question is a loss"
+        header, arrays = unpack(payload.run_payload(reader, "id", [], []))
+        first, answer = header["prompt"], header["prompt"] + header["asked"]
+        assert "".join(header["texts"][first:answer]) == question, "what the strip marks as the question's"
+        assert arrays["pos_of_step"][: header["asked"]].tolist() == list(range(first, answer))
         needle = tokens[(tokens["char_end"] > meta.needle[0][0]) & (tokens["char_start"] < meta.needle[0][1])]["pos"]
         spans = reader.spans()
         lost = spans[(spans["tok_start"] <= needle.min()) & (spans["tok_end"] > needle.min())].iloc[-1]

@@ -16,6 +16,7 @@ FINGERPRINTS = {
     4: "1c01f3c3d0d0d05c",
     5: "3155e994debee567",
     6: "26fb0a0a79228751",
+    7: "6ad7f8ff918eeaa4",
 }
 
 

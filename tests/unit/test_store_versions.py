@@ -1,4 +1,4 @@
-"""Traces of schemas 1 to 5, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 6, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from kvlens.store.versions import ADDED
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
-NEWEST = {"unread"}
-MEAN = NEWEST | {"mass_mean", "mass_quantised"}
+NEWEST = {"selection_recall"}
+UNREAD = NEWEST | {"unread"}
+MEAN = UNREAD | {"mass_mean", "mass_quantised"}
 READ = MEAN | {"read_bytes"}
 ENDED = {
     1: {"blocking_bytes", "ideal_bytes", "recalled_tokens", "reused_tokens", "similarity", "regret"} | READ,
     2: {"regret"} | READ,
     3: READ,
     4: MEAN,
-    5: NEWEST,
+    5: UNREAD,
+    6: NEWEST,
 }
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 
 
 def make(root: Path, version: int) -> Path:
@@ -65,9 +67,14 @@ def make(root: Path, version: int) -> Path:
             )
             con.execute("INSERT INTO transfer VALUES ($step, $layer, 0, 1, 'h2d', 'zoom', 7, 1, 4, 2, true)", where)
     con.execute("INSERT INTO span VALUES (1, 'page', 0, 9, -1, NULL, '', NULL, 'cold')")
-    con.execute("INSERT INTO event VALUES (1, 0, 0, NULL, 'recall', 1, NULL), (2, 0, 0, NULL, 'evict', 1, NULL)")
+    con.execute(
+        "INSERT INTO event (step, layer, kv_head, kind, span) VALUES (1, 0, 0, 'recall', 1), (2, 0, 0, 'evict', 1)"
+    )
     if version >= 3:
-        con.execute("INSERT INTO oracle VALUES (1, 0, 0, [1], [40000], [0], 0.1)")
+        con.execute(
+            "INSERT INTO oracle (step, layer, q_head, span, full_mass, mass, tail_full) "
+            "VALUES (1, 0, 0, [1], [40000], [0], 0.1)"
+        )
     if version >= 2:
         con.execute("INSERT INTO journal VALUES (1, 0, NULL, 'kept', [0.5])")
     con.close()
@@ -120,7 +127,7 @@ def test_its_events_do_not_say_whether_the_step_had_attended(tmp_path: Path, ver
         assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
-@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("version", [3, 4, 5, 6])
 def test_what_of_its_full_attention_was_not_read_was_not_recorded(tmp_path: Path, version: int) -> None:
     with TraceReader.open(make(tmp_path, version), "old-run") as reader:
         (row,) = reader.oracle(1, 0, 0).to_dict("records")

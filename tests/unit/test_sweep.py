@@ -37,7 +37,7 @@ class Paper:
         self.ran, self.dies, self.closed = ran, dies, False
 
     def key(self, trial: Trial) -> str:
-        return f"{trial.task}/{trial.length}/{trial.depth}/{trial.index}/{trial.method}/{trial.budget}"
+        return f"{trial.task}/{trial.length}/{trial.depth}/{trial.index}/{trial.method}/{trial.budget}/{trial.dtype}"
 
     def run(self, trial: Trial) -> dict[str, Any]:
         if self.dies is not None and len(self.ran) >= self.dies:
@@ -69,8 +69,8 @@ def on_paper(
 
 def test_all_cells_get_a_prompt_before_any_gets_a_second(tmp_path: Path) -> None:
     ran, rows = on_paper(tmp_path / "k.jsonl")
-    assert [key.split("/")[2:4] for key in ran[::2]] == [["0.2", "0"], ["0.8", "0"], ["0.2", "1"], ["0.8", "1"]]
-    assert len(rows) == 8
+    assert [key.split("/")[2:4] for key in ran[::3]] == [["0.2", "0"], ["0.8", "0"], ["0.2", "1"], ["0.8", "1"]]
+    assert len(rows) == 12, "the noise floor is a trial of its own"
     seeds = {(row["depth"], row["index"]): row["seed"] for row in rows}
     assert len(set(seeds.values())) == 4
     assert SweepRequest(**SMALL | {"lengths": (256, 512)}).seed(256, 0.2, 1) == seeds[0.2, 1], (
@@ -83,12 +83,13 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, count: int) -> None:
     kept = tmp_path / "k.jsonl"
     on_paper(kept, count, prompts=1)
     ran, rows = on_paper(kept, count)
-    assert len(ran) == 4
-    assert len(rows) == 8
-    assert [(row["index"], row["depth"], row["method"]) for row in rows[:3]] == [
-        (0, 0.2, "full"),
-        (0, 0.2, "streaming_llm"),
-        (0, 0.8, "full"),
+    assert len(ran) == 6
+    assert len(rows) == 12
+    assert [(row["index"], row["depth"], row["method"], row["dtype"]) for row in rows[:4]] == [
+        (0, 0.2, "full", ""),
+        (0, 0.2, "full", "bfloat16"),
+        (0, 0.2, "streaming_llm", ""),
+        (0, 0.8, "full", ""),
     ]
     assert on_paper(kept, count)[0] == []
 
@@ -100,8 +101,8 @@ def test_a_lost_worker_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     done = len(kept.read_text().splitlines())
     assert done >= 2
     ran, rows = on_paper(kept, 2, prompts=4)
-    assert len(ran) == 16 - done
-    assert len(rows) == 16
+    assert len(ran) == 24 - done
+    assert len(rows) == 24
 
 
 def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_trial_without_its_trace_is_run_again(tmp_path: Path) -> None:
     (tmp_path / "20260101-000000-abc" / "trace.duckdb").write_bytes(b"")
     kept.write_text(
         "".join(
-            json.dumps(line | {"uid": "20260101-000000-abc" if at < 3 else "gone"}) + "\n"
+            json.dumps(line | {"uid": "20260101-000000-abc" if at < 5 else "gone"}) + "\n"
             for at, line in enumerate(lines)
         )
     )
@@ -129,7 +130,7 @@ def test_time_and_a_stop_end_it_early_with_what_is_done(tmp_path: Path) -> None:
         lambda: len(ran) == 3,
         lambda request, place: [Paper(ran)],
     )
-    assert (len(rows), about["trials"], about["planned"]) == (3, 3, 8)
+    assert (len(rows), about["trials"], about["planned"]) == (3, 3, 12)
     again: list[str] = []
     about, rows = sweep(
         SweepRequest(**SMALL | {"minutes": 1e-9}),
@@ -149,11 +150,13 @@ def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
     target = tmp_path / "grid.json"
     sweepfile.write(target, about, rows)
     read_about, read_rows = sweepfile.parse(json.loads(target.read_text()), "grid.json")
-    assert read_about["planned"] == 2
+    assert read_about["planned"] == 3
     assert read_about["machine"]["processor"]
     first = read_rows[0]
     assert (first["method"], first["exact"], first["uid"], first["answer"]) == ("full", 1.0, None, rows[0]["answer"])
     assert first["coverage"] == pytest.approx(1.0, abs=1e-4)
+    assert [(row["dtype"], row["selection_recall"]) for row in read_rows[:2]] == [("", 1.0), ("bfloat16", 1.0)]
+    assert 0 < read_rows[2]["selection_recall"] < 1
     assert tasks.remake(first, Encoding(demo_encode())).answer == first["answer"], (
         "a trial's prompt comes back from its row"
     )
@@ -172,10 +175,11 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
         assert row["key"] == other["key"]
         assert row["output"] == other["output"]
         assert row["coverage"] == pytest.approx(other["coverage"], abs=1e-3)
+        assert row["selection_recall"] == pytest.approx(other["selection_recall"], rel=1e-5)
         assert row["attended_tokens"] == pytest.approx(other["attended_tokens"], rel=1e-5)
         assert row["resident_share"] == pytest.approx(other["resident_share"])
         assert row["h2d_bytes_per_step"] == other["h2d_bytes_per_step"]
-    with TraceReader.open(tmp_path / "runs", rows[1]["uid"]) as reader:
+    with TraceReader.open(tmp_path / "runs", rows[2]["uid"]) as reader:
         assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())
     assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
@@ -282,5 +286,5 @@ def test_two_sweeps_do_not_share_a_file(tmp_path: Path) -> None:
         told.append(str(caught.value))
 
     sweep(SweepRequest(**SMALL), kept, tmp_path, second, open_lanes=lambda request, place: [Paper([])])
-    assert len(told) == 8
+    assert len(told) == 12
     assert on_paper(kept)[0] == [], "and the file is free again afterwards"

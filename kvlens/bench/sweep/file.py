@@ -16,12 +16,14 @@ COLUMNS = (
     "method",
     "budget",
     "question",
+    "dtype",
     "preset",
     "overrides",
     "rule",
     "exact",
     "score",
     "coverage",
+    "selection_recall",
     "attended_tokens",
     "prompt_tokens",
     "resident_share",
@@ -35,7 +37,8 @@ COLUMNS = (
     "refused",
     "uid",
 )
-"""None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace"""
+"""None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace;
+`dtype` is '' where it is the sweep's own"""
 FIGURES = (
     "exact",
     "score",
@@ -83,7 +86,10 @@ def parse(found: Any, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ValueError(
             f"the file '{name}' does not hold a sweep; measure it again with kvlens bench sweep."
         ) from None
-    rows = [dict.fromkeys(COLUMNS) | {"question": "in"} | dict(zip(columns, row, strict=True)) for row in trials]
+    rows = [
+        dict.fromkeys(COLUMNS) | {"question": "in", "dtype": ""} | dict(zip(columns, row, strict=True))
+        for row in trials
+    ]
     for line, row in enumerate(rows, 1):
         lacks = [column for column in FIGURES if row["exact"] is not None and not isinstance(row[column], (int, float))]
         if lacks:

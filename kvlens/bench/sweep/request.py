@@ -27,7 +27,6 @@ class SweepRequest(TableRequest):
     traces: bool = True
     """store every trial as a run"""
     device: str = "cpu"
-    dtype: str = "float32"
     workers: int = Field(1, ge=1, le=256)
     ray: str | None = None
     """address of a Ray cluster; None: processes of this machine"""
@@ -62,8 +61,4 @@ class SweepRequest(TableRequest):
         for task in self.tasks:
             for prompt in self.prompts_of(task):
                 rounds.setdefault(prompt[-1], []).append(prompt)
-        return [
-            [Trial(*prompt, *arm, self.question) for arm in self.arms()]
-            for index in sorted(rounds)
-            for prompt in rounds[index]
-        ]
+        return [[Trial(*prompt, *arm) for arm in self.arms()] for index in sorted(rounds) for prompt in rounds[index]]

@@ -81,7 +81,7 @@ def sweep(
 
 
 def _asked(row: dict[str, Any]) -> tuple[Any, ...]:
-    said = {"question": "in"} | row
+    said = {"question": "in", "dtype": ""} | row
     return tuple(said.get(field.name) for field in fields(Trial))
 
 

@@ -36,7 +36,7 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         method=trial.method,
         overrides=row["overrides"],
         device=place.device,
-        dtype=place.dtype,
+        dtype=trial.dtype or place.dtype,
         budget=trial.budget if row["rule"] == "resident bytes" else None,
         max_new=tasks.get(trial.task).new_tokens,
         against=not full,
@@ -69,6 +69,7 @@ def _figures(reader: TraceReader) -> dict[str, Any]:
     assert full is not None, "every run stored here says it"
     return {
         "coverage": float(np.nanmean(reader.head_cube("coverage"))),
+        "selection_recall": float(np.nanmean(reader.head_cube("selection_recall"))),
         "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
         "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()),
         "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),

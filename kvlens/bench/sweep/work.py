@@ -22,17 +22,14 @@ class Worker:
     def __init__(self, place: Place) -> None:
         import torch
 
-        from kvlens.bench.trials import Prompts
-        from kvlens.engine.engine import Engine
-        from kvlens.engine.models import load
+        from kvlens.bench.trials import Formats
         from kvlens.runs.request import SMALL
 
         self.place = place
-        loaded = load(place.model, place.device, place.dtype)
-        if loaded.info["parameters"] < SMALL:
+        self.formats = Formats(place.model, place.device, place.dtype, names=tuple(place.origins))
+        self.engine, self.prompts = self.formats.at(place.dtype)
+        if self.engine.loaded.info["parameters"] < SMALL:
             torch.set_num_threads(1)
-        self.engine = Engine(loaded)
-        self.prompts = Prompts(self.engine)
 
     def key(self, trial: Trial) -> str:
         """By which a trial is known: what was asked, and a hash of its prompt."""
@@ -40,7 +37,8 @@ class Worker:
             prompt = hashlib.sha256(self.prompts.asked(trial).text.encode()).hexdigest()
         except ValueError:
             prompt = ""
-        asked = [value for name, value in asdict(trial).items() if (name, value) != ("question", "in")]
+        usual = {"question": "in", "dtype": ""}
+        asked = [value for name, value in asdict(trial).items() if (name, value) not in usual.items()]
         said = json.dumps([self.place.origins[trial.method], *asked, prompt])
         return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -49,14 +47,12 @@ class Worker:
         rows."""
         from kvlens.bench.trials import carry_out
 
+        on = self.formats.of(trial)
         if self.place.runs is None:
-            return {"key": self.key(trial), **carry_out(self.engine, self.prompts, trial)}
+            return {"key": self.key(trial), **carry_out(*on, trial)}
         from kvlens.bench.sweep.trace import carry_out_stored
 
-        return {
-            "key": self.key(trial),
-            **carry_out_stored(self.engine, self.prompts, trial, self.place, Path(self.place.runs)),
-        }
+        return {"key": self.key(trial), **carry_out_stored(*on, trial, self.place, Path(self.place.runs))}
 
 
 class WorkerLost(ValueError):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvlens.cli.options import Device, Model
+from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 from kvlens.cli.train import show
 
 
@@ -15,7 +15,7 @@ def train(
     documents: Annotated[
         list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")
     ] = None,
-    model: Model = "demo",
+    model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path(
         "build/sekv-router"
     ),
@@ -40,7 +40,7 @@ def train(
         typer.echo(str(train_router(out, steps, batch, progress=show)))
         return
     if not documents:
-        raise ValueError("give text files to train on: only the demo model has generated documents.")
+        raise ValueError("give text files to train on: only the demo model has generated documents (--model demo).")
     from kvlens import methods
     from kvlens.engine.models import load
     from kvlens.methods.sekv.training.train import SeKVTraining, train_sekv

@@ -3,42 +3,22 @@ modelled."""
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from kvlens import REPOSITORY
+from kvlens.bench.qualitypage import ORDER
+from kvlens.bench.summary import arm_titles
 from kvlens.figures.quality import AXES, COSTS, quality, table
+from kvlens.ui.benchmarks import measured
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.parts import download
 from kvlens.ui.common.widgets import error, plain
 
-SHIPPED = REPOSITORY / "benchmarks" / "results"
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
-
-
-def folder() -> Path:
-    """Where results are read: $KVLENS_RESULTS, else the ones in the repository."""
-    return Path(os.environ.get("KVLENS_RESULTS") or SHIPPED)
-
-
-def read(name: str) -> dict[str, Any] | None:
-    """One result file; None when there is none. Raises ValueError with one sentence when it is not readable."""
-    path = folder() / name
-    if not path.is_file():
-        return None
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"the result file '{name}' is not JSON; measure it again.") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"the result file '{name}' does not hold a result; measure it again.")
-    return found
 
 
 def where(about: dict[str, Any]) -> str:
@@ -53,21 +33,24 @@ def where(about: dict[str, Any]) -> str:
     return ", ".join(str(part) for part in parts if part)
 
 
-def show_quality() -> None:
-    """Exact match of every method against what it cost, and the table behind it."""
+def show_quality(model: str | None) -> None:
+    """Exact match of every method against what it cost on a model, and the table behind it."""
     st.markdown("##### Quality at equal budgets")
-    found = guarded_read("quality.json")
-    if found is None:
-        st.info("No quality table was measured yet: run `kvlens bench quality`.")
+    found, damaged = measured.of("quality", model)
+    if not found:
+        if not damaged:
+            measured.nothing("quality table was measured", "quality", model)
         return
+    result = _one(found)
     try:
-        frame, about = table(found["lines"]), found["about"]
+        frame, about = table(result.content["lines"]), result.content["about"]
         request = about["request"]
-        tasks, length = request["tasks"], request["length"]
+        tasks, length, order = request["tasks"], request["length"], ORDER[request.get("question", "in")]
         counts = f"{about['trials']} of {about['planned']} trials"
     except (KeyError, TypeError):
-        error("The file quality.json lacks fields this version needs; measure it again with kvlens bench quality.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
         return
+    titles = arm_titles(data.titles(), frame["method"])
     axis = st.segmented_control(
         "Against",
         COSTS,
@@ -76,11 +59,11 @@ def show_quality() -> None:
         key="bench_axis",
         required=True,
     )
-    figure = quality(frame, str(axis), data.titles())
+    figure = quality(frame, str(axis), titles)
     chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
     st.caption(
         plain(
-            f"Model {request['model']}, prompts of {length} tokens, tasks {', '.join(tasks)}; {counts}; bars "
+            f"Model {request['model']}, prompts of {length} tokens, {order}, tasks {', '.join(tasks)}; {counts}; bars "
             f"are 95 % Wilson intervals. "
             "Budgets are shares of full KV held on the device; methods that keep every token there are "
             "held to the same share of "
@@ -90,11 +73,37 @@ def show_quality() -> None:
         )
     )
     show = frame.assign(
-        method=[data.titles().get(name, name) for name in frame["method"]],
-        budget=frame["budget"].replace("", "no limit"),
+        method=[titles.get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
     )
-    st.dataframe(show, hide_index=True, column_config=columns(), height=320)
+    st.dataframe(show.dropna(axis=1, how="all"), hide_index=True, column_config=columns(), height=320)
     download(frame, "kvlens-quality")
+
+
+def _one(found: list[measured.Measured]) -> measured.Measured:
+    """The table to show, chosen where a model has several: by length and by the question's order."""
+    if len(found) == 1:
+        return found[0]
+    names = {result.name: result for result in sorted(found, key=_asked)}
+    if st.session_state.get("bench_table") not in names:
+        st.session_state["bench_table"] = next(iter(names))
+    chosen = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
+    return names[str(chosen)]
+
+
+def _asked(result: measured.Measured) -> tuple[bool, int]:
+    """The question with its context before the question after it, short prompts before long ones."""
+    request = result.content["about"].get("request", {})
+    return request.get("question", "in") == "after", int(request.get("length", 0))
+
+
+def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
+    """How a table is offered: what it was asked."""
+
+    def said(name: str) -> str:
+        request = names[name].content["about"].get("request", {})
+        return plain(f"{request.get('length', '?')} tokens, {ORDER.get(request.get('question', 'in'), '')}")
+
+    return said
 
 
 def columns() -> dict[str, Any]:
@@ -106,6 +115,8 @@ def columns() -> dict[str, Any]:
         "high": number("95 % high", format="%.2f"),
         "score": number("score", format="%.2f", help="for lists the share of right entries, else exact match"),
         "coverage": number("coverage", format="%.2f"),
+        "selection_recall": number("selection recall", format="%.2f"),
+        "presets": "preset",
         "attended_tokens": number("attended tokens", format="%.0f"),
         "attended_share": number("attended share", format="percent"),
         "resident_share": number("resident share", format="percent"),
@@ -117,20 +128,22 @@ def columns() -> dict[str, Any]:
     }
 
 
-def show_claims() -> None:
+def show_claims(model: str | None) -> None:
     """The papers' qualitative claims and whether they hold on the model that was measured."""
     st.markdown("##### What the papers claim, checked")
-    found = guarded_read("claims.json")
-    if found is None:
-        st.info("No claims were checked yet: run `kvlens bench claims --out benchmarks/results/claims.json`.")
+    found, damaged = measured.of("claims", model)
+    if not found:
+        if not damaged:
+            measured.nothing("claims were checked", "claims", model)
         return
+    result = found[0]
     try:
-        frame, about = _claims(found)
+        frame, about = _claims(result.content)
     except (KeyError, TypeError, AttributeError):
-        error("The file claims.json lacks fields this version needs; measure it again with kvlens bench claims.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench claims.")
         return
     if frame.empty:
-        st.info("The file claims.json holds no claims.")
+        st.info(plain(f"The file {result.name} holds no claims."))
         return
     counts = frame["here"].value_counts()
     wide = st.column_config.TextColumn(width="large")
@@ -177,12 +190,3 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
     counts = sorted({int(about["prompts"]) for about in abouts})
     first: dict[str, Any] = abouts[0] if abouts else {}
     return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}
-
-
-def guarded_read(name: str) -> dict[str, Any] | None:
-    """As `read`, the error shown on the page."""
-    try:
-        return read(name)
-    except ValueError as problem:
-        error(f"{str(problem)[0].upper()}{str(problem)[1:]}")
-        return None

@@ -5,27 +5,30 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.figures.explain import restored, table
-from kvlens.ui.benchmarks.benchview import guarded_read, where
+from kvlens.ui.benchmarks import measured
+from kvlens.ui.benchmarks.benchview import where
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 
 
-def show_explain() -> None:
-    """The measured table as a map, or how to measure it."""
+def show_explain(model: str | None) -> None:
+    """The measured table of a model as a map, or how to measure it."""
     st.markdown("##### How often the lens is right")
-    found = guarded_read("explain.json")
-    if found is None:
-        st.info("This was not measured yet: run `kvlens bench explain`.")
+    found, damaged = measured.of("explain", model)
+    if not found:
+        if not damaged:
+            measured.nothing("lost answers were explained", "explain", model)
         return
+    result = found[0]
     try:
-        frame, about = table(found["lines"]), found["about"]
+        frame, about = table(result.content["lines"]), result.content["about"]
         said = f"Model {about['model']}, prompts of {about['length']} tokens."
     except (KeyError, TypeError, AttributeError):
-        error("The file explain.json lacks fields this version needs; measure it again with kvlens bench explain.")
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench explain.")
         return
     if frame.empty:
-        st.info("The file explain.json holds no lost trial.")
+        st.info(plain(f"The file {result.name} holds no lost trial."))
         return
     chart(
         restored(frame, data.titles()),

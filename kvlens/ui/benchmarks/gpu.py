@@ -26,7 +26,7 @@ from kvlens.gpu.bench.result import (
 )
 from kvlens.gpu.bench.schema import measured, read
 from kvlens.gpu.bench.settings import title
-from kvlens.ui.benchmarks.benchview import folder
+from kvlens.ui.benchmarks.measured import folder
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 

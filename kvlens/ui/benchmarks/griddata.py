@@ -11,11 +11,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from kvlens.bench.summary import grouped, summary
+from kvlens.bench.summary import arm_name, grouped, summary
 from kvlens.bench.sweep.file import parse
 from kvlens.figures.grid import Cell
+from kvlens.models.find import DEMO
 
-NAMES = ("suite", "task", "method", "budget", "length", "depth")
+NAMES = ("model", "suite", "task", "method", "budget", "length", "depth")
 """URL parameters of the page"""
 FULL = "full"
 
@@ -28,6 +29,11 @@ class Suite:
     """stem of its file"""
     about: dict[str, Any]
     trials: tuple[dict[str, Any], ...]
+
+    @property
+    def model(self) -> str:
+        """What it was measured on."""
+        return str(self.about.get("request", {}).get("model", DEMO))
 
     def tasks(self) -> list[str]:
         return list(dict.fromkeys(row["task"] for row in self.trials))
@@ -43,6 +49,7 @@ class Look:
     budget: str | None = None
     length: int | None = None
     depth: float | None = None
+    model: str | None = None
 
     @property
     def cell(self) -> Cell | None:
@@ -76,7 +83,7 @@ def read_look(params: Mapping[str, str]) -> tuple[Look, list[str]]:
                 numbers[name] = kind(raw)
             except ValueError:
                 problems.append(f"{name} {raw[:40]!r} is not a number; ignored")
-    texts: dict[str, Any] = {name: params.get(name) or None for name in ("suite", "task", "method", "budget")}
+    texts: dict[str, Any] = {name: params.get(name) or None for name in ("model", "suite", "task", "method", "budget")}
     return Look(**texts, **numbers), problems
 
 
@@ -110,17 +117,20 @@ def _suite(path: str, changed: int) -> Suite | None:
             raise ValueError(f"the file '{file.name}' does not hold a sweep; measure it again with kvlens bench sweep.")
         return None
     about, rows = parse(content, file.name)
-    return Suite(file.stem, about, tuple(rows))
+    named = ({**row, "method": arm_name(row["method"], row["dtype"])} for row in rows)
+    return Suite(file.stem, about, tuple(named))
 
 
 def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
     """One row per method, budget, length and depth of the task's trials, with `value`, `note` and `full` as
     `figures.grid` wants them.
 
-    Prompts without a length or a depth (of files) have no cell. `full`: exact match under full KV on the same
-    prompts."""
+    Prompts without a length or a depth (of files) have no cell, and neither have controls (`noise_floor`). `full`:
+    exact match under full KV on the same prompts."""
     rows = [
-        row for row in suite.trials if row["task"] == task and row["length"] is not None and row["depth"] is not None
+        row
+        for row in suite.trials
+        if row["task"] == task and row["length"] is not None and row["depth"] is not None and not row["dtype"]
     ]
     right = {(row["length"], row["depth"], row["seed"]): row["exact"] for row in rows if row["method"] == FULL}
     table = []
@@ -137,12 +147,22 @@ def cells(suite: Suite, task: str, difference: bool) -> pd.DataFrame:
             "depth": depth,
             "full": full,
             "exact": exact,
+            "presets": ", ".join(line["presets"]),
             "refused": sum(row["refused"] is not None for row in members),
             "value": exact - full if difference else exact,
             "note": "" if done else "inf." if line["infeasible"] else "refused" if members else "n/r",
         }
         table.append(line)
     return pd.DataFrame(table)
+
+
+def noise_floor(suite: Suite, task: str) -> str:
+    """How often full KV in another number format is right on the same prompts, in words; '' where that was not run."""
+    done = [row for row in suite.trials if row["task"] == task and row["dtype"] and row["exact"] is not None]
+    if not done:
+        return ""
+    right = sum(row["exact"] == 1 for row in done)
+    return f"Noise floor: full KV in {done[0]['dtype']} is right in {right} of {len(done)} prompts. "
 
 
 def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:
@@ -152,7 +172,7 @@ def lines(suite: Suite, task: str, by: tuple[str, ...]) -> pd.DataFrame:
     keys = ("method", "budget", *by)
     table = [dict(zip(keys, key, strict=True)) | summary(members) for key, members in grouped(rows, keys).items()]
     for line in table:
-        line["budget_share"] = _share(str(line["budget"]))
+        line |= {"budget_share": _share(str(line["budget"])), "presets": ", ".join(line["presets"])}
     return pd.DataFrame(table)
 
 

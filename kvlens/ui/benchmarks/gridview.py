@@ -11,10 +11,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from kvlens.bench.qualitypage import ORDER
 from kvlens.figures.grid import FEW, grid
 from kvlens.figures.quality import AXES, COSTS, quality
-from kvlens.ui.benchmarks import benchview
-from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, read_look, suites
+from kvlens.models import catalogue
+from kvlens.ui.benchmarks import benchview, measured
+from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, noise_floor, read_look, suites
 from kvlens.ui.benchmarks.trials import show_trials
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart, menu
@@ -35,7 +37,7 @@ def look() -> tuple[Look, list[str]]:
     problems: list[str] = []
     if params and params != st.session_state.get(_WRITTEN):
         st.session_state[_LOOK], problems = read_look(params)
-        for key in ("bench_suite", "bench_task"):
+        for key in ("bench_model", "bench_suite", "bench_task"):
             st.session_state.pop(key, None)
     return st.session_state.get(_LOOK, Look()), problems
 
@@ -46,23 +48,52 @@ def _keep(chosen: Look) -> None:
     session.write_url(chosen.query())
 
 
-def show_grid() -> None:
-    """Grids of one sweep and task, the trials of the selected cell, and exact match against what it cost."""
-    chosen, problems = look()
+def choose_model(chosen: Look, problems: list[str]) -> str | None:
+    """The model whose results are shown: a switch where several were measured, the real one first; None where none
+    was."""
+    found = measured.models()
+    if not found:
+        return None
+    wanted = chosen.model
+    if wanted is None and chosen.suite in (sweeps := suites(measured.folder())[0]):
+        wanted = sweeps[chosen.suite].model
+    if wanted is not None and wanted not in found:
+        problems.append(f"nothing was measured on the model {wanted[:40]!r}; showing {found[0]}")
+    if st.session_state.get("bench_model") not in found:
+        st.session_state["bench_model"] = wanted if wanted in found else found[0]
+    return str(
+        st.segmented_control(
+            "Model",
+            found,
+            key="bench_model",
+            required=True,
+            persist_state="session",
+            format_func=lambda name: plain(catalogue.label(name)),
+        )
+    )
+
+
+def show_grid(model: str | None, chosen: Look, problems: list[str]) -> None:
+    """Grids of one sweep of a model and task, the trials of the selected cell, and exact match against what it cost."""
+    if chosen.model not in (None, model):
+        chosen = Look()
     left, right = st.columns([6, 1], vertical_alignment="bottom")
     left.markdown("##### Where the answer is lost")
-    found, damaged = suites(benchview.folder())
+    every, damaged = suites(measured.folder())
+    found = {name: suite for name, suite in every.items() if suite.model == model}
     for sentence in damaged:
         error(f"{sentence[0].upper()}{sentence[1:]}")
     if not found:
+        notice(problems)
         if not damaged:
-            st.info("No sweep was measured yet: run `kvlens bench sweep`.")
+            measured.nothing("sweep was measured", "sweep", model)
+        _keep(Look(model=model))
         return
     with right:
         copy_link()
     suite, task, difference = _controls(found, chosen, problems)
     table = cells(suite, task, difference)
-    chosen = Look(suite.name, task, chosen.method, chosen.budget, chosen.length, chosen.depth)
+    chosen = Look(suite.name, task, chosen.method, chosen.budget, chosen.length, chosen.depth, model)
     chosen = _known(chosen, table, problems)
     notice(problems)
     if table.empty:
@@ -145,16 +176,17 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
     )
     about = suite.about
     few = f"Dotted edge: fewer than {FEW} prompts. " if (table["n"].between(1, FEW - 1)).any() else ""
-    model = about.get("request", {}).get("model")
+    request = about.get("request", {})
     st.caption(
         plain(
             f"Click a cell for its trials. Grey: n/r not run, inf. infeasible at that budget. {few}Budgets are "
             f"shares of full KV on the "
             "device; a method that keeps all of it there is held to that share of attended tokens. Prompts "
             "differ from cell to cell and are "
-            f"the same for every method, at most {int(table['n'].max())} in a cell; model {model}, "
+            f"the same for every method, at most {int(table['n'].max())} in a cell; model {suite.model}, "
+            f"{ORDER[str(request.get('question', 'in'))]}, "
             f"{about.get('trials')} of "
-            f"{about.get('planned')} trials of the sweep. Measured {benchview.where(about)}."
+            f"{about.get('planned')} trials of the sweep. {noise_floor(suite, task)}Measured {benchview.where(about)}."
         )
     )
 

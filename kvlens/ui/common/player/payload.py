@@ -77,6 +77,7 @@ def run_payload(
         "q_heads": reader.q_heads,
         "kv_heads": reader.kv_heads,
         "prompt": int((~generated).sum()),
+        "asked": reader.meta.asked_steps,
         "texts": [str(text) for text in tokens["text"]],
         "spans": _span_list(spans),
         "span_masses": masses,

@@ -70,7 +70,7 @@ Object.assign(Player.prototype, {
     this.jumps.at(step);
     if (this.root.activeElement !== el.number) el.number.value = String(step);
     const text = visibleText(run.header.texts[this.current]).replace(/\n/g, "");
-    el.now.textContent = `step ${step}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`
+    el.now.textContent = `step ${step}${step < run.header.asked ? ", the question's" : ""}: token #${this.current} \u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`
       + ` \u00b7 ${this.headName()} \u00b7 ${this.span === null ? "no span selected" : `span ${this.span}`}`;
     el.player.dataset.run = run.header.uid;
     el.player.dataset.step = String(step);
@@ -115,7 +115,8 @@ Object.assign(Player.prototype, {
     }
     const from = run.arrays.char_start[pos];
     const offsets = from < 0 ? "" : ` \u00b7 characters ${from}\u2013${run.arrays.char_end[pos]}`;
-    const kind = pos < run.header.prompt ? "prompt" : `generated at step ${pos - run.header.prompt}`;
+    const made = pos - run.header.prompt;
+    const kind = made < 0 ? "prompt" : `${made < run.header.asked ? "the question's, fed" : "generated"} at step ${made}`;
     const index = clock.spanOf[pos];
     const text = visibleText(run.header.texts[pos]).replace(/\n/g, "");
     let line = `#${pos} \u201c${text}\u201d \u00b7 ${kind}${offsets} \u00b7 surprisal ${formatValue(run.arrays.surprisal[pos], "nats")}`;

@@ -3,7 +3,14 @@
 const WINDOW = 2048;
 const ALL_IN_DOM = 3000; // up to here every token is in the DOM and there is no window to move
 
-const FLAG = { now: 1, future: 2, first: 4, last: 8, picked: 16, needle: 32 };
+const FLAG = { now: 1, future: 2, first: 4, last: 8, picked: 16, needle: 32, asked: 64 };
+
+function boundary(text) {
+  const mark = document.createElement("span");
+  mark.className = "boundary";
+  mark.textContent = text;
+  return mark;
+}
 
 class TokenStrip {
   constructor(box, onPick, onHover) {
@@ -19,6 +26,9 @@ class TokenStrip {
     this.run = run;
     this.needle = new Uint8Array(run.header.texts.length);
     for (const [from, to] of run.header.needle) this.needle.fill(1, from, to);
+    const { prompt, asked } = run.header; // a question that was fed once the context was placed: steps that choose nothing
+    this.answer = prompt + asked;
+    this.marks = asked ? [[prompt, "question, fed step by step"], [this.answer, "generated"]] : [[prompt, "generated"]];
     this.build(0);
   }
 
@@ -36,12 +46,7 @@ class TokenStrip {
     const list = document.createDocumentFragment();
     this.cells = [];
     for (let pos = this.start; pos < this.end; pos++) {
-      if (pos === this.run.header.prompt) {
-        const mark = document.createElement("span");
-        mark.className = "boundary";
-        mark.textContent = "generated";
-        list.appendChild(mark);
-      }
+      for (const [at, text] of this.marks) if (pos === at) list.appendChild(boundary(text));
       const cell = document.createElement("span");
       cell.dataset.pos = String(pos);
       cell.textContent = visibleText(texts[pos]);
@@ -64,6 +69,7 @@ class TokenStrip {
     let flags = this.needle[pos] ? FLAG.needle : 0;
     if (pos === view.current) flags |= FLAG.now;
     if (pos > view.current) flags |= FLAG.future;
+    if (pos >= this.run.header.prompt && pos < this.answer) flags |= FLAG.asked;
     if (span >= 0) {
       if (pos === 0 || spanOf[pos - 1] !== span) flags |= FLAG.first;
       if (pos + 1 === spanOf.length || spanOf[pos + 1] !== span) flags |= FLAG.last;

@@ -1,0 +1,126 @@
+"""Quality tables in words: docs/quality.md, made of the result files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kvlens import methods
+from kvlens.models.find import DEMO
+from kvlens.units import si_bytes
+
+ORDER = {"in": "question read with its context", "after": "question fed after the context was placed"}
+INTRODUCTION = """# Quality: every method, the same prompts, the same budgets
+
+Made by `kvlens bench quality`; all figures with their provenance are in `benchmarks/results/quality-*.json` and on the
+Benchmarks page.
+
+*Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
+held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
+refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
+share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's, or `fit`, the
+paper's proportions at this length and budget, where the paper's do not fit. *Exact match* of the answer with the 95 %
+Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of full
+attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do
+not count). *Selection recall*: of the k tokens with most of full attention's mass, the share that was attended in any
+form but a summary, k being how many tokens were attended, mean over the same; tokens chosen at random reach the share
+in *attended*. *Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets
+count it. These columns are means over the tasks, weighted by prompts.
+
+Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
+score has to beat.
+
+No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
+heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
+context favours methods that drop tokens by what the end of the prompt attends to, since the question is that end.
+"""
+TOY = """
+A toy made here, whose heads are not those of a trained language model: its table shows the instrument, and is no
+evidence about methods.
+"""
+HEAD = ("coverage", "selection recall", "attended", "resident", "to device per step")
+MEANS = ("coverage", "selection_recall", "attended_share", "resident_share", "h2d_bytes_per_step")
+
+
+def document(results: Iterable[dict[str, Any]]) -> str:
+    """The page of the docs: what the columns mean, and the tables, the toy's last."""
+    ordered = sorted(results, key=lambda result: _place(result["about"]["request"]))
+    return INTRODUCTION + "".join(_section(result) for result in ordered)
+
+
+def _place(request: dict[str, Any]) -> tuple[Any, ...]:
+    return request["model"] == DEMO, request["model"], request.get("question", "in") == "after", request["length"]
+
+
+def _section(result: dict[str, Any]) -> str:
+    request = result["about"]["request"]
+    name, toy = request["model"], request["model"] == DEMO
+    order = ORDER[request.get("question", "in")]
+    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}\n"
+    return f"{title}{TOY if toy else ''}\n{markdown(result)}"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for the docs: a row per method and budget, a column of exact match per task, then means over the
+    tasks."""
+    about, tasks = result["about"], result["about"]["request"]["tasks"]
+    presets = about.get("presets", {})
+    lines: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for line in result["lines"]:
+        lines.setdefault((line["method"], line["budget"], line.get("dtype", "")), {})[line["task"]] = line
+    head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *HEAD]
+    text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for (name, budget, dtype), by_task in lines.items():
+        title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
+        preset = _preset(by_task) or presets.get(name) or "none"
+        cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
+        text.append(f"| {' | '.join([*cells, *_means(by_task)])} |")
+    machine, request = about["machine"], about["request"]
+    text += [
+        "",
+        f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
+        f"{ORDER[request.get('question', 'in')]}, {about['date']}, {machine['processor']}, {machine['cores']} cores, "
+        f"torch {about['torch']}, transformers {about['transformers']}.",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _limit(budget: str, by_task: dict[str, dict[str, Any]]) -> str:
+    if any(line["rule"] == "attended tokens" for line in by_task.values()):
+        return f"{budget} of attended tokens"
+    return budget or "none"
+
+
+def _preset(by_task: dict[str, dict[str, Any]]) -> str:
+    """Names of the presets, with the numbers of trials where there are several; empty where trials do not say."""
+    counts: dict[str, int] = {}
+    for line in by_task.values():
+        for name, trials in line.get("presets", {}).items():
+            counts[name] = counts.get(name, 0) + trials
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{name} {n}" for name, n in counts.items())
+
+
+def _cell(line: dict[str, Any] | None) -> str:
+    if line is None or not (line["n"] or line["infeasible"]):
+        return "not run"
+    if not line["n"]:
+        return f"infeasible, needs {line['smallest_feasible']:.0%}"
+    extra = f" (+{line['infeasible']} infeasible)" if line["infeasible"] else ""
+    return f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{extra}"
+
+
+def _means(by_task: dict[str, dict[str, Any]]) -> list[str]:
+    """The columns of HEAD; empty where nothing was run, 'not measured' where the figure was not."""
+    some = [line for line in by_task.values() if line["n"]]
+    if not some:
+        return [""] * len(HEAD)
+    shown = []
+    for column in MEANS:
+        known = [(line["n"], line[column]) for line in some if line.get(column) is not None]
+        if not known:
+            shown.append("not measured")
+            continue
+        mean = sum(n * value for n, value in known) / sum(n for n, _ in known)
+        share = column.endswith("_share")
+        shown.append(f"{mean:.1%}" if share else si_bytes(mean) if column.endswith("per_step") else f"{mean:.2f}")
+    return shown

@@ -1,0 +1,95 @@
+"""`kvlens bench claims` and `kvlens bench rates`: what the papers say of their methods, and what methods that recall do
+per step."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvlens.cli.bench import names
+from kvlens.cli.options import DEFAULT_MODEL, Model
+from kvlens.models.find import DEMO
+
+
+def claims(
+    methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
+    model: Model = DEMO,
+    prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
+    ] = None,
+) -> None:
+    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds here. Without a model
+    on the toy, in whose language most claims' prompts are."""
+    import torch
+
+    from kvlens import __version__
+    from kvlens.bench.claims import check, claiming
+    from kvlens.bench.kept import check_file
+    from kvlens.engine.engine import Engine
+    from kvlens.engine.models import load
+    from kvlens.runs.machine import machine
+
+    if prompts < 1:
+        raise ValueError("--prompts must be at least 1.")
+    check_file(out, "--out")
+    chosen = list(names(methods)) or claiming()
+    torch.set_num_threads(1)
+    found = check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True))
+    for claim in found:
+        verdict = {True: "holds", False: "does not hold", None: "cannot be decided"}[claim.holds]
+        typer.echo(
+            f"[{verdict}] {claim.source}: {claim.says}\n    {claim.measured}"
+            + (f"\n    {claim.reason}" if claim.reason else "")
+        )
+    if out is not None:
+        about = {
+            "kvlens": __version__,
+            "torch": torch.__version__,
+            "machine": machine(),
+            "model": model,
+            "prompts": prompts,
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        }
+        before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out.exists() else {}
+        for name in chosen:
+            before[name] = {"about": about, "claims": [dataclasses.asdict(c) for c in found if c.method == name]}
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.flush()
+
+
+def rates(
+    model: Model = DEFAULT_MODEL,
+    tasks: Annotated[
+        str, typer.Option(help="See `kvlens bench tasks`; comma-separated; default: those with long answers.")
+    ] = "",
+    budget: Annotated[str, typer.Option(help="A share of full KV.")] = "20%",
+    length: Annotated[int, typer.Option(help="Prompt length in tokens.")] = 2048,
+    prompts: Annotated[int, typer.Option(help="Prompts per task.")] = 10,
+    seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 6_600_000,
+    out: Annotated[Path, typer.Option(help="JSON file to write.")] = Path("benchmarks/results/rates.json"),
+) -> None:
+    """Misses, corrections, zooms and reuse of the methods that recall, read from recorded steps; `kvlens bench gpu`
+    replays them."""
+    from kvlens.bench.kept import check_file
+    from kvlens.bench.rates import RatesRequest, measure
+
+    check_file(out, "--out")
+    asked: dict[str, Any] = {"tasks": names(tasks)} if names(tasks) else {}
+    request = RatesRequest(model=model, budget=budget, length=length, prompts=prompts, first_seed=seed, **asked)
+    result = measure(request, lambda line: typer.echo(line, err=True))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name, line in result["methods"].items():
+        told = ", ".join(
+            f"{rate} {found['mean']:.3f} ({found['p10']:.3f} to {found['p90']:.3f})"
+            for rate, found in line["rates"].items()
+        )
+        typer.echo(f"{name}: {told}; {line['steps']} steps")

@@ -1,0 +1,54 @@
+"""Where the benches' result files lie: one per kind and model, side by side, so that pages and docs can show each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Out = Annotated[
+    Path | None, typer.Option(help="JSON file to write; default benchmarks/results/ with the model's name in it.")
+]
+Kept = Annotated[
+    Path | None,
+    typer.Option(help="One line per finished trial, so that an interrupted run continues; default in runs/."),
+]
+
+
+def out_file(given: Path | None, kind: str, model: str) -> Path:
+    """--out, else benchmarks/results/KIND-MODEL.json. Raises ValueError, one sentence, for a place where it cannot
+    be."""
+    from kvlens.bench.kept import check_file
+
+    check_file(given, "--out")
+    return given or Path("benchmarks/results") / f"{kind}-{_stem(model)}.json"
+
+
+def kept_file(given: Path | None, kind: str, model: str) -> Path:
+    """--kept, else runs/KIND-MODEL.jsonl."""
+    return given or Path("runs") / f"{kind}-{_stem(model)}.jsonl"
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """Replaces the file."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def results(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """All result files of a kind in the folder, by name. Raises ValueError with one sentence for one that is not
+    JSON."""
+    found = []
+    for path in sorted(folder.glob(f"{kind}-*.json")):
+        try:
+            found.append(json.loads(path.read_text(encoding="utf-8")))
+        except ValueError:
+            raise ValueError(f"the result file '{path.name}' is not JSON; measure it again.") from None
+    return found
+
+
+def _stem(model: str) -> str:
+    return re.sub(r"[^0-9A-Za-z._]+", "-", model).strip("-")

@@ -1,0 +1,63 @@
+"""Selection recall: how many of the tokens that full attention weighs most were chosen. Shapes: ``snapshot.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvlens.memory.hot import FREE, ROLE
+from kvlens.recording.snapshot import Attended
+
+
+def selection_recall(full: torch.Tensor, groups: Sequence[Attended]) -> torch.Tensor:
+    """Share [T, L, Hq] of the k tokens with most of full attention's mass that the query head attended, where k is how
+    many tokens it attended; NaN where k = 0.
+
+    A token counts as attended in whatever form it was read, exact, rebuilt or packed; a summary entry is no token. So 1
+    is what the best choice of as many tokens reaches, and k / n what a random one does on average. Of tokens with equal
+    mass at the k-th place those attended count first. full: [L, H_kv, T, G, n], 0 on positions a step had not written;
+    groups: of T steps each.
+    """
+    steps, n, first, found = full.shape[2], full.shape[-1], 0, []
+    for group in groups:
+        attended = _attended(group, n).unflatten(0, (steps, -1))
+        layers = attended.shape[1]
+        found.append(_hits(full[first : first + layers].movedim(2, 0), attended).flatten(2, 3))
+        first += layers
+    return torch.cat(found, 1)
+
+
+def _attended(group: Attended, n: int) -> torch.Tensor:
+    """bool [l, H_kv, G, n]: the token at that position was attended."""
+    slot = ((group.role != FREE) & (group.role != ROLE["coarse"]) & (group.position >= 0))[:, :, None]
+    slot = slot.expand_as(group.weights)
+    if group.bias is not None:
+        slot = slot & (group.bias > -torch.inf)
+    where = torch.where(slot, group.position[:, :, None].long(), n)
+    marks = torch.zeros(*slot.shape[:-1], n + 1, dtype=torch.bool, device=slot.device)
+    return marks.scatter_(-1, where, True)[..., :n]
+
+
+def _hits(mass: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """Share of the k largest of `mass` that are attended, k the number attended: both [..., n] -> [...]."""
+    k = attended.sum(-1)
+    kth = kth_by_sorting if mass.is_cuda else kth_by_partition
+    least = kth(mass, k.clamp(min=1))
+    above = mass > least
+    even = torch.minimum((attended & (mass == least)).sum(-1), k - above.sum(-1))
+    return torch.where(k > 0, ((attended & above).sum(-1) + even) / k, torch.nan)
+
+
+def kth_by_partition(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The k-th largest of each row of values [..., n], k >= 1 [...] -> [..., 1]. On a CPU a fourth of the time of
+    sorting the best ones."""
+    place = values.shape[-1] - k.numpy()
+    parted = np.partition(values.numpy(), np.unique(place), axis=-1)
+    return torch.from_numpy(np.take_along_axis(parted, place[..., None], -1))
+
+
+def kth_by_sorting(values: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """As `kth_by_partition`, where the values are."""
+    return values.topk(int(k.max()), -1).values.gather(-1, (k - 1)[..., None])
