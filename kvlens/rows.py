@@ -23,11 +23,11 @@ ROLES = ("sink", "anchor", "window", "resident", "coarse", "reconstructed", "mea
 MASS_COLUMNS = tuple(f"mass_{role}" for role in ROLES)
 
 #: Per (step, layer, query head). Units: masses and coverage are shares 0..1, entropy in nats, n_zoomed spans. qcos:
-#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended exactly; unread: on tokens attended in no form, not rebuilt
-#: and not through a summary either, so that 1 - coverage - unread lies on tokens read rebuilt or summarised. regret:
-#: sum over all spans of max(0, full attention's mass on the span - the method's), a share 0..1; a summary's mass is
-#: the method's too. selection_recall: of the k tokens with most of full attention's mass the share that was attended in
-#: any form but a summary, k being how many tokens were.
+#: cosine of this step's query and the last step's, post-RoPE. coverage: full attention's mass on tokens attended
+#: exactly; unread: on tokens attended in no form, not rebuilt and not through a summary either, so that 1 - coverage -
+#: unread lies on tokens read rebuilt or summarised. regret: sum over all spans of max(0, full attention's mass on the
+#: span - the method's), a share 0..1; a summary's mass is the method's too. selection_recall: of the k tokens with most
+#: of full attention's mass the share that was attended in any form but a summary, k being how many tokens were.
 HEAD_COLUMNS = (
     *MASS_COLUMNS,
     "entropy",
