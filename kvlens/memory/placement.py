@@ -3,6 +3,7 @@ attends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -127,3 +128,9 @@ class Selection:
         """What some of the KV heads attend."""
         tokens, positions = (None if table is None else table[heads] for table in (self.tokens, self.positions))
         return replace(self, fine=self.fine[heads], requested=self.requested[heads], tokens=tokens, positions=positions)
+
+
+def index_read(count: Callable[[], int]) -> int:
+    """What a selection read of its index, for the log. 0 in a step that is compiled: it logs no bytes, and a number
+    that grows as the index does would be another graph for every step."""
+    return 0 if torch.compiler.is_compiling() else count()

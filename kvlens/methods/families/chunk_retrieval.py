@@ -169,7 +169,7 @@ class ChunkRetrieval(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
-        from kvlens.memory.placement import Selection
+        from kvlens.memory.placement import Selection, index_read
         from kvlens.methods.families.token_choice import ranking, take
 
         plan, shape = self._plan, self.context.shape
@@ -193,7 +193,7 @@ class ChunkRetrieval(Method):
             equal_reuse=self.equal_reuse,
             fits=True,
             score=logged,
-            index_bytes=self._rows * plan.numbers * self._index.element_size(),
+            index_bytes=index_read(lambda: self._rows * plan.numbers * self._index.element_size()),
         )
 
     def _budget_tokens(self) -> None:

@@ -70,6 +70,8 @@ class HostPageRetrieval(PageSummaries, ColdPages):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
+        from kvlens.memory.placement import index_read
+
         plan, shape, at = self._plan, self.context.shape, layer - self.params.dense_layers
         if plan is None or at < 0:
             return None
@@ -78,7 +80,7 @@ class HostPageRetrieval(PageSummaries, ColdPages):
         wishes = (pages + plan.first_id).masked_fill(pages < 0, -1)
         logged = torch.full((shape.kv_heads, plan.first_id + plan.pages), float("nan"), device=q.device)
         logged[:, plan.first_id :] = self.shown(score).masked_fill(score == float("-inf"), float("nan"))
-        read = self._pages * self.index_bytes(self.params, shape) // shape.kv_heads
+        read = index_read(lambda: self._pages * self.index_bytes(self.params, shape) // shape.kv_heads)
         return replace(self.chosen(at, q, wishes, logged), index_bytes=read)
 
     def scores(self, at: int, q: torch.Tensor) -> torch.Tensor:

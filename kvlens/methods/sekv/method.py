@@ -195,7 +195,7 @@ class SeKV(Method):
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
         import torch
 
-        from kvlens.memory.placement import Selection
+        from kvlens.memory.placement import Selection, index_read
 
         params, shape, routing = self.params, self.context.shape, self._routing
         if params.zoom == "off" or len(routing.span) == 0:
@@ -223,7 +223,7 @@ class SeKV(Method):
             later_cause="zoom",
             zoomable=zoomable,
             score=logged,
-            index_bytes=routing.read_bytes(),
+            index_bytes=index_read(routing.read_bytes),
         )
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
