@@ -40,6 +40,7 @@ BUILT_IN = {
     "infllm": "kvlens.methods.infllm.method:InfLLM",
     "sentencekv": "kvlens.methods.sentencekv.method:SentenceKV",
     "shadowkv": "kvlens.methods.shadowkv.method:ShadowKV",
+    "clusterkv": "kvlens.methods.clusterkv:ClusterKV",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

@@ -93,7 +93,7 @@ class InfiniGen(TokenRetrieval):
         return max(1, round(params.partial * head_dim))
 
     @classmethod
-    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
         return shape.kv_heads * shape.head_dim * cls.index_numbers(params, shape.head_dim) * shape.itemsize
 
     @classmethod

@@ -57,6 +57,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "infllm": {"method": "infllm", "budget": "0.5"},
     "sentencekv": {"method": "sentencekv", "budget": "0.6"},
     "shadowkv": {"method": "shadowkv", "budget": "0.6"},
+    "clusterkv": {"method": "clusterkv", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

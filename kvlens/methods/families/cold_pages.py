@@ -58,8 +58,8 @@ class ColdPages(Method):
         """Device bytes of the index of one page in one layer."""
 
     @classmethod
-    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
-        """Device bytes of what the method itself holds for one layer with that much room for recalled units."""
+    def own_bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
+        """Device bytes of what the method itself holds for one layer."""
         return 0
 
     @classmethod
@@ -105,11 +105,11 @@ class ColdPages(Method):
 
     @classmethod
     def _bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
-        """Device bytes at their peak: slots, tables, staging, index, the method's own, and a page on its way out of the
-        window."""
-        per_layer = plan.pages * cls.index_bytes(params, shape) + cls.own_bytes(params, shape, plan.recall)
+        """Device bytes at their peak: slots, tables, staging, index, the method's own, and what is on its way out of
+        the window."""
+        per_layer = plan.pages * cls.index_bytes(params, shape) + cls.own_bytes(params, shape, plan)
         held = (shape.layers - params.dense_layers) * per_layer + COUNT_BYTES
-        leaving = params.page * shape.token_bytes if plan.pages > plan.pages_now else 0
+        leaving = params.leaves * shape.token_bytes if plan.pages > plan.pages_now else 0
         return cls._layout(params, shape, plan).bytes(shape) + held + leaving
 
     # ---------------------------------------------------------------------------------------------------- the prompt
@@ -166,14 +166,15 @@ class ColdPages(Method):
         params, start = self.params, memory.window_start
         if self._plan is None or end.position + 2 - start <= params.ring:
             return None
-        stop = start + params.page
+        stop = start + params.leaves
         keys = memory.read_window(start, stop)[0][params.dense_layers :]
         self._enter(keys)
         held = end.position + 1 - start
-        span = Span(start, stop, "page", f"A full page, the oldest of the window when it held {held} tokens.")
+        said = f"A full page, the oldest of the window when it held {held} tokens."
+        spans = [Span(at, at + params.page, "page", said) for at in range(start, stop, params.page)]
         nothing = Kept.everywhere(torch.zeros(0, dtype=torch.long, device=keys.device))
-        placement = Placement([span], ["cold"], ["resident"], nothing, offload=[0], codec=RawCodec())
-        return WindowLeave(start, stop, placement)
+        cold, role, every = ["cold"] * len(spans), ["resident"] * len(spans), list(range(len(spans)))
+        return WindowLeave(start, stop, Placement(spans, cold, role, nothing, offload=every, codec=RawCodec()))
 
 
 def best(score: torch.Tensor, count: int) -> torch.Tensor:

@@ -41,11 +41,10 @@ class ColdPagesParameters:
                 raise ValueError(f"{name} must be at least 0.")
         if self.page < 1:
             raise ValueError("page must be at least 1 token.")
-        if self.ring < self.page:
-            raise ValueError(
-                f"window={self.window} is too small for pages of {self.page}: the page being written must fit "
-                f"into the window."
-            )
+        if self.ring < self.leaves:
+            what = f"pages of {self.page}: the page being written"
+            what = what if self.leaves == self.page else f"{self.leaves} tokens that leave together: they"
+            raise ValueError(f"window={self.window} is too small for {what} must fit into the window.")
         least = self.sinks + self.window + self.least_selected
         if 0 < self.tokens < least:
             what = "one page" if self.least_selected > 1 else "one token"
@@ -54,7 +53,12 @@ class ColdPagesParameters:
     @property
     def ring(self) -> int:
         """Most tokens in the window, the step's own included."""
-        return self.window + {"average": self.page // 2, "at_least": self.page - 1, "at_most": 0}[self.window_rule]
+        return self.window + {"average": self.leaves // 2, "at_least": self.leaves - 1, "at_most": 0}[self.window_rule]
+
+    @property
+    def leaves(self) -> int:
+        """Tokens that leave the window together: whole pages."""
+        return self.page
 
     @property
     def least_selected(self) -> int:
@@ -108,8 +112,8 @@ class Plan:
 
 def window_from(params: Any, sinks: int, tokens: int) -> int:
     """Where the window begins when there are `tokens` tokens, the step's own included."""
-    pages = -(-max(0, tokens - params.ring - sinks) // params.page)
-    return sinks + pages * params.page
+    times = -(-max(0, tokens - params.ring - sinks) // params.leaves)
+    return sinks + times * params.leaves
 
 
 def whole_layout(params: Any, prompt_tokens: int, max_new: int) -> Layout:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kvlens.methods.families.cold_pages import ColdPages, best
 from kvlens.methods.families.cold_plan import ColdPagesParameters, Plan
@@ -50,10 +50,13 @@ class TokenRetrieval(ColdPages):
 
     family = "token_retrieval"
 
+    entry_bits: ClassVar[int] = 0
+    """of a number in a token's entry, where it is a code, an integer from 0 on; 0: it is of the model's dtype"""
+
     @classmethod
     @abstractmethod
     def index_numbers(cls, params: Any, head_dim: int) -> int:
-        """F, numbers of the model's dtype in the entry of one token of one KV head."""
+        """F, numbers in the entry of one token of one KV head."""
 
     @abstractmethod
     def index(self, keys: torch.Tensor) -> torch.Tensor:
@@ -61,8 +64,8 @@ class TokenRetrieval(ColdPages):
 
     @abstractmethod
     def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """at: which of the layers that are not dense; q [H_kv, G, D], index [H_kv, T, F], both float32 -> float32
-        [H_kv, T], the highest chosen."""
+        """at: which of the layers that are not dense; q [H_kv, G, D], index [H_kv, T, F], both float32, codes int64 ->
+        float32 [H_kv, T], the highest chosen."""
 
     def count(self, score: torch.Tensor) -> torch.Tensor | None:
         """How many tokens are chosen, int64 0-d or [H_kv]: score [H_kv, T], -inf where there is no token. None: as many
@@ -76,7 +79,8 @@ class TokenRetrieval(ColdPages):
 
     @classmethod
     def index_bytes(cls, params: Any, shape: KVShape) -> int:
-        return params.page * shape.kv_heads * cls.index_numbers(params, shape.head_dim) * shape.itemsize
+        size = cls.entry_bits // 8 or shape.itemsize
+        return params.page * shape.kv_heads * cls.index_numbers(params, shape.head_dim) * size
 
     def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch
@@ -84,7 +88,8 @@ class TokenRetrieval(ColdPages):
         context, params, shape = self.context, self.params, self.context.shape
         size = (shape.layers - params.dense_layers, shape.kv_heads, plan.pages * params.page)
         width = self.index_numbers(params, shape.head_dim)
-        self._index = torch.zeros(*size, width, dtype=context.dtype, device=context.device)
+        dtype = {0: context.dtype, 8: torch.uint8, 16: torch.int16}[self.entry_bits]
+        self._index = torch.zeros(*size, width, dtype=dtype, device=context.device)
         self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
 
     def enter(self, keys: torch.Tensor, first: int) -> None:
@@ -106,7 +111,8 @@ class TokenRetrieval(ColdPages):
             return None
         index = self._index[at]
         there = torch.arange(index.shape[1], device=q.device) < self._filled * page
-        score = self.score(at, q.float().unflatten(0, (shape.kv_heads, -1)), index.float())
+        entries = index.long() if self.entry_bits else index.float()
+        score = self.score(at, q.float().unflatten(0, (shape.kv_heads, -1)), entries)
         score = score.masked_fill(~there, float("-inf"))
         rows, count = best(score, plan.recall), self.count(score)
         if count is not None:

@@ -74,8 +74,8 @@ class FreeKV(HostPageRetrieval):
 
     # ---------------------------------------------------------------------------------------------- of the last step
     @classmethod
-    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
-        return shape.q_heads * shape.head_dim * shape.itemsize + shape.kv_heads * recall * INDEX_BYTES
+    def own_bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
+        return shape.q_heads * shape.head_dim * shape.itemsize + shape.kv_heads * plan.recall * INDEX_BYTES
 
     def allocate(self, plan: Plan, prompt: Prefilled) -> None:
         import torch

@@ -135,7 +135,7 @@ class InfLLM(HostPageRetrieval):
         return readers(params, shape) * shape.head_dim
 
     @classmethod
-    def own_bytes(cls, params: Any, shape: KVShape, recall: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, plan: Plan) -> int:
         return shape.kv_heads * readers(params, shape) * params.ring * 4
 
     def allocate(self, plan: Plan, prompt: Prefilled) -> None:
