@@ -41,6 +41,7 @@ BUILT_IN = {
     "sentencekv": "kvlens.methods.sentencekv.method:SentenceKV",
     "shadowkv": "kvlens.methods.shadowkv.method:ShadowKV",
     "clusterkv": "kvlens.methods.clusterkv:ClusterKV",
+    "pqcache": "kvlens.methods.pqcache:PQCache",
     "infinigen": "kvlens.methods.infinigen:InfiniGen",
     "random": "kvlens.methods.random_eviction:RandomEviction",
 }

@@ -20,7 +20,18 @@ from kvlens.memory.holds import Hold
 
 NAMES = makes()
 NEW = 3
-RECALLING = ("sekv", "freekv", "sentkv", "infinigen", "arkvale", "infllm", "sentencekv", "shadowkv", "clusterkv")
+RECALLING = (
+    "sekv",
+    "freekv",
+    "sentkv",
+    "infinigen",
+    "arkvale",
+    "infllm",
+    "sentencekv",
+    "shadowkv",
+    "clusterkv",
+    "pqcache",
+)
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="gives kernels CPU tensors: the interpreter's"

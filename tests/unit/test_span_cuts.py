@@ -58,6 +58,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "sentencekv": {"method": "sentencekv", "budget": "0.6"},
     "shadowkv": {"method": "shadowkv", "budget": "0.6"},
     "clusterkv": {"method": "clusterkv", "budget": "0.6"},
+    "pqcache": {"method": "pqcache", "budget": "0.6"},
     "compresskv-whole": {"method": "compresskv", "budget": "1"},
 }
 

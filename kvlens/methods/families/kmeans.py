@@ -23,8 +23,12 @@ def kmeans(x: torch.Tensor, k: int, rounds: int, seed: int, cosine: bool) -> tup
     wide = x.float()
     drawn = torch.randperm(x.shape[1], generator=torch.Generator().manual_seed(seed))[:k]
     centroids = wide[:, drawn.to(x.device)]
+    labels = nearest(wide, centroids, cosine)
     for _ in range(rounds):
-        owner = torch.nn.functional.one_hot(nearest(wide, centroids, cosine), k).to(wide.dtype)
-        size = owner.sum(1)[..., None]
+        owner = wide.new_zeros(*labels.shape, k).scatter_(2, labels[..., None], 1.0)
+        size = owner.sum(1)[..., None]  # by products, since sums by index have no order on a device
         centroids = torch.where(size > 0, owner.transpose(-1, -2) @ wide / size.clamp(min=1), centroids)
-    return centroids, nearest(wide, centroids, cosine)
+        before, labels = labels, nearest(wide, centroids, cosine)
+        if torch.equal(before, labels):
+            break  # further rounds would change nothing
+    return centroids, labels
