@@ -126,6 +126,9 @@ class ClusterKV(TokenRetrieval):
         return torch.stack(labels)[..., None]
 
     # ------------------------------------------------------------------------------------------------------ decoding
+    def read_besides(self) -> int:
+        return self._clusters * self._centroids.shape[-1] * self._centroids.element_size()
+
     def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         import torch
 

@@ -126,6 +126,9 @@ class PQCache(TokenRetrieval):
         return torch.stack(codes)
 
     # ------------------------------------------------------------------------------------------------------ decoding
+    def read_besides(self) -> int:
+        return self._centroids[0, 0].numel() * self._centroids.element_size()
+
     def score(self, at: int, q: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         import torch
 

@@ -66,6 +66,7 @@ def test_tokens_of_the_nearest_clusters_are_read_until_the_budget_is_full(group:
             assert selection.rows[h].tolist() == chosen, (step, h)
             paged = score[labels[h]].reshape(-1, PAGE).max(1)
             np.testing.assert_allclose(selection.score[h, 2 : 2 + len(paged)], paged, atol=1e-4)
+            assert selection.index_bytes == len(labels[h]) * 2 + len(means[h]) * SHAPE.head_dim * 4
             last = labels[h][order[ROOM - 1]]
             left = sum(labels[h][t] == last for t in order[ROOM:])
             whole = len({labels[h][t] for t in order[:ROOM]}) - (left > 0)

@@ -57,6 +57,7 @@ def test_the_tokens_whose_coded_keys_score_highest_are_brought(group: str) -> No
             rows = selection.rows[h].numpy() - SINKS
             np.testing.assert_allclose(np.sort(weights[rows]), chosen, rtol=1e-4, err_msg=str((step, h)))
             assert len(set(rows.tolist())) == ROOM
+            assert selection.index_bytes == len(weights) * PARTS + 2**BITS * SHAPE.head_dim * 4
             paged = np.log(weights).reshape(-1, PAGE).max(1)
             np.testing.assert_allclose(selection.score[h, 2 : 2 + len(paged)], paged, atol=1e-4)
             expected = sorted({*range(SINKS), *(rows + SINKS).tolist(), *range(upto, now)})

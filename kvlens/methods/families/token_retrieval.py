@@ -72,6 +72,10 @@ class TokenRetrieval(ColdPages):
         as there is room for."""
         return None
 
+    def read_besides(self) -> int:
+        """Bytes that are read for the choice of one KV head besides the entries of tokens."""
+        return 0
+
     # ----------------------------------------------------------------------------------------------------- the index
     @classmethod
     def unit(cls, params: Any) -> int:
@@ -129,5 +133,5 @@ class TokenRetrieval(ColdPages):
             self._none,
             rows=(rows + plan.sinks).masked_fill(rows < 0, -1),
             score=logged,
-            index_bytes=self._pages * page * index.shape[-1] * index.element_size(),
+            index_bytes=self._pages * page * index.shape[-1] * index.element_size() + self.read_besides(),
         )
