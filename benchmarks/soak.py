@@ -30,6 +30,7 @@ from kvlens.bench.sources import code
 from kvlens.runs.machine import machine
 from kvlens.store.recover import recover
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.common.warm import Warm
 
 Outcomes = dict[str, dict[str, int]]
 """label -> outcome -> attempts"""
@@ -49,10 +50,11 @@ class Part:
 
 
 PARTS = {
-    "writer": Part(1000, 10, 0.22),
+    "writer": Part(1000, 10, 0.18),
     "recover": Part(300, 6, 0.11),
     "delete": Part(100, 4, 0.05),
-    "run": Part(100, 0, 0.17),
+    "run": Part(100, 0, 0.15),
+    "warm": Part(50, 0, 0.06),
     "damage": Part(100 * len(DAMAGES), 12, 0.13),
     "traces": Part(len(TRACES) * len(READS), len(TRACES) * len(READS), 0.03),
     "prompts": Part(len(PROMPTS), len(PROMPTS), 0.02),
@@ -64,7 +66,7 @@ PARTS = {
 
 def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
     """How each part tries. seconds: what is left of the part's time."""
-    died, whole, kinds = top / "died", top / "whole", list(DAMAGES)
+    died, whole, kinds, warm = top / "died", top / "whole", list(DAMAGES), Warm()
     forked(
         lambda: write_synthetic(
             died, 2, 4, 2, steps=96, spans=12, uid=soakkills.UID, writer_class=soakkills.DyingWriter
@@ -106,6 +108,7 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
         "recover": lambda at, draw, n: [("kills: recover", soakkills.kill_recover(at, draw, died))],
         "delete": lambda at, draw, n: [("kills: delete", soakkills.kill_delete(at, draw, died))],
         "run": lambda at, draw, n: [("kills: run", soakkills.kill_run(at, draw))],
+        "warm": lambda at, draw, n: [("kills: forked run", soakkills.kill_warm(at, draw, warm))],
         "damage": damaged,
         "traces": trace,
         "prompts": prompt,

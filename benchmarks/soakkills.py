@@ -9,8 +9,8 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run, recover
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
+from kvlens.ui.common.warm import COMMAND, Forked, Warm
 
 UID = "soak-run"
 
@@ -108,20 +109,23 @@ def kill_delete(folder: Path, draw: random.Random, died: Path) -> str:
     return "kept" if whole and not (folder / UID).exists() else "lost"
 
 
-def kill_run(folder: Path, draw: random.Random) -> str:
-    """`kvlens run` on the demo model, killed between its start and its end, recovered and read."""
+def _command(folder: Path) -> list[str]:
+    """A run on the demo model that takes seconds, into `folder`/runs."""
     prompt = folder / "p.txt"
     prompt.write_text("The river was wide and the bridge was old. " * 20)
-    command = [sys.executable, "-m", "kvlens", "run", str(prompt), "--model", "demo", "--method", "streaming_llm"]
-    command += ["--max-new", "2000", "--ignore-eos", "--no-coverage", "--runs", str(folder / "runs")]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + LONGEST_S
-        while (
-            not list((folder / "runs").glob("*/trace.duckdb")) and time.monotonic() < until and process.poll() is None
-        ):
-            time.sleep(0.01)
-        time.sleep(6 * draw.random())
-        process.kill()
+    asked = ["run", str(prompt), "--model", "demo", "--method", "streaming_llm", "--max-new", "2000", "--ignore-eos"]
+    return [*COMMAND, *asked, "--no-coverage", "--runs", str(folder / "runs")]
+
+
+def _begun(folder: Path, ended: Callable[[], bool]) -> None:
+    """Waits until the run has a trace."""
+    until = time.monotonic() + LONGEST_S
+    while not list((folder / "runs").glob("*/trace.duckdb")) and time.monotonic() < until and not ended():
+        time.sleep(0.01)
+
+
+def _kept(folder: Path) -> str:
+    """Of a run that was killed: recovered and read."""
     found = list((folder / "runs").glob("*"))
     if not found:
         return "nothing was committed"
@@ -131,6 +135,41 @@ def kill_run(folder: Path, draw: random.Random) -> str:
     if outcome == "refused":
         return "nothing was committed" if not said else "lost"
     return outcome if outcome != "done" else "kept" if steps >= said else "lost"
+
+
+def kill_run(folder: Path, draw: random.Random) -> str:
+    """`kvlens run` on the demo model, killed between its start and its end."""
+    command = _command(folder)
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        _begun(folder, lambda: process.poll() is not None)
+        time.sleep(6 * draw.random())
+        process.kill()
+    return _kept(folder)
+
+
+def kill_warm(folder: Path, draw: random.Random, warm: Warm) -> str:
+    """The same run as a job that is forked, as the app does it: killed, and in a third of the attempts the process that
+    forks with it. 'not forked' where the app would have started it from nothing."""
+    warm.prepare()
+    process = warm.start(_command(folder))
+    if process is None:
+        return "not forked"
+    _begun(folder, lambda: _over(process))
+    time.sleep(6 * draw.random())
+    process.signal(signal.SIGKILL)
+    if draw.random() < 1 / 3 and warm._parent is not None:
+        warm._parent.kill()
+    process.wait(LONGEST_S)
+    process.stdout.close()
+    return _kept(folder)
+
+
+def _over(process: Forked) -> bool:
+    try:
+        process.wait(0)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def digest(folder: Path) -> str:
