@@ -34,7 +34,8 @@ types: $(DEV_STAMP)
 resolve: $(DEV_STAMP)
 	$(BIN)/python tests/resolve.py
 
-# Kills, damaged files and hostile files for so many minutes; fails when anything was lost, hung or crashed.
+# Kills, damaged files and hostile input for so many minutes, from where the last sitting ended; counts add up in
+# benchmarks/results/soak.json. Fails when anything was lost, hung, crashed or grew.
 MINUTES ?= 20
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)

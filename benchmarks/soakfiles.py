@@ -54,8 +54,8 @@ def damage(folder: Path, kind: str, draw: random.Random) -> None:
 
 
 _LEAK = "SELECT content AS text, content AS status, 0 AS last_step, content AS error FROM read_text('/etc/hostname')"
-#: Changes to an empty trace of a run of one head, each of which kvlens must refuse.
-TRACES: list[Sequence[str]] = [
+#: Changes to an empty trace of a run of one head, or what lies in its place, each of which kvlens must refuse.
+TRACES: list[Sequence[str] | bytes] = [
     *[(f"DROP TABLE {name}", f"CREATE VIEW {name} AS {_LEAK}") for name in ("step", "token", "meta", "run_state")],
     *[(f"DROP TABLE {name}",) for name in ("transfer", "head_step", "meta", "run_state", "self_check")],
     ("UPDATE meta SET value = '99' WHERE key = 'schema_version'",),
@@ -69,6 +69,12 @@ TRACES: list[Sequence[str]] = [
     ("UPDATE run_state SET last_step = 1999999999",),
     ("UPDATE run_state SET last_step = 5",),
     ("UPDATE run_state SET last_step = -2147483648",),
+    ("DROP TABLE span", "CREATE VIEW span AS SELECT * FROM run_state"),
+    ("ALTER TABLE token RENAME TO tokens",),
+    b"SQLite format 3\0" + bytes(4080),
+    b"PAR1" + bytes(4000) + b"PAR1",
+    bytes(3 * PAGE),
+    b"not a database" * 1000,
 ]
 PROMPTS = [
     b"",
@@ -95,13 +101,32 @@ PROMPTS = [
     b'{"text": "abc", "needle": "ab"}',
     b'{"text": "abc", "needle": ' + b"[" * 300_000 + b"]" * 300_000 + b"}",
     b'{"text": "' + b"a" * (6 << 20) + b'"}',
+    b"\x00",
+    b'"abc"',
+    b'{"text": "abc"',
+    b'{"text": "abc"} {}',
+    b'{"text": null}',
+    b'{"text": ["abc"]}',
+    b'{"text": " \\n\\t "}',
+    b'{"txt": "abc"}',
+    '{"text": "abc"}'.encode("utf-16"),
+    b'{"text": "abc", "question": 0}',
+    b'{"text": "abc", "question": 3}',
+    b'{"text": "abc", "question": -' + b"9" * 400 + b"}",
+    b'{"text": "abc", "task": "\\ud83d"}',
+    b'{"text": "abc", "answer_prefix": "\\udc00"}',
+    b'{"text": "abc", "needle": [[0, 1], [1]]}',
+    b'{"text": "abc", "needle": {"start": 0, "end": 1}}',
 ]
 
 
-def foreign(folder: Path, changes: Sequence[str]) -> None:
-    """An interrupted run of one head with no step, its trace changed."""
+def foreign(folder: Path, changes: Sequence[str] | bytes) -> None:
+    """An interrupted run of one head with no step, its trace changed, or other bytes in its place."""
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"status": "running", "uid": folder.name}))
+    if isinstance(changes, bytes):
+        (folder / "trace.duckdb").write_bytes(changes)
+        return
     with duckdb.connect(str(folder / "trace.duckdb")) as con:
         for statement in statements():
             con.execute(statement)

@@ -14,16 +14,18 @@ LONGEST_S = 60.0
 """an attempt that takes longer hangs"""
 
 
-def forked(work: Callable[[], object], kill_after_s: float | None = None) -> tuple[str, str]:
+def forked(
+    work: Callable[[], object], kill_after_s: float | None = None, longest_s: float = LONGEST_S
+) -> tuple[str, str]:
     """`work` in a process of its own -> (outcome, what it printed). Outcomes: 'done', 'refused' (a ValueError or
-    TraceError of one sentence), 'killed' as asked, 'crash', 'hang'."""
+    TraceError of one sentence), 'killed' as asked, 'crash', 'hang' (it took longer than `longest_s`)."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if not child:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
             _work(work)
-        until = time.monotonic() + (LONGEST_S if kill_after_s is None else kill_after_s)
+        until = time.monotonic() + (longest_s if kill_after_s is None else kill_after_s)
         status = None
         while status is None and time.monotonic() < until:
             ended, code = os.waitpid(child, os.WNOHANG)

@@ -177,7 +177,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
             raise
         if isinstance(error, OSError) and not Path(source).is_dir():
             raise UnsupportedModel(absent(name)) from error
-        raise UnsupportedModel(f"model '{name}' could not be loaded: {wholeness.first_line(error)}") from error
+        raise UnsupportedModel(f"model '{name}' could not be loaded: {wholeness.first_line(error)}.") from error
     model.to(place).eval().requires_grad_(False)
     model.set_attn_implementation(ATTENTION)
     config = model.config

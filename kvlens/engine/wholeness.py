@@ -94,7 +94,7 @@ def check_loaded(model: Any, info: Any, name: str) -> None:
     if unexpected:
         raise UnsupportedModel(f"'{name}': its files have {_named(unexpected)} that its config has no place for.")
     if info.get("error_msgs"):
-        raise UnsupportedModel(f"model '{name}' could not be loaded: {first_line(info['error_msgs'][0])}")
+        raise UnsupportedModel(f"model '{name}' could not be loaded: {first_line(info['error_msgs'][0])}.")
     for key, weight in model.named_parameters():
         low, high = weight.aminmax()  # a NaN anywhere is the result of both
         if not (low.isfinite() and high.isfinite()):
@@ -117,9 +117,9 @@ def check_vocabulary(tokenizer: Any, config: Any, name: str) -> None:
 
 
 def first_line(error: Any) -> str:
-    """The first line of a message, cut: what libraries say goes on for pages."""
+    """The first line of a message, cut, without the point at its end: what libraries say goes on for pages."""
     line = next((part.strip() for part in str(error).splitlines() if part.strip()), type(error).__name__)
-    return line if len(line) <= 200 else f"{line[:197]}..."
+    return line.rstrip(" .:") if len(line) <= 200 else f"{line[:197]}..."
 
 
 def _named(keys: list[str]) -> str:

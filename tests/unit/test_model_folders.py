@@ -147,6 +147,7 @@ def test_a_broken_folder_is_one_sentence(case: str, whole: Path, tmp_path: Path)
     text = str(said.value)
     assert expected in text
     assert "\n" not in text
+    assert text.endswith(".")
     assert len(text) < 500
 
 
