@@ -170,6 +170,6 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     cell = "1.00 (0.50-1.00), 4"
     assert rows == [
         f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} | 1.00 | 0.50 | 100.0% | 103.0% | 0 B |",
-        *[f"| FullKV | none | none | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
+        *[f"| FullKV | none | defaults | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
     ]
     assert page.count("no\nevidence") == 1
