@@ -142,8 +142,10 @@ def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) ->
     assert (half["about"]["trials"], half["about"]["planned"]) == (3, 6)
     assert [line["n"] for line in half["lines"]] == [1, 1, 1], "the second prompt lacks a method"
     assert set(half["about"]["origins"].values()) == {"0123456789abcdef"}, "what the trials were made with"
+    more = QualityRequest(**{**SMALL, "methods": (*SMALL["methods"], "snapkv")})
+    assert [line["n"] for line in collected(more, kept)["lines"]] == [1, 1, 1, 0], "a method that came later is not run"
     kept.write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(ValueError, match="holds no prompt that all of these methods were run on"):
+    with pytest.raises(ValueError, match="holds no prompt that all of its methods were run on"):
         collected(request, kept)
 
 
