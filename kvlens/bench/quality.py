@@ -85,7 +85,9 @@ def measure(
 def collect(request: QualityRequest, kept: Path) -> dict[str, Any]:
     """The table of what is in `kept`, whatever code made it, without running anything: of every method the trials of
     one origin, the last in the file, and of every task the prompts that all methods in the file have been run on, so
-    that a table that was stopped is balanced. Raises ValueError for a file that does not hold trials, or no whole prompt."""
+    that a table that was stopped is balanced.
+
+    Raises ValueError for a file that does not hold trials, or no whole prompt."""
     planned = {key(trial): trial for trial in request.trials()}
     found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in planned)
     origins = {row["method"]: row["origin"] for row in found}

@@ -18,14 +18,15 @@ Benchmarks page.
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
 refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
-share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's (`paper`, or `defaults` of a method
-without presets), or `fit`, the paper's proportions at this length and budget, where the paper's do not fit. *Exact match* of the answer with the 95 %
-Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of full
-attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do
-not count). *Selection recall*: of the k tokens with most of full attention's mass, the share that was attended in any
-form but a summary, k being how many tokens were attended, mean over the same; tokens chosen at random reach the share
-in *attended*. *Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets
-count it. These columns are means over the tasks, weighted by prompts.
+share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's (`paper`, or
+`defaults` of a method without presets), or `fit`, the paper's proportions at this length and budget, where the paper's
+do not fit. *Exact match* of the answer with the 95 % Wilson interval and the number of prompts; a list counts when all
+eight entries are right. *Coverage*: share of full attention's mass on tokens attended exactly, mean over steps, layers
+and query heads (rebuilt tokens and summaries do not count). *Selection recall*: of the k tokens with most of full
+attention's mass, the share that was attended in any form but a summary, k being how many tokens the query head
+attended, mean over the same; k tokens chosen at random would reach k's share of the prompt. *Attended*: entries in the
+softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
+*Resident*: peak, as budgets count it. These columns are means over the tasks, weighted by prompts.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat.
