@@ -84,16 +84,19 @@ def measure(
 
 def collect(request: QualityRequest, kept: Path) -> dict[str, Any]:
     """The table of what is in `kept`, whatever code made it, without running anything: of every method the trials of
-    one origin, the last in the file, and of every task the prompts that all methods have been run on, so that a table
-    that was stopped is balanced. Raises ValueError for a file that does not hold trials, or no whole prompt."""
+    one origin, the last in the file, and of every task the prompts that all methods in the file have been run on, so
+    that a table that was stopped is balanced.
+
+    Raises ValueError for a file that does not hold trials, or no whole prompt."""
     planned = {key(trial): trial for trial in request.trials()}
     found = lines_kept.read(kept, ("key", "method", "origin"), lambda row: row["key"] in planned)
     origins = {row["method"]: row["origin"] for row in found}
     rows = {row["key"]: row for row in found if row["origin"] == origins[row["method"]]}
-    gaps = {(trial.task, trial.index) for name, trial in planned.items() if name not in rows}
+    asked = {name: trial for name, trial in planned.items() if trial.method in origins}
+    gaps = {(trial.task, trial.index) for name, trial in asked.items() if name not in rows}
     whole = [row for row in rows.values() if (row["task"], row["index"]) not in gaps]
     if not whole:
-        raise ValueError(f"'{kept.name}' holds no prompt that all of these methods were run on: measure more first.")
+        raise ValueError(f"'{kept.name}' holds no prompt that all of its methods were run on: measure more first.")
     return _result(request, whole, origins, len(planned))
 
 

@@ -18,14 +18,15 @@ Benchmarks page.
 *Budget*: peak bytes of KV on the device inside a decode step, as a share of full KV of prompt and output; everything
 held counts (slots, tables, summaries, staging), decoded tokens too. A method whose floor is above the budget is
 refused, and the cell says what it needs (mean). A method that keeps all KV on the device by design is held to the same
-share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's, or `fit`, the
-paper's proportions at this length and budget, where the paper's do not fit. *Exact match* of the answer with the 95 %
-Wilson interval and the number of prompts; a list counts when all eight entries are right. *Coverage*: share of full
-attention's mass on tokens attended exactly, mean over steps, layers and query heads (rebuilt tokens and summaries do
-not count). *Selection recall*: of the k tokens with most of full attention's mass, the share that was attended in any
-form but a summary, k being how many tokens were attended, mean over the same; tokens chosen at random reach the share
-in *attended*. *Attended*: entries in the softmax that are tokens, share of the prompt. *Resident*: peak, as budgets
-count it. These columns are means over the tasks, weighted by prompts.
+share of *attended* tokens instead (`keep`). *Preset*: whose numbers the method ran with: the paper's (`paper`, or
+`defaults` of a method without presets), or `fit`, the paper's proportions at this length and budget, where the paper's
+do not fit. *Exact match* of the answer with the 95 % Wilson interval and the number of prompts; a list counts when all
+eight entries are right. *Coverage*: share of full attention's mass on tokens attended exactly, mean over steps, layers
+and query heads (rebuilt tokens and summaries do not count). *Selection recall*: of the k tokens with most of full
+attention's mass, the share that was attended in any form but a summary, k being how many tokens the query head
+attended, mean over the same; k tokens chosen at random would reach k's share of the prompt. *Attended*: entries in the
+softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
+*Resident*: peak, as budgets count it. These columns are means over the tasks, weighted by prompts.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat.
@@ -57,7 +58,20 @@ def _section(result: dict[str, Any]) -> str:
     name, toy = request["model"], request["model"] == DEMO
     order = ORDER[request.get("question", "in")]
     title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}\n"
-    return f"{title}{TOY if toy else ''}\n{markdown(result)}"
+    return f"{title}{TOY if toy else ''}{_room(result['about'])}\n{markdown(result)}"
+
+
+def _room(about: dict[str, Any]) -> str:
+    """How much of every budget is the answer's; '' where that was not recorded."""
+    length = about["request"]["length"]
+    shares = {task: new / (length + new) for task, new in about.get("new_tokens", {}).items()}
+    if not shares:
+        return ""
+    said = ", ".join(f"{share:.1%} of full KV on {task}" for task, share in shares.items())
+    return (
+        f"\nOf every budget the answer's room is taken first, whether or not it is used: {said}. A method that fixes\n"
+        "its places when the prompt was read keeps so much less of the prompt (*attended*).\n"
+    )
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -72,7 +86,7 @@ def markdown(result: dict[str, Any]) -> str:
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype), by_task in lines.items():
         title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
-        preset = _preset(by_task) or presets.get(name) or "none"
+        preset = _preset(by_task) or presets.get(name) or "defaults"
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
         text.append(f"| {' | '.join([*cells, *_means(by_task)])} |")
     machine, request = about["machine"], about["request"]

@@ -30,7 +30,7 @@ def summary(members: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "n": len(done),
         "infeasible": len(infeasible),
         "rule": members[0]["rule"] if members else None,
-        "presets": dict(Counter(row.get("preset") or "none" for row in members)),
+        "presets": dict(Counter(row.get("preset") or "defaults" for row in members)),
         "smallest_feasible": fmean(infeasible) if infeasible else None,
     }
     if done:

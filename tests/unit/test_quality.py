@@ -142,8 +142,10 @@ def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) ->
     assert (half["about"]["trials"], half["about"]["planned"]) == (3, 6)
     assert [line["n"] for line in half["lines"]] == [1, 1, 1], "the second prompt lacks a method"
     assert set(half["about"]["origins"].values()) == {"0123456789abcdef"}, "what the trials were made with"
+    more = QualityRequest(**{**SMALL, "methods": (*SMALL["methods"], "snapkv")})
+    assert [line["n"] for line in collected(more, kept)["lines"]] == [1, 1, 1, 0], "a method that came later is not run"
     kept.write_text(json.dumps(rows[0]) + "\n")
-    with pytest.raises(ValueError, match="holds no prompt that all of these methods were run on"):
+    with pytest.raises(ValueError, match="holds no prompt that all of its methods were run on"):
         collected(request, kept)
 
 
@@ -170,6 +172,6 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     cell = "1.00 (0.50-1.00), 4"
     assert rows == [
         f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} | 1.00 | 0.50 | 100.0% | 103.0% | 0 B |",
-        *[f"| FullKV | none | none | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
+        *[f"| FullKV | none | defaults | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
     ]
     assert page.count("no\nevidence") == 1

@@ -1,0 +1,217 @@
+"""Speed on a real model as ratios inside one process: kvlens against transformers' own generation, recording against
+none, every method against FullKV; and how long a new process takes to its first token.
+
+    python -m benchmarks.real_model [--rounds N] [--length TOKENS] [--methods NAMES] [--model MODEL] [--out FILE]
+
+All arms take turns, round by round; a ratio is taken inside each round and the median of the rounds is told with the
+smallest and the largest, so that a busy machine slows both sides. Prefill is told apart from decoding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from kvlens import methods, tasks
+from kvlens.bench.provenance import about
+from kvlens.bench.trials import Trial, chosen, header
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.models import LoadedModel, load
+from kvlens.engine.options import Result
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.meta import RunMeta
+from kvlens.models.find import default_model
+from kvlens.prompts import Prompt, tokenize
+from kvlens.store.writer import TraceWriter
+from kvlens.tasks.encoding import encoding_of
+
+STEPS, SEED, BUDGET = 24, 8_500_000, "20%"
+COLD = 256
+"""tokens of the prompt that a new process is given"""
+
+
+class Speed:
+    """One prompt and what is run on it."""
+
+    def __init__(self, model: str, length: int) -> None:
+        self.loaded: LoadedModel = load(model)
+        self.engine, self.length, self.task = Engine(self.loaded), length, tasks.usual(model)[0]
+        self.prompt = self.prompt_of(length)
+        self.options = Options(max_new=STEPS, ignore_eos=True)
+
+    def prompt_of(self, length: int) -> Prompt:
+        """A prompt of that length, whose text and opening are then `asked`'s."""
+        encoding = encoding_of(self.loaded.tokenizer)
+        self.asked = tasks.ask(tasks.get(self.task), length, 0.5, SEED, encoding)
+        return tokenize(tasks.prompt_of(self.asked), self.loaded.tokenizer, self.loaded.max_positions, STEPS)
+
+    @torch.inference_mode()
+    def stock(self) -> tuple[float, float]:
+        """Seconds of prefill and per decode step of the model's own `generate`, with its own attention and cache."""
+        model: Any = self.loaded.model
+        before = model.config._attn_implementation
+        model.set_attn_implementation("sdpa")
+        try:
+            first, whole = (self._generate(model, new) for new in (1, 1 + STEPS))
+        finally:
+            model.set_attn_implementation(before)
+        return first, (whole - first) / STEPS
+
+    def _generate(self, model: Any, new: int) -> float:
+        ids = torch.tensor([self.prompt.ids])
+        cache, begun = DynamicCache(config=model.config), time.perf_counter()
+        model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            past_key_values=cache,
+            min_new_tokens=new,
+            max_new_tokens=new,
+            do_sample=False,
+        )
+        return time.perf_counter() - begun
+
+    def full(self, coverage: bool | None = None, read: ReadPrompt | None = None) -> tuple[float, float]:
+        """The same of FullKV here; coverage: recorded with spans, and with full attention's mass where true; None: not
+        recorded."""
+        method = methods.get(methods.REFERENCE)
+        params = methods.make_parameters(method, None, {})
+        if coverage is None:
+            return _times(self.engine.run(self.prompt, method, params, None, self.options, read=read))
+        shape, options = self.loaded.shape, Options(max_new=STEPS, ignore_eos=True, coverage=coverage)
+        with tempfile.TemporaryDirectory() as folder:
+            writer = TraceWriter(Path(folder))
+            name = self.loaded.name
+            writer.begin(RunMeta(layers=shape.layers, q_heads=shape.q_heads, kv_heads=shape.kv_heads, model=name))
+            result = self.engine.run(self.prompt, method, params, None, options, writer, read=read)
+            writer.finish("completed", None, result.checks, {})
+        return _times(result)
+
+    def method(self, name: str, read: ReadPrompt) -> tuple[float, float]:
+        """Seconds of placing the prompt that was read, and per decode step. Raises BudgetInfeasible, or ValueError
+        with one sentence, where the method cannot be run on it."""
+        method = methods.get(name)
+        row = header(Trial(self.task, self.length, 0.5, SEED, 0, name, BUDGET), self.loaded.name)
+        limit = Budget.parse(BUDGET) if row["rule"] == "resident bytes" else None
+        params = chosen(self.engine, self.prompt, method, row, limit, self.options).params
+        return _times(self.engine.run(self.prompt, method, params, limit, self.options, read=read))
+
+
+def _times(result: Result) -> tuple[float, float]:
+    return result.prefill_s, result.decode_s / len(result.ids)
+
+
+def measure(model: str, length: int, rounds: int, names: list[str], say: Callable[[str], None]) -> dict[str, Any]:
+    """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV."""
+    torch.set_num_threads(1)
+    speed = Speed(model, length)
+    queries = max([128, *(methods.get(name).observed_queries for name in names)])
+    read = speed.engine.read(speed.prompt, queries=queries, received=True)
+    arms: dict[str, Callable[[], tuple[float, float]]] = {
+        "transformers": speed.stock,
+        "full": speed.full,
+        "full, recorded with spans": lambda: speed.full(False),
+        "full, recorded with coverage": lambda: speed.full(True),
+    }
+    arms |= {name: (lambda name=name: speed.method(name, read)) for name in names}
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    refused: dict[str, str] = {}
+    for turn in range(rounds + 1):
+        for name, arm in arms.items():
+            if name in refused:
+                continue
+            try:
+                took = arm()
+            except (BudgetInfeasible, ValueError) as error:
+                refused[name] = str(error)
+                continue
+            if turn:  # the first turn warms up
+                seconds[name].append(took)
+        say(f"round {turn} of {rounds}")
+    made = about((methods.REFERENCE, *names), model) | {
+        "model": model,
+        "prompt_tokens": len(speed.prompt.ids),
+        "steps": STEPS,
+        "budget": BUDGET,
+        "rounds": rounds,
+    }
+    return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": cold(model, speed, rounds)}
+
+
+def ratios(seconds: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
+    """arm, part (prefill or step), against, ratio (median over the rounds), low, high (of the rounds), ms (median of
+    the arm's own). A method's prefill is its placing of a prompt that was read, against FullKV's whole prefill."""
+    lines = []
+    for name, took in seconds.items():
+        against = "transformers" if name == "full" else "full"
+        if name == "transformers" or not took:
+            continue
+        for place, part in enumerate(("prefill", "step")):
+            each = [mine[place] / other[place] for mine, other in zip(took, seconds[against], strict=True)]
+            own = median(mine[place] for mine in took) * 1e3
+            line = {"arm": name, "part": part, "against": against, "ratio": median(each)}
+            lines.append(line | {"low": min(each), "high": max(each), "ms": own})
+    return lines
+
+
+def cold(model: str, speed: Speed, rounds: int) -> dict[str, float]:
+    """Seconds from the start of a process `kvlens run` to its first prompt token and to its first answer token, of a
+    prompt of COLD tokens under FullKV: medians."""
+    speed.prompt_of(COLD)
+    began, first = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompt.json"
+        file.write_text(json.dumps({"text": speed.asked.text, "answer_prefix": speed.asked.opening}), encoding="utf-8")
+        asked = ["run", str(file), "--model", model, "--method", "full", "--max-new", "2", "--runs", folder]
+        for _ in range(rounds):
+            seen, start = {}, time.perf_counter()
+            with subprocess.Popen(
+                [sys.executable, "-m", "kvlens", *asked, "--progress-json"], stdout=subprocess.PIPE, text=True
+            ) as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    told = json.loads(line)
+                    seen.setdefault((told["phase"], bool(told.get("done"))), time.perf_counter() - start)
+            began.append(seen["load", True])
+            first.append(seen["decode", True])
+    return {"loaded_s": median(began), "first_token_s": median(first), "prompt_tokens": COLD}
+
+
+def main() -> None:
+    """Print the table, and write it where --out says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--model", default=default_model())
+    parser.add_argument("--methods", default=",".join(methods.registry()))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    names = [name for name in given.methods.split(",") if name and name != methods.REFERENCE]
+    found = measure(
+        given.model, given.length, given.rounds, names, lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    for line in found["ratios"]:
+        print(
+            f"{line['arm']:30} {line['part']:8} {line['ratio']:.2f} x {line['against']} "
+            f"({line['low']:.2f}-{line['high']:.2f}), {line['ms']:.0f} ms"
+        )
+    for name, why in found["refused"].items():
+        print(f"{name:30} {why}")
+    print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in found["cold"].items()))
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
