@@ -32,6 +32,7 @@ BUILT_IN = {
     "expected_attention": "kvlens.methods.expected_attention:ExpectedAttention",
     "h2o": "kvlens.methods.h2o:H2O",
     "tova": "kvlens.methods.tova:Tova",
+    "raas": "kvlens.methods.raas:RaaS",
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
     "rocketkv": "kvlens.methods.rocketkv:RocketKV",

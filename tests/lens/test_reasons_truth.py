@@ -48,6 +48,7 @@ RUNS = {
     "shadowkv": ("25%", {"chunk": "16", "local": "1", "outliers": "1", "rank": "0.125"}),
     "infllm": ("25%", {"sinks": "4", "window": "32", "page": "16", "representatives": "1", "group": "sum"}),
     "rocketkv": ("20%", {}),
+    "raas": ("20%", {}),
 }
 
 
@@ -195,6 +196,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "shadowkv": {"below_the_cut", "rank_truncated"},
         "infllm": {"below_the_cut", "elsewhere"},
         "rocketkv": {"partly_evicted", "partly_attended"},
+        "raas": {"evicted"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 

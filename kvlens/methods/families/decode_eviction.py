@@ -99,20 +99,29 @@ class DecodeEviction(Method):
         return cls._bytes(params, shape, prompt_tokens, max_new, least)
 
     @classmethod
-    def own_bytes(cls, shape: KVShape, places: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, places: int) -> int:
         """Device bytes of what the method itself holds for bags of that size, besides their positions."""
         return 0
 
     @classmethod
+    def sinks(cls, params: Any, prompt_tokens: int) -> int:
+        """First tokens that are never evicted."""
+        return min(params.sinks, prompt_tokens)
+
+    def room(self, places: int) -> int:
+        """Prompt tokens that come into the bag: one place is free for the token that step 0 feeds."""
+        return min(self.context.prompt_tokens, places - 1)
+
+    @classmethod
     def _bytes(cls, params: Any, shape: KVShape, n: int, max_new: int, places: int) -> int:
         tables = shape.layers * shape.kv_heads * places * 8  # the positions in the bag, int64
-        return _layout(params, n, max_new, places).bytes(shape) + tables + cls.own_bytes(shape, places)
+        return _layout(params, n, max_new, places).bytes(shape) + tables + cls.own_bytes(params, shape, places)
 
     # ------------------------------------------------------------------------------------------------------- the prompt
     @classmethod
     def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
         n = prompt.prompt_tokens
-        sinks = min(params.sinks, n)
+        sinks = cls.sinks(params, n)
         first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
         return [*first, *fixed_chunks(sinks, n, params.page, kind="page")]
 
@@ -125,11 +134,11 @@ class DecodeEviction(Method):
         n, shape = context.prompt_tokens, context.shape
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
         places = self.places(p, context)
-        room = min(n, places - 1)  # one is free for the token that step 0 feeds
+        room = self.room(places)
         recent = self._recent(places)
         worth = torch.stack([self.worth(prompt, layer).float() for layer in range(shape.layers)])
         protected = torch.zeros(n, dtype=torch.bool, device=worth.device)
-        protected[: p.sinks] = True
+        protected[: self.sinks(p, n)] = True
         protected[max(n - recent + 1, 0) :] = True
         order = worth.masked_fill(protected, float("inf")).argsort(dim=-1, descending=True, stable=True)
         mask = torch.zeros_like(worth, dtype=torch.bool).scatter_(-1, order[..., :room], True)
