@@ -50,7 +50,8 @@ class Eviction:
     """One token out of the bag of every (layer, KV head), in the place of which the next step's token comes."""
 
     places: torch.Tensor
-    """int64 [L, H_kv]: places in the bag, counted from the window's first slot"""
+    """int64 [L, H_kv]: places in the bag, counted from the window's first slot; -1, for all KV heads of equal zones:
+    nothing goes, there is room"""
     candidates: int
     """tokens that could have been evicted"""
     score: torch.Tensor | None = None

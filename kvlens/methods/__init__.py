@@ -33,6 +33,7 @@ BUILT_IN = {
     "h2o": "kvlens.methods.h2o:H2O",
     "tova": "kvlens.methods.tova:Tova",
     "raas": "kvlens.methods.raas:RaaS",
+    "duoattention": "kvlens.methods.duoattention.method:DuoAttention",
     "quest": "kvlens.methods.quest:Quest",
     "sparq": "kvlens.methods.sparq:SparQ",
     "rocketkv": "kvlens.methods.rocketkv:RocketKV",

@@ -50,6 +50,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "random": {"method": "random", "budget": "0.4"},
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
+    "duoattention": {"method": "duoattention", "budget": "0.6"},
     "raas": {"method": "raas", "budget": "0.4"},
     "rocketkv": {"method": "rocketkv", "budget": "0.4"},
     "kivi": {"method": "kivi", "budget": "0.5"},
