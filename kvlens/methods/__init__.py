@@ -30,6 +30,7 @@ BUILT_IN = {
     "chunkkv": "kvlens.methods.chunkkv:ChunkKV",
     "cake": "kvlens.methods.cake:Cake",
     "expected_attention": "kvlens.methods.expected_attention:ExpectedAttention",
+    "semanticache": "kvlens.methods.semanticache:SemantiCache",
     "h2o": "kvlens.methods.h2o:H2O",
     "tova": "kvlens.methods.tova:Tova",
     "raas": "kvlens.methods.raas:RaaS",

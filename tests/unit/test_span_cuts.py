@@ -51,6 +51,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "quest": {"method": "quest"},
     "sparq": {"method": "sparq"},
     "duoattention": {"method": "duoattention", "budget": "0.6"},
+    "semanticache": {"method": "semanticache", "budget": "0.4"},
     "raas": {"method": "raas", "budget": "0.4"},
     "rocketkv": {"method": "rocketkv", "budget": "0.4"},
     "kivi": {"method": "kivi", "budget": "0.5"},
