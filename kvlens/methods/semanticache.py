@@ -62,7 +62,7 @@ class SemantiCache(Method):
 
     name = "semanticache"
     title = "SemantiCache"
-    paper = "after the abstract of SemantiCache: semantic KV cache merging, arXiv 2603.14303, 2026"
+    paper = "after the abstract of SemantiCache, arXiv 2603.14303"
     summary = "merges, when prefill ends, tokens of a sentence whose keys are alike into one entry that weighs as many"
     family = "prompt_eviction"
     Parameters = SemantiCacheParameters
