@@ -109,6 +109,7 @@ class Session:
             return self._prefill(layer, q, scaling)
         memory = self.memory
         memory.land(layer)
+        self.method.asked(layer, q[0, :, 0])
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
         else:

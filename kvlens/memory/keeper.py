@@ -25,7 +25,8 @@ class Keeper:
         shape = hot.shape
         self._left = np.zeros((shape.layers, shape.kv_heads, spans.capacity), np.int64)
         self._victims: torch.Tensor | None = None
-        """int64 [L, H_kv]: places of the bag that the next token takes"""
+        """int64 [L, H_kv]: places of the bag that the next token takes, -1: one that was never used"""
+        self._going = np.zeros((shape.layers, shape.kv_heads), bool)
 
     def drain_cuts(self) -> list[CutRow]:
         """Rows since the last call."""
@@ -162,17 +163,18 @@ class Keeper:
         places = self._victims = eviction.places
         position, span = torch.empty_like(places), torch.empty_like(places)
         for pool in self.hot.pools:
-            at = (places[pool.at] + pool.start["window"])[..., None]
+            at = (places[pool.at].clamp(min=0) + pool.start["window"])[..., None]
             position[pool.at] = pool.position.gather(2, at)[..., 0].long()
             span[pool.at] = pool.span.gather(2, at)[..., 0].long()
-        where, spans = position.cpu().numpy(), span.cpu().numpy()
-        layers, heads = (part.ravel() for part in np.indices(where.shape))
-        self._left[layers, heads, spans.ravel()] -= 1
-        alike = bool((where == where[0, 0]).all()) and eviction.score is None
+        where, spans, going = position.cpu().numpy(), span.cpu().numpy(), (places >= 0).cpu().numpy()
+        self._going = going
+        layers, heads = np.nonzero(going)
+        self._left[layers, heads, spans[going]] -= 1
+        alike = bool(going.all() and (where == where[0, 0]).all()) and eviction.score is None
         self._tell_gone(layers, heads, spans, alike)
         score, cut = ((None if t is None else t.float().cpu().numpy()) for t in (eviction.score, eviction.cut))
         one = np.ones(1, np.int32)
-        for layer, head in [(0, 0)] if alike else np.ndindex(where.shape):
+        for layer, head in [(0, 0)] if alike else zip(layers.tolist(), heads.tolist(), strict=True):
             row = CutRow(
                 step,
                 None if alike else int(layer),
@@ -203,4 +205,5 @@ class Keeper:
         """The token at `position` takes its slot in every bag."""
         victims, self._victims = self._victims, None
         for pool in self.hot.pools:
-            pool.take_bag(None if victims is None else victims[pool.at], position, WINDOW)
+            full = victims is not None and self._going[pool.at].any()
+            pool.take_bag(victims[pool.at] if victims is not None and full else None, position, WINDOW)

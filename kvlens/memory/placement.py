@@ -30,7 +30,7 @@ class Placement:
     coarse: list[int] = field(default_factory=list)
     """spans that get a coarse entry"""
     coarse_keys: torch.Tensor | None = None
-    """[L, H_kv, len(coarse), D]"""
+    """[L, H_kv, len(coarse), D], or as many entries as `coarse_spans` has"""
     coarse_values: torch.Tensor | None = None
     offload: list[int] = field(default_factory=list)
     """spans whose tokens go to the cold tier through `codec`"""
@@ -43,6 +43,9 @@ class Placement:
     coarse_counts: torch.Tensor | None = None
     """[L, H_kv, len(coarse)]: tokens that each entry stands for, the log of which is added to its score; 0: this KV
     head does not have it. For a layout that is `weighted`. None: the tokens of its span"""
+    coarse_spans: torch.Tensor | None = None
+    """int64 [L, H_kv, entries], where KV heads have other entries, or several of one span: to which of `spans` each
+    belongs. For a layout that is `weighted`. None: one entry for each of `coarse`"""
 
 
 @dataclass
@@ -50,7 +53,8 @@ class Eviction:
     """One token out of the bag of every (layer, KV head), in the place of which the next step's token comes."""
 
     places: torch.Tensor
-    """int64 [L, H_kv]: places in the bag, counted from the window's first slot"""
+    """int64 [L, H_kv]: places in the bag, counted from the window's first slot; -1, for all KV heads of equal zones:
+    nothing goes, there is room"""
     candidates: int
     """tokens that could have been evicted"""
     score: torch.Tensor | None = None

@@ -57,16 +57,20 @@ class Placer:
         if placement.coarse:
             assert placement.coarse_keys is not None
             assert placement.coarse_values is not None
-            spans = torch.tensor([ids[i] for i in placement.coarse], device=self.device)
-            starts = torch.tensor([placement.spans[i].tok_start for i in placement.coarse], device=self.device)
-            role, counts = torch.full_like(spans, ROLE["coarse"]), placement.coarse_counts
+            named = torch.tensor(ids, device=self.device)
+            begins = torch.tensor([span.tok_start for span in placement.spans], device=self.device)
+            which = torch.tensor(placement.coarse, device=self.device)
+            counts, of_heads = placement.coarse_counts, placement.coarse_spans
             for pool in self.hot.pools:
                 if not pool.dense and pool.zones.coarse:
+                    mine_of = which if of_heads is None else of_heads[pool.at]
+                    spans, starts = named[mine_of], begins[mine_of]
+                    role = torch.full_like(spans, ROLE["coarse"])
                     if counts is not None and pool.weight is not None:
                         mine, at = counts[pool.at], pool.used["coarse"]
                         role = torch.where(mine > 0, ROLE["coarse"], FREE)
                         more = mine.clamp(min=1).log() - self.spans.log_lengths[spans]
-                        pool.weight[:, :, at : at + len(spans)] = more
+                        pool.weight[:, :, at : at + spans.shape[-1]] = more
                     keys_of, values_of = placement.coarse_keys[pool.at], placement.coarse_values[pool.at]
                     pool.append("coarse", keys_of, values_of, starts, spans, role)
         if placement.offload:

@@ -175,6 +175,10 @@ class Method(ABC):
         """The token of a decode step has been written, before `select` of the layer: keys, values [H_kv, D],
         post-RoPE."""
 
+    def asked(self, layer: int, q: torch.Tensor) -> None:
+        """The queries of a decode step, before its attention: q [Hq, D], post-RoPE. For what follows them without
+        selecting by them."""
+
     @property
     def looks_ahead(self) -> bool:
         """`select` is called for every layer but the first while the layer before it runs, with q estimated from what

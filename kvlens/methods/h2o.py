@@ -47,7 +47,7 @@ class H2O(DecodeEviction):
     params: H2OParameters
 
     @classmethod
-    def own_bytes(cls, shape: KVShape, places: int) -> int:
+    def own_bytes(cls, params: H2OParameters, shape: KVShape, places: int) -> int:
         return shape.layers * shape.kv_heads * places * 4
 
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:

@@ -46,7 +46,7 @@ class Tova(DecodeEviction):
     params: TovaParameters
 
     @classmethod
-    def own_bytes(cls, shape: KVShape, places: int) -> int:
+    def own_bytes(cls, params: TovaParameters, shape: KVShape, places: int) -> int:
         return shape.layers * shape.kv_heads * places * 4
 
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:

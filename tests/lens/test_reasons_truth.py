@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
@@ -18,7 +19,7 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.lens.facts import NOTHING
 from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import explain
-from kvlens.memory.hot import ROLE
+from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.prompts import PromptText
@@ -48,6 +49,9 @@ RUNS = {
     "shadowkv": ("25%", {"chunk": "16", "local": "1", "outliers": "1", "rank": "0.125"}),
     "infllm": ("25%", {"sinks": "4", "window": "32", "page": "16", "representatives": "1", "group": "sum"}),
     "rocketkv": ("20%", {}),
+    "raas": ("20%", {}),
+    "semanticache": ("12%", {}),
+    "duoattention": ("25%", {}),
 }
 
 
@@ -68,6 +72,13 @@ Table = dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """(step, layer) -> roles and spans [H_kv, C] of the slots, and which were attended [H_kv, G, C]"""
 
 
+def beside(some: tuple[torch.Tensor, ...], more: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The slots of a layer's KV heads that lie in several pools, filled up with slots that hold nothing."""
+    wide = max(some[0].shape[-1], more[0].shape[-1])
+    fill = [lambda t, value=value: F.pad(t, (0, wide - t.shape[-1]), value=value) for value in (FREE, 0, False)]
+    return tuple(torch.cat([pad(one), pad(other)]) for pad, one, other in zip(fill, some, more, strict=True))
+
+
 @pytest.fixture
 def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
     """What the runs of a test attend."""
@@ -85,7 +96,8 @@ def slots(monkeypatch: pytest.MonkeyPatch) -> Table:
             if made is None
             else made > -torch.inf
         )
-        seen[memory.step, layer] = role, span, open_
+        mine = role, span, open_
+        seen[memory.step, layer] = beside(seen[memory.step, layer], mine) if part else mine
         return made, pages
 
     monkeypatch.setattr(Memory, "attends", attends)
@@ -195,6 +207,9 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "shadowkv": {"below_the_cut", "rank_truncated"},
         "infllm": {"below_the_cut", "elsewhere"},
         "rocketkv": {"partly_evicted", "partly_attended"},
+        "raas": {"evicted"},
+        "semanticache": {"coarse_only"},
+        "duoattention": {"evicted"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
 

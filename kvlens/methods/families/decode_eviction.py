@@ -12,19 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvlens.memory.layout import Layout, Zones
-from kvlens.methods.base import BagChange, Method
+from kvlens.methods.base import BagChange
+from kvlens.methods.families.bag import Bag
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
-from kvlens.spans import Span, fixed_chunks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
 
-    from kvlens.memory.kept import Kept
     from kvlens.memory.placement import Eviction, Placement
 
 
@@ -55,15 +52,12 @@ class DecodeEvictionParameters:
         return {"tokens": 0}
 
 
-class DecodeEviction(Method):
+class DecodeEviction(Bag):
     """Base of the family. `params` is a DecodeEvictionParameters, or has its fields."""
 
-    family = "decode_eviction"
     params: Any
     ranks = True
     """False: what is evicted follows from positions alone, and no scores are logged"""
-    role = "resident"
-    """of tokens that are no sinks, one of kvlens.rows.ROLES"""
 
     @abstractmethod
     def worth(self, prompt: Prefilled, layer: int) -> torch.Tensor:
@@ -99,23 +93,20 @@ class DecodeEviction(Method):
         return cls._bytes(params, shape, prompt_tokens, max_new, least)
 
     @classmethod
-    def own_bytes(cls, shape: KVShape, places: int) -> int:
+    def own_bytes(cls, params: Any, shape: KVShape, places: int) -> int:
         """Device bytes of what the method itself holds for bags of that size, besides their positions."""
         return 0
+
+    def room(self, places: int) -> int:
+        """Prompt tokens that come into the bag: one place is free for the token that step 0 feeds."""
+        return min(self.context.prompt_tokens, places - 1)
 
     @classmethod
     def _bytes(cls, params: Any, shape: KVShape, n: int, max_new: int, places: int) -> int:
         tables = shape.layers * shape.kv_heads * places * 8  # the positions in the bag, int64
-        return _layout(params, n, max_new, places).bytes(shape) + tables + cls.own_bytes(shape, places)
+        return _layout(params, n, max_new, places).bytes(shape) + tables + cls.own_bytes(params, shape, places)
 
     # ------------------------------------------------------------------------------------------------------- the prompt
-    @classmethod
-    def segments(cls, params: Any, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
-        n = prompt.prompt_tokens
-        sinks = min(params.sinks, n)
-        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept for ever.")] if sinks else []
-        return [*first, *fixed_chunks(sinks, n, params.page, kind="page")]
-
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
@@ -125,11 +116,11 @@ class DecodeEviction(Method):
         n, shape = context.prompt_tokens, context.shape
         self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
         places = self.places(p, context)
-        room = min(n, places - 1)  # one is free for the token that step 0 feeds
+        room = self.room(places)
         recent = self._recent(places)
         worth = torch.stack([self.worth(prompt, layer).float() for layer in range(shape.layers)])
         protected = torch.zeros(n, dtype=torch.bool, device=worth.device)
-        protected[: p.sinks] = True
+        protected[: self.sinks(p, n)] = True
         protected[max(n - recent + 1, 0) :] = True
         order = worth.masked_fill(protected, float("inf")).argsort(dim=-1, descending=True, stable=True)
         mask = torch.zeros_like(worth, dtype=torch.bool).scatter_(-1, order[..., :room], True)
@@ -144,18 +135,6 @@ class DecodeEviction(Method):
     def _recent(self, places: int) -> int:
         p = self.params
         return min(p.recent or places // 2, places - min(p.sinks, places) - 1)
-
-    def _place(self, mask: torch.Tensor, kept: Kept) -> Placement:
-        from kvlens.memory.placement import Placement
-
-        spans = self.segments(self.params, self.context, ())
-        rows = mask.flatten(0, 1).cpu()
-        states = []
-        for span in spans:
-            counts = rows[:, span.tok_start : span.tok_end].sum(1)
-            whole = bool((counts == len(span)).all())
-            states.append("resident" if whole else "partial" if int(counts.sum()) else "evicted")
-        return Placement(spans, states, ["sink" if span.kind == "sink" else self.role for span in spans], kept)
 
     # --------------------------------------------------------------------------------------------------------- decoding
     def decode_end(self, end: StepEnd, memory: MemoryView) -> BagChange | None:
@@ -185,21 +164,6 @@ class DecodeEviction(Method):
         else:
             self.replaced(places)
             self._position.scatter_(-1, places[..., None], position)
-
-    def _open(self, position: int) -> Placement | None:
-        """Decoded tokens become a page of their own when there are enough of them that are no longer recent."""
-        import torch
-
-        from kvlens.memory.kept import Kept
-        from kvlens.memory.placement import Placement
-
-        page, start = self.params.page, self._named
-        if position + 1 - start < page:
-            return None
-        self._named = start + page
-        span = Span(start, start + page, "page", f"The next {page} decoded tokens.")
-        nothing = Kept.everywhere(torch.empty(0, dtype=torch.long, device=self._position.device))
-        return Placement([span], ["resident"], [self.role], nothing)
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         return {"places": (self._position,)} if hasattr(self, "_position") else {}

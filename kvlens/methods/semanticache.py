@@ -1,0 +1,189 @@
+"""SemantiCache, after the abstract: tokens of a sentence whose keys are alike become one entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvlens.memory.layout import Layout, Zones
+from kvlens.methods.base import Method
+from kvlens.methods.given import Prefilled
+from kvlens.methods.parameters import param
+from kvlens.methods.segmenter import PromptFacts
+from kvlens.shape import KVShape
+from kvlens.spans import Span
+from kvlens.spans.marks import SETS, mark_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from kvlens.memory.placement import Placement
+
+HALVINGS = 12
+"""of the range in which a KV head's threshold is looked for"""
+
+
+@dataclass(frozen=True)
+class SemantiCacheParameters:
+    """Lengths are in tokens. The abstract gives no numbers: all of these are ours."""
+
+    entries: int = param(0, "merged entries per KV head; 0: as many as the byte budget holds", ours=True)
+    sinks: int = param(4, "first tokens, kept as they are", ours=True)
+    window: int = param(32, "last prompt tokens, kept as they are", ours=True)
+    marks: str = param("full", "which marks end a chunk, as sentence chunks have them", choices=tuple(SETS), ours=True)
+    longest: int = param(64, "tokens of a chunk at most", ours=True)
+
+    def __post_init__(self) -> None:
+        if min(self.entries, self.sinks, self.window) < 0 or self.longest < 1:
+            raise ValueError("entries, sinks and window must be at least 0 and longest at least 1.")
+
+    @classmethod
+    def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
+        """The window is a tenth of the tokens that the budget holds, 32 at most, and the sinks an eighth of the window,
+        4 at most (ours: there are no published numbers)."""
+        share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
+        window = max(1, min(32, int(share * prompt_tokens / 10)))
+        return {"entries": 0, "window": window, "sinks": min(4, window // 8)}
+
+
+class SemantiCache(Method):
+    """When prefill ends (after the abstract; no other text and no code could be had): the prompt is cut at natural
+    delimiters; inside a chunk the first token that belongs nowhere yet is a seed, and later ones whose key has at least
+    a threshold's cosine with its key join it; each cluster is one entry of mean key and mean value, to whose score the
+    log of its tokens is added, so that it weighs as much as they did if they were alike.
+
+    Ours throughout: marks, order of seeds (left to right), cosine of keys after RoPE, plain means, clusters per KV
+    head; the threshold of each KV head is the highest, found by halving, with which its clusters fit into the entries
+    it has. Where there are more chunks than entries, neighbouring chunks become one. First and last prompt tokens stay,
+    nothing is merged while decoding. A cluster of one token is logged as a summary too, though nothing is lost of it.
+    """
+
+    name = "semanticache"
+    title = "SemantiCache"
+    paper = "after the abstract of SemantiCache, arXiv 2603.14303"
+    summary = "merges, when prefill ends, tokens of a sentence whose keys are alike into one entry that weighs as many"
+    family = "prompt_eviction"
+    Parameters = SemantiCacheParameters
+    presets = {"paper": {}, "demo": {"window": 16}}  # noqa: RUF012
+    journal_names = {  # noqa: RUF012
+        "threshold": "cosine from which keys are merged, by KV head; per layer",
+        "shortened": "mean length of merged keys over that of their members, single tokens left out, by KV head",
+    }
+    params: SemantiCacheParameters
+
+    # --------------------------------------------------------------------------------------------------------- how many
+    @classmethod
+    def entries(
+        cls, p: SemantiCacheParameters, shape: KVShape, prompt_tokens: int, max_new: int, budget: int | None
+    ) -> int:
+        """Entries of each KV head; 0: every token stays as it is."""
+        most = prompt_tokens - min(p.sinks + p.window, prompt_tokens)
+        if p.entries:
+            return p.entries if p.entries < most else 0
+        if budget is None or _layout(p, prompt_tokens, max_new, 0).bytes(shape) <= budget:
+            return 0
+        one, two = (_layout(p, prompt_tokens, max_new, many).bytes(shape) for many in (1, 2))
+        return min(most, max(1, 1 + (budget - one) // (two - one)))
+
+    @classmethod
+    def floor_bytes(cls, params: SemantiCacheParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        asked = cls.entries(params, shape, prompt_tokens, max_new, 0 if not params.entries else None)
+        whole = _layout(params, prompt_tokens, max_new, 0).bytes(shape)
+        return min(whole, _layout(params, prompt_tokens, max_new, asked).bytes(shape))
+
+    @classmethod
+    def segments(cls, params: SemantiCacheParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
+        n = prompt.prompt_tokens
+        entries = cls.entries(params, prompt.shape, n, prompt.max_new, prompt.budget_bytes)
+        sinks, until = min(params.sinks, n), max(n - params.window, min(params.sinks, n))
+        first = [Span(0, sinks, "sink", f"The first {sinks} tokens are kept as they are.")] if sinks else []
+        ends, begin = [], sinks
+        for at in range(sinks, until):
+            mark = mark_of(prompt.tokens[at], params.marks) if at < len(prompt.tokens) else None
+            if mark is not None or at + 1 - begin == params.longest or at + 1 == until:
+                shown = "" if mark is None else mark.text.replace("\n", "\\n")
+                why = (
+                    f"Ends after '{shown}'."
+                    if shown
+                    else "Ends with the prompt."
+                    if at + 1 == until
+                    else "As long as may be."
+                )
+                ends.append((at + 1, why))
+                begin = at + 1
+        joined = ends if not entries else ends[::-1][:: -(-len(ends) // entries)][::-1] if ends else []
+        begins = [sinks, *(end for end, _ in joined)]
+        return [*first, *(Span(a, b, "chunk", why) for a, (b, why) in zip(begins, joined, strict=False))]
+
+    # ------------------------------------------------------------------------------------------------------- the prompt
+    def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
+        import torch
+
+        from kvlens.memory.kept import Kept
+        from kvlens.memory.placement import Placement
+
+        context, p, shape, n = self.context, self.params, self.context.shape, self.context.prompt_tokens
+        self.refuse_below(self.floor_bytes(p, shape, n, context.max_new))
+        entries = self.entries(p, shape, n, context.max_new, context.budget_bytes)
+        layout = _layout(p, n, context.max_new, entries)
+        spans = self.segments(p, context, ())
+        chunks = [at for at, span in enumerate(spans) if span.kind == "chunk"]
+        roles = ["sink" if span.kind == "sink" else "resident" for span in spans]
+        until = layout.window_from
+        if not entries:
+            every = Kept.everywhere(torch.arange(until, device=prompt.keys.device))
+            return layout, Placement(spans, ["resident"] * len(spans), roles, every)
+        states = ["coarse" if span.kind == "chunk" else "resident" for span in spans]
+        kept = Kept.everywhere(torch.arange(min(p.sinks, n), device=prompt.keys.device))
+        placement = Placement(spans, states, roles, kept, coarse=chunks)
+        made = [self._merged(prompt, layer, [spans[at] for at in chunks], entries) for layer in range(shape.layers)]
+        keys, values, counts, of = (torch.stack(parts) for parts in zip(*made, strict=True))
+        placement.coarse_keys, placement.coarse_values = keys, values
+        placement.coarse_counts, placement.coarse_spans = counts, of + chunks[0]
+        return layout, placement
+
+    def _merged(
+        self, prompt: Prefilled, layer: int, chunks: list[Span], entries: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys and values [H_kv, entries, D] of a layer's entries, how many tokens each stands for, 0: none, and which
+        chunk it belongs to, int64 [H_kv, entries]."""
+        import torch
+
+        from kvlens.methods.families.clusters import clustered, fitting
+
+        first, end = chunks[0].tok_start, chunks[-1].tok_end
+        keys, values = (of[layer, :, first:end].float() for of in (prompt.keys, prompt.values))
+        starts = torch.tensor([chunk.tok_start - first for chunk in chunks], device=keys.device)
+        lengths = torch.tensor([len(chunk) for chunk in chunks], device=keys.device)
+        threshold = fitting(keys, starts, lengths, entries, HALVINGS)
+        seed = clustered(keys, starts, lengths, threshold)
+        own = seed == torch.arange(seed.shape[1], device=keys.device)
+        entry = (own.cumsum(-1) - 1).gather(-1, seed)
+        counts = torch.zeros(len(keys), entries, device=keys.device).scatter_add_(
+            1, entry, torch.ones_like(keys[..., 0])
+        )
+        wide = entry[..., None].expand(keys.shape)
+        empty = torch.zeros(len(keys), entries, keys.shape[-1], device=keys.device)
+        mean_keys, mean_values = (
+            empty.scatter_add(1, wide, of) / counts.clamp(min=1)[..., None] for of in (keys, values)
+        )
+        chunk = torch.repeat_interleave(torch.arange(len(chunks), device=keys.device), lengths).expand_as(entry)
+        of_entry = torch.zeros_like(counts, dtype=torch.long).scatter_(1, entry, chunk)
+        members = torch.zeros_like(counts).scatter_add_(1, entry, keys.norm(dim=-1)) / counts.clamp(min=1)
+        some = counts > 1
+        ratio = torch.where(some, mean_keys.norm(dim=-1) / members.clamp(min=1e-20), 0).sum(-1) / some.sum(-1)
+        self.note("threshold", threshold, layer)
+        self.note("shortened", ratio, layer)
+        dtype = prompt.keys.dtype
+        return mean_keys.to(dtype), mean_values.to(dtype), counts.long(), of_entry
+
+
+def _layout(p: SemantiCacheParameters, n: int, max_new: int, entries: int) -> Layout:
+    """entries 0: every token stays, with a span for each at most."""
+    sinks, until = min(p.sinks, n), max(n - p.window, min(p.sinks, n))
+    window = n - until + max_new
+    if not entries:
+        return Layout(Zones(until, 0, 0, window), until - sinks + 2, window_from=until, weighted=True)
+    return Layout(Zones(sinks, entries, 0, window), entries + 2, window_from=until, weighted=True)

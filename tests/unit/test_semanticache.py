@@ -1,0 +1,78 @@
+"""SemantiCache against clusters made one token after the other, and attention over the merged entries, in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from methodtrial import SHAPE, Trial
+
+from kvlens.methods.semanticache import HALVINGS
+
+N, NEW, ENTRIES, SINKS, WINDOW = 75, 4, 20, 3, 9
+TEXT = tuple("end." if at % 13 == 12 else f"word{at}" for at in range(N + 1))
+CHUNKS = [(3, 13), (13, 24), (24, 26), (26, 37), (37, 39), (39, 50), (50, 52), (52, 63), (63, 65), (65, 66)]
+"""after a full stop, after 11 tokens, where the window begins"""
+
+
+def clusters(keys: np.ndarray, threshold: float) -> list[list[int]]:
+    """keys [n, D] -> positions of each cluster, chunk by chunk, by their seeds."""
+    unit, made = keys / np.linalg.norm(keys, axis=-1, keepdims=True), []
+    for start, end in CHUNKS:
+        left = list(range(start, end))
+        while left:
+            mine = [p for p in left if p == left[0] or unit[p] @ unit[left[0]] >= threshold]
+            left = [p for p in left if p not in mine]
+            made.append(mine)
+    return made
+
+
+@pytest.fixture
+def trial() -> Trial:
+    return Trial("semanticache", N, NEW, text=TEXT, entries=ENTRIES, sinks=SINKS, window=WINDOW, longest=11)
+
+
+def test_every_step_attends_the_merged_entries(trial: Trial) -> None:
+    found = {span.tok_start: span.tok_end for span in trial.session.memory.spans.rows if span.kind == "chunk"}
+    assert list(found.items()) == CHUNKS
+    notes = {(note.name, note.layer): note.values for note in trial.session.method.drain_journal()}
+    outs: dict[int, torch.Tensor] = {}
+    attend = trial.session.attend
+
+    def kept(layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        outs[layer] = attend(layer, q, scaling)
+        return outs[layer]
+
+    trial.session.attend = kept  # type: ignore[method-assign]
+    q, k = trial.step(0)
+    for layer, head in np.ndindex(SHAPE.layers, SHAPE.q_heads):
+        at = layer, head // SHAPE.group
+        threshold = float(notes["threshold", layer][at[1]])
+        made = clusters(trial.keys[at], threshold)
+        assert len(made) <= ENTRIES < len(clusters(trial.keys[at], threshold + 2 / 2**HALVINGS))
+        keys, values = (
+            np.array([*of[at][:SINKS], *(of[at][c].mean(0) for c in made), *of[at][N - WINDOW :], k[at]])
+            for of in (trial.keys, trial.values)
+        )
+        more = np.log([*[1] * SINKS, *map(len, made), *[1] * (WINDOW + 1)])
+        scores = keys @ q[layer, head] / np.sqrt(SHAPE.head_dim) + more
+        weights = np.exp(scores - scores.max())
+        np.testing.assert_allclose(outs[layer][0, head, 0], weights @ values / weights.sum(), atol=1e-5)
+        merged = [c for c in made if len(c) > 1]
+        ratio = [
+            np.linalg.norm(trial.keys[at][c].mean(0)) / np.linalg.norm(trial.keys[at][c], axis=-1).mean()
+            for c in merged
+        ]
+        assert float(notes["shortened", layer][at[1]]) == pytest.approx(np.mean(ratio), abs=1e-4)
+
+
+def test_more_chunks_than_entries_are_joined() -> None:
+    trial = Trial("semanticache", N, NEW, text=TEXT, entries=4, sinks=SINKS, window=WINDOW, longest=11)
+    chunks = [(s.tok_start, s.tok_end) for s in trial.session.memory.spans.rows if s.kind == "chunk"]
+    assert chunks == [(3, 13), (13, 37), (37, 52), (52, 66)]
+
+
+def test_bytes_are_those_of_the_entries(trial: Trial) -> None:
+    memory, slots = trial.session.memory, SINKS + ENTRIES + WINDOW + NEW
+    held = sum(t.untyped_storage().nbytes() for t in memory.hot.tensors())
+    assert held == SHAPE.layers * SHAPE.kv_heads * (slots * (SHAPE.head_token_bytes + 9) + ENTRIES * 4)
