@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.soak import PARTS, bad, with_sitting
 
 ROOT = Path(__file__).parents[2]
-CODE = "from benchmarks.soak import bad, soak; found, _ = soak(0.4, short=True); print(found); assert not bad(found)"
+CODE = "from benchmarks.soak import bad, soak; found, _ = soak(0.2, short=True); print(found); assert not bad(found)"
 
 
 def test_nothing_is_lost_hangs_or_crashes() -> None:

@@ -57,7 +57,8 @@ def passkeys(
         for at in range(settings.keys)
     ]
     room -= 2 * sum(map(size, keys)) + 8
-    first, pieces = rng.randrange(len(hay)), []
+    first = rng.randrange(len(hay))
+    pieces: list[str] = []
     while (room := room - size(piece := hay[(first + len(pieces)) % len(hay)])) >= 0:
         pieces.append(piece)
     for key in keys:

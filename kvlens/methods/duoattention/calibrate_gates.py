@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,11 +52,11 @@ def attention(
     refused = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if refused or duo is None:
         raise ValueError(f"gates cannot be trained on this model: its attention uses {refused or 'no pass'}.")
-    how = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, **how)
+    attend = partial(F.scaled_dot_product_attention, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    out = attend(query, key, value, is_causal=True)
     if duo.alpha is not None:
         mask = streaming_mask(query.shape[2], duo.sinks, duo.recent).to(query.device)
-        near = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **how)
+        near = attend(query, key, value, attn_mask=mask)
         alpha = duo.alpha[int(module.layer_idx)].repeat_interleave(query.shape[1] // key.shape[1])  # type: ignore[arg-type]
         out = near + alpha[:, None, None] * (out - near)
     return out.transpose(1, 2).contiguous(), None

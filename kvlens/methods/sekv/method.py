@@ -223,7 +223,7 @@ class SeKV(Method):
             later_cause="zoom",
             zoomable=zoomable,
             score=logged,
-            index_bytes=index_read(routing.read_bytes),
+            index_bytes=index_read(routing.bytes_read),
         )
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:

@@ -128,7 +128,7 @@ class Routing:
         if self.params.tau >= 0:
             self.threshold.fill_(float(sekv_router.logit(torch.tensor(self.params.tau))))
 
-    def read_bytes(self) -> int:
+    def bytes_read(self) -> int:
         """Of the table in one layer, for one KV head's query heads: rows in use, with their scales."""
         spans, rows = self._used[0], self._used[1] * self.per_piece
         numbers = rows * self.shape.head_dim if self.by_piece else self.shape.group * spans * self.params.dim
