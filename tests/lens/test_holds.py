@@ -146,7 +146,8 @@ def test_steps_before_the_hold_and_layers_below_it_are_the_plain_runs_bit_for_bi
 def test_holding_what_is_attended_anyway_changes_nothing(prompts: Prompts, name: str) -> None:
     plain, sink = prompts.plain(name)
     end, heads = len(prompts.prompt.ids) - 1 + len(plain.ids), everywhere(prompts.demo.shape)
-    held = [Hold(0, end - 3, end, heads)]  # written while it runs, and still in the window when it ends
+    left = max((span.tok_end for record in sink.steps for span in record.spans), default=0)
+    held = [Hold(0, max(end - 3, left), end, heads)]  # written while it runs, and still in the window when it ends
     kinds = () if methods.get(name).turns_keys else ("sink", "anchor")  # what is held is seen where it is
     held += [Hold(s.span, s.tok_start, s.tok_end, heads) for s in sink.prefilled.spans if s.kind in kinds]
     result = prompts.run(name, tuple(held), forced=tuple(prompts.full.ids))
