@@ -86,7 +86,8 @@ def markdown(result: dict[str, Any]) -> str:
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype), by_task in lines.items():
         title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
-        preset = _preset(by_task) or presets.get(name) or "defaults"
+        tried = any(line["n"] or line["infeasible"] for line in by_task.values())
+        preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
         text.append(f"| {' | '.join([*cells, *_means(by_task)])} |")
     machine, request = about["machine"], about["request"]
