@@ -50,6 +50,8 @@ class Speed:
         self.engine, self.length, self.task = Engine(self.loaded), length, tasks.usual(model)[0]
         self.prompt = self.prompt_of(length)
         self.options = Options(max_new=STEPS, ignore_eos=True)
+        self.presets: dict[str, str | None] = {methods.REFERENCE: None}
+        """what each method ran with"""
 
     def prompt_of(self, length: int) -> Prompt:
         """A prompt of that length, whose text and opening are then `asked`'s."""
@@ -104,8 +106,9 @@ class Speed:
         method = methods.get(name)
         row = header(Trial(self.task, self.length, 0.5, SEED, 0, name, BUDGET), self.loaded.name)
         limit = Budget.parse(BUDGET) if row["rule"] == "resident bytes" else None
-        params = chosen(self.engine, self.prompt, method, row, limit, self.options).params
-        return _times(self.engine.run(self.prompt, method, params, limit, self.options, read=read))
+        taken = chosen(self.engine, self.prompt, method, row, limit, self.options)
+        self.presets[method.name] = taken.preset
+        return _times(self.engine.run(self.prompt, method, taken.params, limit, self.options, read=read))
 
 
 def _times(result: Result) -> tuple[float, float]:
@@ -141,6 +144,7 @@ def measure(model: str, length: int, rounds: int, names: list[str], say: Callabl
         say(f"round {turn} of {rounds}")
     made = about((methods.REFERENCE, *names), model) | {
         "model": model,
+        "presets": speed.presets,
         "prompt_tokens": len(speed.prompt.ids),
         "steps": STEPS,
         "budget": BUDGET,

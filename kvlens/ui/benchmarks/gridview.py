@@ -73,6 +73,11 @@ def choose_model(chosen: Look, problems: list[str]) -> str | None:
     )
 
 
+def has_sweep(model: str | None) -> bool:
+    """Whether there is a sweep of the model to show."""
+    return any(suite.model == model for suite in suites(measured.folder())[0].values())
+
+
 def show_grid(model: str | None, chosen: Look, problems: list[str]) -> None:
     """Grids of one sweep of a model and task, the trials of the selected cell, and exact match against what it cost."""
     if chosen.model not in (None, model):
