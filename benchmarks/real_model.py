@@ -27,6 +27,7 @@ from kvlens import methods, tasks
 from kvlens.bench.provenance import about
 from kvlens.bench.trials import Trial, chosen, header
 from kvlens.engine.engine import Engine, Options
+from kvlens.engine.hf_attention import attending
 from kvlens.engine.models import LoadedModel, load
 from kvlens.engine.options import Result
 from kvlens.engine.prefill import ReadPrompt
@@ -63,12 +64,8 @@ class Speed:
     def stock(self) -> tuple[float, float]:
         """Seconds of prefill and per decode step of the model's own `generate`, with its own attention and cache."""
         model: Any = self.loaded.model
-        before = model.config._attn_implementation
-        model.set_attn_implementation("sdpa")
-        try:
+        with attending(model, "sdpa"):
             first, whole = (self._generate(model, new) for new in (1, 1 + STEPS))
-        finally:
-            model.set_attn_implementation(before)
         return first, (whole - first) / STEPS
 
     def _generate(self, model: Any, new: int) -> float:

@@ -70,7 +70,10 @@ def _ask(work: Callable[[], object]) -> tuple[str, int]:
 
 def kill_writer(folder: Path, draw: random.Random) -> str:
     """A writer killed at any moment, recovered and read."""
-    made = lambda: write_synthetic(folder, 2, 4, 2, steps=4000, spans=12, uid=UID, writer_class=Told)  # noqa: E731
+
+    def made() -> None:
+        write_synthetic(folder, 2, 4, 2, steps=4000, spans=12, uid=UID, writer_class=Told)
+
     _, said = forked(made, kill_after_s=0.1 + draw.random())
     told = max((int(line) for line in said.split() if line.isdigit()), default=-1)
     outcome, steps = _ask(lambda: recover(folder, UID).steps)

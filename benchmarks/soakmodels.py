@@ -59,6 +59,10 @@ def _bytes(name: str, edit: Callable[[bytes, random.Random], bytes]) -> Break:
     return change
 
 
+def _text(name: str, text: bytes) -> Break:
+    return _bytes(name, lambda data, draw: text)
+
+
 def _cut(data: bytes, draw: random.Random) -> bytes:
     return data[: draw.randrange(1, len(data))]
 
@@ -95,8 +99,8 @@ BREAKS: list[Break] = [
     _bytes(WEIGHTS, lambda data, draw: b"\xff" * 8 + data[8:]),
     _bytes(WEIGHTS, lambda data, draw: bytes(8) + data[8:]),
     *[_bytes(CONFIG, _cut)] * 2,
-    *[_bytes(CONFIG, lambda data, draw, text=text: text) for text in (b"", b"[]", b"3", b"{}", b"\xff\xfe")],  # type: ignore[misc]
-    *[_bytes(TOKENIZER, lambda data, draw, text=text: text) for text in (b"", b"[]", b'{"model": 3}')],  # type: ignore[misc]
+    *[_text(CONFIG, text) for text in (b"", b"[]", b"3", b"{}", b"\xff\xfe")],
+    *[_text(TOKENIZER, text) for text in (b"", b"[]", b'{"model": 3}')],
     _bytes("model.safetensors.index.json", lambda data, draw: b'{"weight_map": {"a": "../../etc/passwd"}}'),
     _config(num_hidden_layers=LAYERS + 48),
     _config(num_hidden_layers=0),

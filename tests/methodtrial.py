@@ -53,6 +53,8 @@ class Trial:
         self.session.adopt(_t(self.keys), _t(self.values), _t(seen), peeked, received)
         self.session.finish_prefill(torch.zeros(n))
         self.end: StepEnd | None = None
+        self.outs: dict[int, torch.Tensor] = {}
+        """of the last step, by layer: [1, Hq, 1, D]"""
 
     def weights(self, layer: int, head: int) -> np.ndarray:
         """Full causal attention of a query head over the prompt, float64 [n, n]."""
@@ -85,7 +87,7 @@ class Trial:
         k = self.rng.standard_normal((SHAPE.layers, SHAPE.kv_heads, SHAPE.head_dim))
         for layer in range(SHAPE.layers):
             self.session.write(layer, _t(k[layer])[:, None], _t(k[layer])[:, None])
-            self.session.attend(layer, _t(q[layer])[None, :, None], SHAPE.head_dim**-0.5)
+            self.outs[layer] = self.session.attend(layer, _t(q[layer])[None, :, None], SHAPE.head_dim**-0.5)
         self.end = StepEnd(step, self.n + step, 0.0, 0.0)
         return q, k
 

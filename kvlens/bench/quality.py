@@ -12,6 +12,7 @@ from pydantic import Field
 
 from kvlens import tasks
 from kvlens.bench import kept as lines_kept
+from kvlens.bench.names import TaskNames
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
@@ -21,7 +22,7 @@ from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Formats, Trial, carry_out, m
 class QualityRequest(TableRequest):
     """What to measure."""
 
-    tasks: tuple[str, ...] = Field(default_factory=lambda given: tasks.usual(given["model"]))
+    tasks: TaskNames = Field(default_factory=lambda given: tasks.usual(given["model"]))
     budgets: tuple[str, ...] = ("5%", "10%", "20%")
     length: int = Field(2048, ge=64)
     prompts: int = Field(25, ge=1)

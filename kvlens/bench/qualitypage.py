@@ -29,7 +29,8 @@ softmax that are tokens, share of the prompt, per KV head: where its query heads
 *Resident*: peak, as budgets count it. These columns are means over the tasks, weighted by prompts.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
-score has to beat.
+score has to beat; it keeps sinks and newest tokens as the others do, so its selection recall exceeds its share of
+tokens.
 
 No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its

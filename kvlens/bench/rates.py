@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from kvlens import methods, tasks
+from kvlens import methods
+from kvlens.bench.names import TaskNames
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import Prompts, chosen, settings
 from kvlens.engine.engine import Engine, Options
@@ -62,20 +63,13 @@ class RatesRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(default_factory=default_model)
-    tasks: tuple[str, ...] = Field(default_factory=lambda given: LONG[given["model"] == DEMO], min_length=1)
+    tasks: TaskNames = Field(default_factory=lambda given: LONG[given["model"] == DEMO], min_length=1)
     """those that have long answers"""
     length: int = Field(2048, ge=64)
     budget: str = "20%"
     prompts: int = Field(10, ge=1)
     """of each task"""
     first_seed: int = 6_600_000
-
-    @field_validator("tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for task in value:
-            tasks.get(task)
-        return value
 
     @field_validator("budget")
     @classmethod

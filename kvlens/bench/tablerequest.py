@@ -7,7 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from kvlens import methods, tasks
+from kvlens import methods
+from kvlens.bench.names import MethodNames, TaskNames
 from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 
@@ -18,19 +19,12 @@ class ComparedRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(default_factory=default_model)
-    methods: tuple[str, ...] = Field(default_factory=lambda: tuple(methods.registry()))
+    methods: MethodNames = Field(default_factory=lambda: tuple(methods.registry()))
     """the reference is run without a limit"""
     budgets: tuple[str, ...]
     first_seed: int
     minutes: float = Field(60.0, gt=0)
     """stop after this long; what is done is kept and counts"""
-
-    @field_validator("methods")
-    @classmethod
-    def _known_methods(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for name in value:
-            methods.get(name)
-        return value
 
     @field_validator("budgets")
     @classmethod
@@ -44,19 +38,12 @@ class ComparedRequest(BaseModel):
 class TableRequest(ComparedRequest):
     """What to measure on tasks; the reference is run once per prompt."""
 
-    tasks: tuple[str, ...]
+    tasks: TaskNames
     prompts: int = Field(ge=1)
     question: Literal["in", "after"] = "in"
     """whether the question is read and placed with its context, or fed once the context was placed"""
     dtype: str = "float32"
     """what the table is computed in; the noise floor is in another format"""
-
-    @field_validator("tasks")
-    @classmethod
-    def _known_tasks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for task in value:
-            tasks.get(task)
-        return value
 
     def arms(self) -> list[tuple[str, str, str, str]]:
         """(method, budget, question, number format) that every prompt is run under, '' = the table's own format. The

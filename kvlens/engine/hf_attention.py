@@ -7,10 +7,12 @@ and several sessions can share one model.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 ATTENTION = "kvlens"
@@ -73,6 +75,25 @@ class SessionCache(Cache):
         super().__init__(layers=[SessionLayer(session, layer) for layer in range(layers)])
 
 
+def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> None:
+    """Raises ValueError where a layer asks, among an attention function's further arguments, for what none of ours
+    computes."""
+    found = [name for name in UNSUPPORTED if asked.get(name) is not None]
+    if found:
+        raise ValueError(f"layer {module.layer_idx} uses {', '.join(found)}, which kvlens does not compute.")
+
+
+@contextmanager
+def attending(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Inside, the model attends by the function that transformers knows under `name`; before and after, by its own."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
 def attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -88,9 +109,7 @@ def attention(
 
     Raises ValueError where a layer asks for windows, caps, sinks or biases, RuntimeError without a session's cache.
     """
-    asked = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    if asked:
-        raise ValueError(f"layer {module.layer_idx} uses {', '.join(asked)}, which kvlens does not compute.")
+    refuse_unsupported(module, kwargs)
     session: LayerSession | None = getattr(key, "kvlens_session", None)
     if session is None:
         raise RuntimeError("the 'kvlens' attention needs past_key_values of a kvlens session.")

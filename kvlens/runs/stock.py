@@ -16,7 +16,7 @@ def stock_gap(device: str) -> tuple[float, int]:
 
     from kvlens import methods
     from kvlens.engine.engine import Engine, Options
-    from kvlens.engine.hf_attention import ATTENTION
+    from kvlens.engine.hf_attention import attending
 
     loaded, prompt = check_prompt(device)
     full = methods.get("full")
@@ -25,12 +25,10 @@ def stock_gap(device: str) -> tuple[float, int]:
         .run(prompt, full, full.Parameters(), None, Options(max_new=1, prefill_chunk=0), keep_logits=True)
         .logits[0]
     )
-    loaded.model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
+    with torch.inference_mode(), attending(loaded.model, "sdpa"):
         cache, ids = DynamicCache(config=loaded.model.config), torch.tensor([prompt.ids], device=device)
         loaded.model(input_ids=ids[:, :-1], past_key_values=cache)
         stock = loaded.model(input_ids=ids[:, -1:], past_key_values=cache).logits[0, -1]
-    loaded.model.set_attn_implementation(ATTENTION)
     return float((ours.cpu() - stock.cpu()).abs().max()), len(prompt.ids)
 
 

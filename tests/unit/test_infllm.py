@@ -39,18 +39,12 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 def test_blocks_are_found_by_their_most_attended_tokens_and_seen_from_afar(group: str, positions: str) -> None:
     trial = Trial("infllm", N, NEW, rotate=rotate, group=group, positions=positions, **SET)
     seen: dict[int, Any] = {}
-    outs: dict[int, torch.Tensor] = {}
-    attend = trial.session.attend
-
-    def kept(layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        outs[layer] = attend(layer, q, scaling)
-        return outs[layer]
 
     class Look:
         def layer(self, layer: int, q: Any, biases: list[torch.Tensor], scaling: float, selection: Any) -> None:
             seen[layer] = biases[0], selection
 
-    trial.session.attend, trial.session.observer = kept, Look()  # type: ignore[method-assign]
+    trial.session.observer = Look()
     keys, values = trial.keys[1], trial.values[1]
     received = trial.received()[1].reshape(SHAPE.kv_heads, SHAPE.group, N)
     vectors: list[np.ndarray] = []
@@ -83,7 +77,7 @@ def test_blocks_are_found_by_their_most_attended_tokens_and_seen_from_afar(group
             weights = softmax(mine @ seen_keys.T / SHAPE.head_dim**0.5)
             for g in range(SHAPE.group):
                 assert trial.attended(1, h * SHAPE.group + g, bias) == expected.tolist(), (step, h)
-            out = outs[1][0, h * SHAPE.group : (h + 1) * SHAPE.group, 0]
+            out = trial.outs[1][0, h * SHAPE.group : (h + 1) * SHAPE.group, 0]
             np.testing.assert_allclose(out, weights @ values[h, expected], atol=1e-4)
             received[h][:, expected] += weights
     assert len(vectors) * PAGE > N - WINDOW, "decoded tokens became blocks"

@@ -14,12 +14,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from kvlens.engine.hf_attention import attending
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import fit_pca
 from kvlens.methods.sekv.training import losses
 from kvlens.methods.sekv.training.examples import draw, prepare
 from kvlens.methods.sekv.training.files import load_router
-from kvlens.methods.sekv.training.student import Pass, RouterModule, attending, mixed_softmax, straight_through
+from kvlens.methods.sekv.training.student import ATTENTION, Pass, RouterModule, mixed_softmax, straight_through
 from kvlens.methods.sekv.training.train import SeKVTraining, Trainer, train_sekv
 from kvlens.shape import KVShape
 
@@ -129,7 +130,7 @@ def test_student_at_full_resolution_equals_the_model(model: LlamaForCausalLM) ->
     params = dataclasses.replace(PARAMS, max_rank=8)
     ids, example = example_of(model, params=params)
     router = RouterModule(fit_pca(example.prefix_keys, 2, params.dim), params.max_rank, tau=-1.0, open_gates=40.0)
-    with torch.no_grad(), attending(model):
+    with torch.no_grad(), attending(model, ATTENTION):
         logits = model(
             input_ids=example.suffix_ids,
             position_ids=example.position_ids,
@@ -164,7 +165,7 @@ def test_gradients_reach_what_is_learned_and_nothing_else(model: LlamaForCausalL
     with torch.no_grad():
         trainer.module.tau.fill_(0.97)
     trip = Pass(12, example.prefix, trainer.module)
-    with attending(model):
+    with attending(model, ATTENTION):
         logits = model(
             input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
         ).logits[0]
@@ -190,7 +191,7 @@ def test_each_loss_falls_when_it_alone_is_trained(model: LlamaForCausalLM, part:
 
     def value() -> torch.Tensor:
         trip = Pass(12, example.prefix, trainer.module)
-        with attending(model):
+        with attending(model, ATTENTION):
             logits = model(
                 input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
             ).logits[0]

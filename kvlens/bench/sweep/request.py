@@ -8,6 +8,7 @@ from zlib import crc32
 from pydantic import Field, field_validator
 
 from kvlens import tasks
+from kvlens.bench.names import TaskNames
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, Trial
 
@@ -15,7 +16,7 @@ from kvlens.bench.trials import DEPTHS, Trial
 class SweepRequest(TableRequest):
     """What to measure."""
 
-    tasks: tuple[str, ...] = Field(default_factory=lambda given: tasks.usual(given["model"])[:1])
+    tasks: TaskNames = Field(default_factory=lambda given: tasks.usual(given["model"])[:1])
     budgets: tuple[str, ...] = ("10%", "20%")
     lengths: tuple[int, ...] = (512, 1024, 2048)
     depths: tuple[float, ...] = DEPTHS

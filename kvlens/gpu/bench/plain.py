@@ -75,11 +75,10 @@ def host_bytes(system: Path = Path("/")) -> int | None:
 @torch.inference_mode()
 def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
     """Columns of a step row. On the CPU nothing is offloaded and nothing compiled: the same caches without."""
-    from kvlens.engine.hf_attention import ATTENTION
+    from kvlens.engine.hf_attention import attending
 
     loaded = bench.keep_alone("model", lambda: random_model(bench))
-    loaded.model.set_attn_implementation("sdpa")
-    try:
+    with attending(loaded.model, "sdpa"):
         bench.device.reset_peak()
         cache, forward = _made(bench, loaded.model, name, context, batch)
         step = _step(bench, forward, cache, batch)
@@ -88,8 +87,6 @@ def timed(bench: Bench, name: str, context: int, batch: int) -> dict[str, Any]:
         each = (time.monotonic() - begun) / 2  # a step comes before the one that is timed
         count = bench.repeats if bench.dry else max(FEWEST, min(bench.repeats, int(SECONDS / each)))
         times = bench.device.times(step, count)
-    finally:
-        loaded.model.set_attn_implementation(ATTENTION)
     return {
         "graph": name == STATIC and not bench.dry,
         "steps": count,

@@ -6,8 +6,6 @@ Shapes: L layers, Hq query heads, H_kv KV heads, n tokens, D head size. Batch is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
+
+from kvlens.engine.hf_attention import attending, refuse_unsupported
 
 ATTENTION = "kvlens_duoattention_training"
 
@@ -49,9 +49,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls: query [1, Hq, n, D], key and value [1, H_kv, n, D] -> [1, n, Hq, D]:
     alpha * full + (1 - alpha) * streaming (paper eq. 1)."""
-    refused = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if refused or duo is None:
-        raise ValueError(f"gates cannot be trained on this model: its attention uses {refused or 'no pass'}.")
+    refuse_unsupported(module, kwargs)
+    assert duo is not None, "the model attends by this function inside a pass alone"
     attend = partial(F.scaled_dot_product_attention, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
     out = attend(query, key, value, is_causal=True)
     if duo.alpha is not None:
@@ -63,17 +62,6 @@ def attention(
 
 
 AttentionInterface.register(ATTENTION, attention)
-
-
-@contextmanager
-def attending(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model attends by gates."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 class Trainer:
@@ -91,7 +79,7 @@ class Trainer:
         """Squared distance between the last hidden states with and without gates, mean over the tokens bool [n] that
         count (paper eq. 2): ids [1, n]."""
         base = self.model.base_model
-        with attending(self.model):
+        with attending(self.model, ATTENTION):
             with torch.no_grad():
                 full = base(input_ids=ids, use_cache=False, duo=Gates(self.sinks, self.recent)).last_hidden_state
             gates = Gates(self.sinks, self.recent, self.alpha)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvlens.engine.hf_attention import attending
 from kvlens.kernels import lowrank
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import surprisal_weights
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.methods.sekv.training.student import Pass, Prefix, attending
+from kvlens.methods.sekv.training.student import ATTENTION, Pass, Prefix
 from kvlens.spans import Surprisal
 
 
@@ -57,7 +58,7 @@ def prepare(
     """Run the teacher over `ids` [n] and lay out its prefix. None when the prefix has no span to decide about."""
     tokens = torch.tensor([list(ids)], device=model.device)
     trip = Pass(suffix)
-    with attending(model):
+    with attending(model, ATTENTION):
         logits = model(input_ids=tokens, use_cache=False, sekv=trip).logits[0]
     prefix_tokens = len(ids) - suffix
     nats = _surprisal(logits[: prefix_tokens - 1], tokens[0, 1:prefix_tokens])

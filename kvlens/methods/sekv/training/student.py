@@ -12,16 +12,15 @@ attention is written as a ratio linear in z.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
+from kvlens.engine.hf_attention import refuse_unsupported
 from kvlens.kernels import lowrank
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.training.settings import SeKVTraining
@@ -99,9 +98,8 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D]."""
-    refused = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
-    if refused or sekv is None:
-        raise ValueError(f"the router cannot be trained on this model: its attention uses {refused or 'no pass'}")
+    refuse_unsupported(module, kwargs)
+    assert sekv is not None, "the model attends by this function inside a pass alone"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sekv.scaling = scale
     layer = int(module.layer_idx)  # type: ignore[arg-type]
@@ -115,17 +113,6 @@ def attention(
 
 
 AttentionInterface.register(ATTENTION, attention)
-
-
-@contextmanager
-def attending(model: PreTrainedModel) -> Iterator[None]:
-    """The model uses `attention` inside this context and what it used before afterwards."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
 
 
 def straight_through(probability: Tensor, tau: Tensor) -> Tensor:

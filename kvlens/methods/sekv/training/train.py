@@ -23,6 +23,7 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvlens.engine.hf_attention import attending
 from kvlens.engine.models import shape_of
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.layout import check_dim
@@ -31,7 +32,7 @@ from kvlens.methods.sekv.training import losses
 from kvlens.methods.sekv.training.examples import Example, draw, prepare
 from kvlens.methods.sekv.training.files import save_router
 from kvlens.methods.sekv.training.settings import SeKVTraining
-from kvlens.methods.sekv.training.student import Pass, RouterModule, attending
+from kvlens.methods.sekv.training.student import ATTENTION, Pass, RouterModule
 
 Progress = Callable[[dict[str, Any]], None]
 
@@ -78,7 +79,7 @@ class Trainer:
         targets."""
         s = self.settings
         trip = Pass(s.suffix, example.prefix, self.module, s.exponent)
-        with attending(self.model):
+        with attending(self.model, ATTENTION):
             logits = self.model(
                 input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip
             ).logits[0]
