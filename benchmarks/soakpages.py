@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.soakforks import LONGEST_S, forked
 from kvlens import REPOSITORY
@@ -24,6 +25,14 @@ VALUES = (
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "' OR 1=1 --", '"; DROP TABLE step; --', "$x$"),
     *(":material/home:", "[a](javascript:alert(1))", "{{7*7}}", "a" * 20_000, "💥" * 400, "5-2", "0-999999999", "-"),
 )
+SWEEP: dict[str, Any] = {
+    "methods": ("full", "h2o"),
+    "tasks": ("multikey",),
+    "budgets": ("40%",),
+    "lengths": (300,),
+    "depths": (0.5,),
+    "prompts": 1,
+}
 TOGETHER = 20
 """queries of one process"""
 PAGE_S = 3 * LONGEST_S
@@ -32,6 +41,8 @@ WARM = 0.25
 """share of the rounds that fill caches, before memory is compared"""
 GROWTH = 1.05
 LEAST_ROUNDS = 12
+SWEEP_EVERY = 5
+"""rounds"""
 
 
 def _query(draw: random.Random, uid: str) -> dict[str, str]:
@@ -87,7 +98,10 @@ def _resident() -> int:
 
 
 def _rounds(folder: Path, seconds: float) -> Iterator[int]:
-    """Run on the demo model, recorded and stored; read; shown on a page; deleted. Bytes after each."""
+    """Run on the demo model, recorded and stored; read; shown on a page; deleted; now and then a sweep of stored trials
+    too. Bytes after each."""
+    from kvlens.bench.sweep.request import SweepRequest
+    from kvlens.bench.sweep.run import sweep
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
     from kvlens.prompts import PromptText
@@ -105,8 +119,19 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
         uid, _, _ = carry_out(request, source, folder, lambda *_: None, lambda: False)
         assert _show("replay", {"run": uid})
         delete_run(folder, uid)
+        if number % SWEEP_EVERY == 0:
+            _, rows = sweep(
+                SweepRequest(model="demo", first_seed=number, **SWEEP), folder / f"{number}.jsonl", folder, _silent
+            )
+            assert len(rows) == 3
+            for row in rows:
+                delete_run(folder, row["uid"])
         number += 1
         yield _resident()
+
+
+def _silent(done: int, total: int, row: dict[str, Any]) -> None:
+    pass
 
 
 def flat(folder: Path, seconds: float) -> list[str]:
