@@ -32,12 +32,13 @@ def body() -> None:
     lensview.panel(reader, chosen)
     player(*player_payloads(reader, chosen, session.revision()), on_commit)
     details.player_menu(reader, chosen, KEY)
-    left, right = st.columns([11, 9], gap="medium")
-    with left:
-        lensbars.bars(reader, chosen)
-        details.attended(reader, chosen)
-    with right:
-        details.decided(reader, chosen)
+    with st.expander("Tables of this step: what was wanted, attended, moved and decided"):
+        left, right = st.columns([11, 9], gap="medium")
+        with left:
+            lensbars.wanted(reader, chosen)
+            details.attended(reader, chosen)
+        with right:
+            details.decided(reader, chosen)
     session.write_url(of_this_run(reader.uid))
 
 

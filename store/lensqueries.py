@@ -24,7 +24,7 @@ _LISTED = f"""
         FROM {source("oracle")} {{where}}))"""
 
 _HEAD = "WHERE step = $step AND layer = $layer AND q_head = $q_head"
-_LISTING = "WHERE layer = $layer AND q_head = $q_head AND list_contains(span, $span)"
+_ALWAYS = "WHERE layer = $layer AND q_head = $q_head"
 _SHARES = 'full_mass::FLOAT AS "full", mass::FLOAT AS mass, regret::FLOAT AS regret, unread::FLOAT AS unread'
 
 ORACLE = f"""
@@ -40,10 +40,18 @@ ORACLE_STEP = f"""
     FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
     ORDER BY layer, q_head, full_mass DESC, span"""
 
-ORACLE_HISTORY = f"""
-    SELECT step, full_mass::FLOAT AS "full", mass::FLOAT AS mass
-    FROM ({_LISTED.format(keys="step", where=_LISTING)})
-    WHERE span = $span ORDER BY step"""
+ORACLE_HEAD = f"""
+    SELECT step, span, {_SHARES} FROM ({_LISTED.format(keys="step", where=_ALWAYS)})
+    ORDER BY step, full_mass DESC, span"""
+
+ORACLE_TAILS = f"SELECT step, tail_full FROM {source('oracle')} {_ALWAYS} ORDER BY step"
+
+#: What no head could attend of what it wanted most: of every step and span the head that lost most.
+HOLES = f"""
+    SELECT step, span, max(lost)::FLOAT AS mass, arg_max(layer, lost) AS layer, arg_max(q_head, lost) AS q_head FROM (
+      SELECT step, layer, q_head, span, coalesce(unread, regret) AS lost
+      FROM ({_LISTED.format(keys="step, layer, q_head", where="")}))
+    WHERE lost >= $least GROUP BY step, span ORDER BY step, span"""
 
 #: Means over the query heads of a group; one that did not list a span counts as 0 there, so they are lower bounds.
 TRIPLES = f"""
@@ -67,6 +75,8 @@ _LOST = f"""
 LOST_TOKENS = f"""
     SELECT layer, q_head, q_head // $group AS kv_head, pos, mass FROM ({_LOST.format(where="WHERE step = $step")})
     ORDER BY layer, q_head, mass DESC, pos"""
+
+LOST_BY_HEAD = f"SELECT step, pos, mass FROM ({_LOST.format(where=_ALWAYS)}) ORDER BY step, mass DESC, pos"
 
 ALL_LOST_TOKENS = f"SELECT * FROM ({_LOST.format(where='')}) ORDER BY step, layer, q_head, mass DESC, pos"
 

@@ -40,9 +40,19 @@ class LensRecords:
         unread."""
         return self._db.frame(lensqueries.ORACLE_STEP, step=step, group=self.q_heads // self.kv_heads)
 
-    def oracle_history(self, layer: int, q_head: int, span: int) -> pd.DataFrame:
-        """step, full, mass of one span at the steps at which it was listed."""
-        return self._db.frame(lensqueries.ORACLE_HISTORY, layer=layer, q_head=q_head, span=span)
+    def oracle_head(self, layer: int, q_head: int) -> pd.DataFrame:
+        """`oracle` of one query head at all steps: step, span, full, mass, regret, unread."""
+        return self._db.frame(lensqueries.ORACLE_HEAD, layer=layer, q_head=q_head)
+
+    def oracle_tails(self, layer: int, q_head: int) -> pd.DataFrame:
+        """step, tail_full of one query head at the steps at which full attention was sampled."""
+        return self._db.frame(lensqueries.ORACLE_TAILS, layer=layer, q_head=q_head)
+
+    def holes(self, least: float) -> pd.DataFrame:
+        """What some query head wanted and could not attend, by step and span: step, span, mass (full attention's on the
+        unread, of the head that lost most; its regret where unread was not recorded), layer, q_head. Only masses of at
+        least `least`."""
+        return self._db.frame(lensqueries.HOLES, least=least)
 
     def regret_by_step(self) -> pd.DataFrame:
         """Total regret of query heads at the steps that were sampled: step, regret_mean, regret_max (over the sampled
@@ -59,6 +69,10 @@ class LensRecords:
         """The tokens with most unread mass of every query head that was sampled at a step, most first: layer, q_head,
         kv_head, pos, mass (full attention's). At most kvlens.recording.oracle.LOST_TOKENS of each."""
         return self._db.frame(lensqueries.LOST_TOKENS, step=step, group=self.q_heads // self.kv_heads)
+
+    def lost_by_head(self, layer: int, q_head: int) -> pd.DataFrame:
+        """`lost_tokens` of one query head at all steps: step, pos, mass."""
+        return self._db.frame(lensqueries.LOST_BY_HEAD, layer=layer, q_head=q_head)
 
     def span_keys(self, layer: int, kv_head: int) -> tuple[np.ndarray, np.ndarray, str] | None:
         """Mean keys of the prompt's spans: span ids int64 [S], keys float32 [S, D], and their form (pre-rope or

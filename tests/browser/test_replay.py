@@ -12,7 +12,11 @@ from playwright.sync_api import Page, expect
 from uiruns import MARKUP, Runs
 from uiserver import Open, Server
 
+from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
+
+MAP_LEFT = 46
+"""px left of the cache map's first token"""
 
 
 @pytest.fixture
@@ -85,6 +89,7 @@ def test_keys_work_after_coming_from_another_page(server: Server, runs: Runs, op
 
 
 def test_a_click_on_a_cell_selects_the_head_everywhere(replay: Page) -> None:
+    replay.get_by_text("Tables of this step").click()
     box = replay.locator("#heads").bounding_box()
     assert box is not None
     width = (box["width"] - 48) / 8
@@ -113,12 +118,12 @@ def test_token_text_is_shown_literally(replay: Page) -> None:
     expect(replay.locator("#strip .needle").first).to_be_attached()
 
 
-def test_a_long_prompt_is_shown_in_a_window_that_the_minimap_moves(server: Server, runs: Runs, open_page: Open) -> None:
+def test_a_long_prompt_is_shown_in_a_window_that_the_map_moves(server: Server, runs: Runs, open_page: Open) -> None:
     page = open_page(f"{server.url}/replay?run={runs.long}&step=0")
     cells = page.locator("#strip span[data-pos]")
     expect(cells).to_have_count(2048)
     expect(page.locator("#strip span[data-pos='3200']")).to_be_attached()
-    page.locator("#mini").click(position={"x": 10, "y": 15})
+    page.locator("#map").click(position={"x": MAP_LEFT + 5, "y": 60})
     expect(page.locator("#strip span[data-pos='20']")).to_be_visible()
     expect(page.locator("#follow")).not_to_be_checked()
     expect(cells).to_have_count(2048)
@@ -126,10 +131,11 @@ def test_a_long_prompt_is_shown_in_a_window_that_the_minimap_moves(server: Serve
 
 def test_colours_follow_the_mode_and_the_step(replay: Page) -> None:
     cell = replay.locator("#strip span[data-pos='1']")
-    before = cell.evaluate("e => e.style.backgroundColor")
-    replay.locator("#mode").select_option("state")
     expect(replay.locator("#legend")).to_contain_text("reconstructed")
-    assert cell.evaluate("e => e.style.backgroundColor") == "rgb(0, 114, 178)" != before
+    assert "rgb(0,114,178)" in cell.evaluate("e => e.style.backgroundColor"), "it begins with states"
+    replay.locator("#mode").select_option("surprisal")
+    expect(replay.locator("#legend")).to_contain_text("nats")
+    assert "rgb(0,114,178)" not in cell.evaluate("e => e.style.backgroundColor")
     replay.locator("#mode").select_option("head")
     expect(replay.locator("#legend")).to_contain_text("selected head")
 
@@ -158,6 +164,7 @@ def test_jumps_move_step_head_span_and_url(server: Server, runs: Runs, open_page
     player = page.locator("#player")
     expect(player).to_have_attribute("data-cell", "0,0")
     expect(page.get_by_role("button", name="next correction")).to_be_disabled()
+    page.get_by_text("Tables of this step").click()
     page.get_by_role("button", name="first loss").click()
     expect(player).to_have_attribute("data-step", "45")
     expect(player).to_have_attribute("data-cell", "2,6")
@@ -180,18 +187,63 @@ def test_jumps_move_step_head_span_and_url(server: Server, runs: Runs, open_page
 def test_a_click_on_a_bar_selects_its_span(server: Server, runs: Runs, open_page: Open) -> None:
     page = open_page(f"{server.url}/replay?run={runs.whole}")
     expect(page).to_have_url(re.compile(r"span=7"))
-    chart = page.locator(".st-key-lens_bars .nsewdrag").first
-    chart.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
-    box = chart.bounding_box()
+    page.locator("#wanted").click(position={"x": 60, "y": 38 + 1.5 * 23})  # the second row
+    expect(page).not_to_have_url(re.compile(r"span=7"))
+    picked = re.search(r"span=(\d+)", page.url)
+    assert picked is not None
+    expect(page.locator("#now")).to_contain_text(f"span {picked[1]}")
+
+
+def test_the_map_shows_holes_and_a_click_on_one_goes_to_its_step_and_span(
+    server: Server, runs: Runs, open_page: Open
+) -> None:
+    with TraceReader.open(runs.folder, runs.whole) as reader:
+        lost = reader.oracle_head(2, 6)
+        hole = lost.loc[lost["unread"].idxmax()]
+        steps, tokens = reader.n_steps, len(reader.tokens())
+        place = reader.spans().set_index("span").loc[int(hole["span"])]
+    page = open_page(f"{server.url}/replay?run={runs.whole}&step=0&layer=2&head=6&span=0")
+    expect(page.locator("#player")).to_have_attribute("data-cell", "2,6")
+    expect(page.locator("#mapTitle")).to_have_text("cache map, L2 KV1")
+    expect(page.locator("#mapLegend")).to_contain_text("hole")
+    box = page.locator("#map").bounding_box()
     assert box is not None
-    bars = box["width"] / 16  # one place per listed span; the second has the method's bar right of its middle
-    where = box["x"] + 1.6 * bars, box["y"] + 0.95 * box["height"]
-    page.mouse.move(*where)
-    page.wait_for_timeout(300)
-    page.mouse.click(*where)
-    expect(page).to_have_url(re.compile(r"span=0"))
-    expect(page.locator("#now")).to_contain_text("span 0")
+    middle = (place["tok_start"] + place["tok_end"]) / 2
+    where = {
+        "x": MAP_LEFT + middle / tokens * (box["width"] - MAP_LEFT - 10),
+        "y": 12 + (hole["step"] + 0.5) / steps * (box["height"] - 42),
+    }
+    page.locator("#map").hover(position=where)
+    expect(page.locator("#token")).to_contain_text(f"step {int(hole['step'])} ")
+    expect(page.locator("#token")).to_contain_text("that this run could not attend")
+    red, green, blue = page.locator("#map").evaluate(
+        "(e, at) => [...e.getContext('2d').getImageData(at.x * devicePixelRatio, at.y * devicePixelRatio, 1, 1).data]",
+        where,
+    )[:3]
+    assert red > 1.5 * max(green, blue), "a hole is red"
+    page.locator("#map").click(position=where)
+    expect(page.locator("#player")).to_have_attribute("data-step", str(int(hole["step"])))
+    expect(page).to_have_url(re.compile(rf"span={int(hole['span'])}(&|$)"))
+
+
+def test_the_map_is_moved_by_keys_and_by_dragging(replay: Page) -> None:
+    canvas = replay.locator("#map")
+    whole = canvas.evaluate("e => e.toDataURL()")
+    replay.keyboard.press("w")
+    near = canvas.evaluate("e => e.toDataURL()")
+    replay.keyboard.press("a")
+    left = canvas.evaluate("e => e.toDataURL()")
+    box = canvas.bounding_box()
+    assert box is not None
+    replay.mouse.move(box["x"] + 200, box["y"] + 60)
+    replay.mouse.down()
+    replay.mouse.move(box["x"] + 300, box["y"] + 60, steps=3)
+    replay.mouse.up()
+    dragged = canvas.evaluate("e => e.toDataURL()")
+    assert len({whole, near, left, dragged}) == 4
+    assert step(replay) == 0, "dragging picks nothing"
+    canvas.dblclick(position={"x": 200, "y": 14})
+    expect(replay.locator("#player")).to_have_attribute("data-step", "0")
 
 
 def test_a_question_that_was_fed_after_its_context_is_marked_as_one(

@@ -176,25 +176,58 @@ def test_the_track_of_divergence_has_gaps_where_nothing_was_compared(reader: Tra
     assert header["diverged"] == int(loss["step"].iloc[-1])
 
 
-def test_a_slice_follows_the_selected_span_beside_full_kv(reader: TraceReader) -> None:
-    truth = reader.oracle_history(1, 6, 4)
+def masses(codes: np.ndarray) -> np.ndarray:
+    """Shares of their codes."""
+    return codes.astype(np.float64) / 65534
+
+
+def test_a_slice_holds_what_full_kv_wanted_of_the_selected_head_at_every_step(reader: TraceReader) -> None:
     _, arrays = unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, 4, "entropy"), 3))
-    listed = ~np.isnan(arrays["span_full"])
-    assert np.flatnonzero(listed).tolist() == truth["step"].tolist() != []
-    assert np.array_equal(arrays["span_full"][listed], truth["full"].to_numpy(np.float32))
-    assert np.array_equal(arrays["span_mass"][listed], truth["mass"].to_numpy(np.float32))
-    assert (
-        "span_full" not in unpack(payload.slice_payload(reader, "id", Selection("r", 5, 1, 6, None, "entropy"), 3))[1]
-    )
+    spans = reader.spans()["span"].to_numpy()
+    seen = 0
+    for step in range(reader.n_steps):
+        rows = slice(*arrays["wanted_start"][step : step + 2])
+        truth = reader.oracle(step, 1, 6)
+        seen += len(truth)
+        assert spans[arrays["wanted_span"][rows]].tolist() == truth["span"].tolist(), "most wanted first"
+        for name, column in (("full", "full"), ("mass", "mass"), ("hole", "unread")):
+            np.testing.assert_allclose(masses(arrays[f"wanted_{name}"][rows]), truth[column], atol=1e-5)
+        tail = reader.oracle_tail(step, 1, 6)
+        np.testing.assert_allclose(arrays["wanted_tail"][step], tail, atol=1e-6)
+        lost = reader.lost_tokens(step)
+        lost = lost[(lost["layer"] == 1) & (lost["q_head"] == 6)]
+        rows = slice(*arrays["lost_start"][step : step + 2])
+        assert arrays["lost_pos"][rows].tolist() == lost["pos"].tolist()
+        np.testing.assert_allclose(masses(arrays["lost_mass"][rows]), lost["mass"], atol=1e-5)
+    assert seen
+    assert np.isfinite(arrays["wanted_tail"]).any()
+
+
+def test_a_hole_of_any_head_is_that_of_the_head_that_lost_most(reader: TraceReader) -> None:
+    _, arrays = unpack(payload.run_payload(reader, "id", [], []))
+    spans = reader.spans()["span"].to_numpy()
+    found = {}
+    for step in range(reader.n_steps):
+        for i in range(*arrays["worst_start"][step : step + 2]):
+            found[step, int(spans[arrays["worst_span"][i]])] = masses(arrays["worst_hole"])[i], arrays["worst_head"][i]
+    expected = {}
+    for step in range(reader.n_steps):
+        every = reader.oracle_step(step)
+        for span, rows in every.groupby("span"):
+            most = rows.loc[rows["unread"].idxmax()]
+            if most["unread"] >= lens.LEAST_HOLE:
+                expected[step, int(span)] = most["unread"], int(most["layer"] * reader.q_heads + most["q_head"])
+    assert found.keys() == expected.keys() != set()
+    for place, (mass, head) in expected.items():
+        np.testing.assert_allclose(found[place][0], mass, atol=1e-5)
+        assert found[place][1] == head
 
 
 def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 6, 10, lens=False)
     with TraceReader.open(tmp_path, uid) as plain:
         header, arrays = unpack(payload.run_payload(plain, "id", ["entropy"], ["entropy"], verdict(plain)))
-        assert (
-            "span_full" not in unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
-        )
-    assert "track:kl" not in arrays
+        of_head = unpack(payload.slice_payload(plain, "id", Selection("r", 0, 0, 0, 1, "entropy"), 0))[1]
+    assert not [name for name in (*arrays, *of_head) if name.startswith(("track:kl", "wanted", "lost", "worst"))]
     assert (header["diverged"], header["oracle"]) == (None, False)
     assert {place["kind"] for place in header["jumps"]} <= {"correction", "recall"}

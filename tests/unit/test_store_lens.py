@@ -101,7 +101,8 @@ def _check_step(reader: TraceReader, record: StepRecord, group: int) -> None:
         for span, f, m in zip(spans.tolist(), full, mass, strict=True):
             shares = np.array([f, m, max(f - m, 0)]) / group
             sums[layer, head // group, span] = sums.get((layer, head // group, span), 0) + shares
-            history = reader.oracle_history(layer, head, span)
+            every = reader.oracle_head(layer, head)
+            history = every[every["span"] == span]
             found = history[history["step"] == record.step]
             np.testing.assert_allclose(found[["full", "mass"]], [[f, m]], atol=ATOL)
     assert len(triples) == len(sums)

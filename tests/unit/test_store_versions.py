@@ -144,7 +144,8 @@ def test_it_has_no_loss_no_full_attention_and_no_span_keys(tmp_path: Path, versi
         assert reader.oracle(0, 0, 0).empty
         assert np.isnan(reader.oracle_tail(0, 0, 0))
         assert reader.oracle_step(0).empty
-        assert reader.oracle_history(0, 0, 0).empty
+        every = reader.oracle_head(0, 0), reader.oracle_tails(0, 0), reader.lost_by_head(0, 0), reader.holes(0.0)
+        assert not any((table["step"] == 0).any() for table in every)
         assert reader.regret_by_step().empty
         assert reader.triples(0).empty
         assert reader.span_keys(0, 0) is None

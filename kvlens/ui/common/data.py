@@ -21,6 +21,7 @@ from kvlens.shape import KVShape
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 from kvlens.ui.common.pagereader import PageReader, shown_frame
 from kvlens.ui.common.player import payload
+from kvlens.ui.common.player.lens import worst_regret
 from kvlens.ui.common.state import Selection, clamp
 
 #: The metric a page opens with: the first of these that the run recorded.
@@ -122,11 +123,14 @@ def fit(reader: TraceReader, chosen: Selection) -> tuple[Selection, list[str]]:
 
 
 def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Selection:
-    """What a run is opened with: the step of loss, with the head and the span that were missed most there; else step 0
-    and the head with the most of the metric. `wanted`: the metric that was asked for."""
+    """What a run is opened with: the step of loss, with the head and the span that were missed most there; of a run
+    that lost nothing, the step, head and span of most regret; else step 0 and the head with the most of the metric.
+    `wanted`: the metric that was asked for."""
     found = loss_verdict(reader)
     if found is None and (place := held_place(reader)) is not None:
         return replace(place, metric="regret" if "regret" in names else opening_metric(names))
+    if found is None and wanted is None and "regret" in names and (place := worst_regret(reader)) is not None:
+        return Selection(None, place["step"], place["layer"], place["head"], place["span"], "regret")
     if found is None:
         metric = wanted if wanted in names else opening_metric(names)
         return Selection(None, 0, *opening_head(reader, stamp(reader.uid), metric), None, opening_metric(names))

@@ -23,11 +23,18 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
         return None
     uids = [str(uid) for uid in table["uid"]]
     wanted = chosen.run if chosen.run is not None else _newest_readable(table)
-    left, middle, right = st.columns([22, 7, 5], vertical_alignment="bottom")
+    left, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
     labels = dict(zip(uids, (run_label(row) for _, row in table.iterrows()), strict=True))
     options = uids if wanted in uids else [wanted, *uids]
     session.follow("run_picker", wanted)
-    left.selectbox("Run", options, key="run_picker", format_func=lambda uid: labels.get(uid, uid), on_change=_picked)
+    left.selectbox(
+        "Run",
+        options,
+        key="run_picker",
+        format_func=lambda uid: labels.get(uid, uid),
+        on_change=_picked,
+        label_visibility="collapsed",
+    )
     try:
         reader = data.open_run(wanted)
     except TraceError as problem:

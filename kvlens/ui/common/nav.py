@@ -13,7 +13,10 @@ from kvlens.ui.common.door import refuse_session
 #: The tab's icon comes from this package: a material icon would be fetched from the network.
 ICON = str(Path(__file__).with_name("icon.svg"))
 #: Less empty room above and beside a page; no content from data.
-STYLE = f"<style>.stMainBlockContainer {{ padding: 4.4rem 2.4rem 3rem; }} {chart.STYLE}</style>"
+STYLE = (
+    "<style>.stMainBlockContainer { padding: 3.9rem 2.4rem 3rem; } .stVerticalBlock { gap: .65rem; } "
+    f"{chart.STYLE}</style>"
+)
 _ENTERED = "kvlens_entered"
 
 

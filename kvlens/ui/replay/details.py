@@ -19,7 +19,7 @@ from kvlens.units import counted, si_bytes
 
 
 def facts(reader: TraceReader) -> None:
-    """One line about the run, failed self-checks, and the expected answer beside what came out."""
+    """One line about the run, one of the expected answer beside what came out; failed self-checks."""
     meta = reader.meta
     preset = f" ({meta.preset})" if meta.preset else ""
     method = f"{meta.method}{preset}"
@@ -33,19 +33,18 @@ def facts(reader: TraceReader) -> None:
         f"self-checks passed {int(checks['passed'].sum())}/{len(checks)}" if len(checks) else "self-checks not recorded"
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
-    st.text(
-        visible(
-            f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
-            f"{counted(reader.n_steps, 'step')} · "
-            f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
-        )
+    said = (
+        f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
+        f"{counted(reader.n_steps, 'step')} · "
+        f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
     )
+    if meta.answer:
+        fed = "Fed, full KV's tokens" if meta.forced else "Generated"
+        said += f"\nExpected answer: {str(meta.answer).strip()} · {fed}: {generated_text(reader).strip()}"
+    st.text(visible(said))
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
-    if meta.answer:
-        fed = "Fed, full KV's tokens" if meta.forced else "Generated"
-        st.text(visible(f"Expected answer: {str(meta.answer).strip()}\n{fed}: {generated_text(reader).strip()}"))
 
 
 def conditions(reader: TraceReader) -> None:

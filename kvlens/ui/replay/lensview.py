@@ -9,13 +9,13 @@ import streamlit as st
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.ui.common import data, lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
-from kvlens.ui.common.player.lens import diverged
+from kvlens.ui.common.player.lens import diverged, sampling
 from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.spantext import span_text
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.replay import lenswhatif
-from kvlens.ui.replay.lensbars import sampling, token_range
+from kvlens.ui.replay.lensbars import token_range
 from kvlens.units import counted, si_bytes
 
 
@@ -48,8 +48,10 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
         else:
             left, right = st.columns([7, 5], gap="large")
             with left:
-                st.markdown("\n\n".join(lines(reader, found)))
-                _contexts(reader, table, busy=job is not None)
+                st.markdown("  \n".join(lines(reader, found)))
+                with st.expander("More of this loss"):
+                    st.markdown("\n\n".join(more(reader, found)))
+                    _contexts(reader, table, busy=job is not None)
             with right:
                 lenswhatif.form(reader, chosen, found, busy=job is not None)
         if job is not None:
@@ -58,7 +60,7 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
 
 
 def lines(reader: TraceReader, found: Verdict) -> list[str]:
-    """The verdict as Markdown paragraphs; text of tokens is escaped."""
+    """The verdict as lines of Markdown; text of tokens is escaped."""
     said = [
         f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · "
         f"logit difference "
@@ -70,7 +72,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
             said.append("**Missed most**: no recorded span got less of any head's attention than full KV gives it.")
         else:
             said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
-        return [*said, *_inside(reader, found), _moved(found)]
+        return said
     group = reader.q_heads // reader.kv_heads
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
@@ -80,7 +82,12 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
         f"{plain(f'{missed.regret:.2f}')}"
     )
     why = f"**Why it was not there**: {plain(missed.reason.says)}."
-    return [*said, why, *_inside(reader, found), _moved(found)]
+    return [*said, why]
+
+
+def more(reader: TraceReader, found: Verdict) -> list[str]:
+    """What the verdict's lines leave out: what regret by span hides, and what moved."""
+    return [*_inside(reader, found), _moved(found)]
 
 
 def _inside(reader: TraceReader, found: Verdict) -> list[str]:

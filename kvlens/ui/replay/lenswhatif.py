@@ -31,7 +31,6 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
     if span is None:
         st.markdown("**What if it had been there?** Click a token of a span to choose it.")
         return
-    st.markdown("**What if it had been there?**")
     layer, head = chosen.layer or 0, (chosen.head or 0) // (reader.q_heads // reader.kv_heads)
     choices = spans_to_hold(reader, span, found)
     places = {
@@ -40,16 +39,18 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
         f"L{layer} KV{head}": (str(layer), str(head)),
     }
     first, second, third = st.columns([5, 4, 3])
-    what = first.selectbox("Hold", list(choices), key=f"hold_what_{reader.uid}_{span}", persist_state="session")
+    what = first.selectbox(
+        "What if it had been there? Hold", list(choices), key=f"hold_what_{reader.uid}_{span}", persist_state="session"
+    )
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
     start = third.number_input(
         "from step", 0, reader.n_steps - 1, found.step, key=f"hold_from_{reader.uid}", persist_state="session"
     )
     with st.container(horizontal=True):
-        hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy)
+        exact = "Repeats the run with the exact keys and values of these tokens on the device, all else the same."
+        hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy, help=exact)
         how = "Repeats the run again and again, heads with most regret first, until the answer is back."
         search = st.button("Find the smallest set of heads", icon=":material/search:", disabled=busy, help=how)
-    st.caption("The run is repeated with the exact keys and values of these tokens on the device, all else the same.")
     if hold or search:
         layers, heads = places[str(where)]
         st.query_params["job"] = lensjobs.start_whatif(

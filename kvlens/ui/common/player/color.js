@@ -30,6 +30,13 @@ function css(table, index) {
   return `rgb(${table[index * 3]},${table[index * 3 + 1]},${table[index * 3 + 2]})`;
 }
 
+const PALE = 0.62; // of a state's colour; the rest is the page's ground, so that text can be read and holes stand out
+
+// A state's colour as text and maps have it.
+function pale(code) {
+  return code === 255 ? css(STATES, 255) : `color-mix(in srgb, rgb(${STATE_COLORS[code]}) ${100 * PALE}%, var(--st-background-color))`;
+}
+
 // Black or white, whichever is read more easily on the colour.
 function inkOn(table, index) {
   const [r, g, b] = [table[index * 3], table[index * 3 + 1], table[index * 3 + 2]];

@@ -18,7 +18,7 @@ class HeadMap {
   }
 
   static height(layers) {
-    return 40 + Math.max(150, Math.min(420, layers * 26)) + 30;
+    return 50 + Math.max(120, Math.min(190, layers * 24));
   }
 
   draw(view, width, height, theme) {

@@ -1,5 +1,5 @@
-"""What the player is sent of a run's loss: the track of divergence, the places worth jumping to, one span's masses over
-time."""
+"""What the player is sent of a run's loss: the track of divergence, the places worth jumping to, what full attention
+wanted and could not be attended."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import numpy as np
 import pandas as pd
 
 from kvlens.lens.verdict import Verdict
+from kvlens.recording.sampling import words
 from kvlens.store.reader import TraceReader
-from kvlens.ui.common.state import Selection
+from kvlens.ui.common.player.codec import quantise
+from kvlens.ui.common.player.sparse import sparse
 
+LEAST_HOLE = 0.01
+"""share of full attention; what some head lost below it is not sent"""
 #: Kinds of events behind the jumps 'correction' and 'recall'. A zoom brings a span from the cold tier as a recall does.
 JUMP_EVENTS = {"correction": ("correction",), "recall": ("recall", "zoom_in")}
 
@@ -66,7 +70,7 @@ def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
         loss = reader.loss()
         later = loss.loc[~loss["agrees"].astype(bool) & (loss["step"] > found.step), "step"]
         places += [_place("lost", int(step), None, None, None) for step in later]
-    if (worst := _worst_regret(reader)) is not None:
+    if (worst := worst_regret(reader)) is not None:
         places.append(worst)
     events = reader.events()
     group = reader.q_heads // reader.kv_heads
@@ -80,7 +84,9 @@ def jumps(reader: TraceReader, found: Verdict | None) -> list[dict[str, Any]]:
     return places
 
 
-def _worst_regret(reader: TraceReader) -> dict[str, Any] | None:
+def worst_regret(reader: TraceReader) -> dict[str, Any] | None:
+    """The place of the query head and step with the most regret, with its span of most regret; None where nothing was
+    missed or it was not recorded."""
     by_step = reader.regret_by_step()
     if by_step.empty or not (by_step["regret_max"] > 0).any():
         return None
@@ -99,13 +105,43 @@ def _whole(value: Any) -> int | None:
     return None if pd.isna(value) else int(value)
 
 
-def span_history(reader: TraceReader, chosen: Selection) -> dict[str, np.ndarray]:
-    """Masses on the selected span of the selected head over steps, float32 [steps], NaN where the span was not listed;
-    {} without one."""
-    if chosen.span is None or not reader.meta.oracle:
+def sampling(reader: TraceReader) -> str:
+    """What of full attention a run recorded, as the end of a sentence."""
+    sampled = reader.meta.oracle
+    if not sampled:
+        return ": this run did not record them"
+    return f"; recorded were {words(sampled, reader.n_layers)}"
+
+
+def wanted(reader: TraceReader, layer: int, head: int, index: pd.Series) -> dict[str, np.ndarray]:
+    """What full attention would have read with one query head, at all steps: rows of spans (`index`: span -> its place)
+    with full, mass (this run's) and hole (of full, what was attended in no form), most wanted first; the tokens lost;
+    the mass of what is not listed, float32 [steps], NaN where it was not recorded. {} without full attention."""
+    if not reader.meta.oracle:
         return {}
-    table = reader.oracle_history(chosen.layer or 0, chosen.head or 0, chosen.span)
-    arrays = {name: np.full(reader.n_steps, np.nan, np.float32) for name in ("span_full", "span_mass")}
-    steps = table["step"].to_numpy(np.int64)
-    arrays["span_full"][steps], arrays["span_mass"][steps] = table["full"], table["mass"]
-    return arrays
+    table, lost = reader.oracle_head(layer, head), reader.lost_by_head(layer, head)
+    table["hole"] = table["unread"].fillna(table["regret"])
+    tail = np.full(reader.n_steps, np.nan, np.float32)
+    tails = reader.oracle_tails(layer, head)
+    tail[tails["step"].to_numpy(np.int64)] = tails["tail_full"]
+    rows = sparse("wanted", table, reader.n_steps, index, ("full", "mass", "hole"))
+    return rows | lost_rows(lost, reader.n_steps) | {"wanted_tail": tail}
+
+
+def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:
+    """Tokens lost (step, pos, mass), in the order of steps, as row starts [steps + 1], positions and codes of 0..1."""
+    return {
+        "lost_start": np.searchsorted(lost["step"].to_numpy(np.int64), np.arange(n_steps + 1)).astype(np.int32),
+        "lost_pos": lost["pos"].to_numpy(np.int32),
+        "lost_mass": quantise(lost["mass"].to_numpy(np.float64), 0.0, 1.0),
+    }
+
+
+def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
+    """Of every step and span what the query head that lost most could not attend, and which it is: layer * Hq + head.
+    {} without full attention."""
+    if not reader.meta.oracle:
+        return {}
+    table = reader.holes(LEAST_HOLE).rename(columns={"mass": "hole"})
+    heads = (table["layer"].to_numpy(np.int64) * reader.q_heads + table["q_head"].to_numpy(np.int64)).astype(np.int32)
+    return sparse("worst", table, reader.n_steps, index, ("hole",)) | {"worst_head": heads}

@@ -16,6 +16,7 @@ from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common.player import lens
 from kvlens.ui.common.player.codec import pack, quantise
+from kvlens.ui.common.player.sparse import places, sparse
 from kvlens.ui.common.state import Selection
 
 #: Metric cubes take two bytes per value; those beyond this sum are sent when they are asked for.
@@ -68,7 +69,8 @@ def run_payload(
     described = [_describe(reader, name, name in loaded, arrays) for name in names]
     masses = reader.meta.trace_level == "spans"
     if masses:
-        arrays |= _sparse("mean", _mean_masses(reader), reader.n_steps, spans)
+        arrays |= sparse("mean", _mean_masses(reader).sort_values(["step", "span"]), reader.n_steps, places(spans))
+        arrays |= lens.worst(reader, places(spans))
     header: dict[str, Any] = {
         "payload": identity,
         "uid": reader.uid,
@@ -87,6 +89,7 @@ def run_payload(
         "jumps": lens.jumps(reader, found),
         "diverged": lens.diverged(reader),
         "oracle": bool(reader.meta.oracle),
+        "sampling": lens.sampling(reader),
     }
     return pack(header, arrays)
 
@@ -97,8 +100,9 @@ def slice_payload(reader: TraceReader, identity: str, chosen: Selection, revisio
     layer, head = chosen.layer or 0, chosen.head or 0
     spans = reader.spans()
     arrays = state_changes(reader, spans, layer, head // (reader.q_heads // reader.kv_heads))
-    arrays |= _sparse("head", reader.span_mass(layer, head), reader.n_steps, spans)
-    arrays |= lens.span_history(reader, chosen)
+    masses = reader.span_mass(layer, head).sort_values(["step", "span"])
+    arrays |= sparse("head", masses, reader.n_steps, places(spans))
+    arrays |= lens.wanted(reader, layer, head, places(spans))
     header = {
         "payload": identity,
         "rev": revision,
@@ -159,18 +163,6 @@ def _mean_masses(reader: TraceReader) -> pd.DataFrame:
     """Mean over all query heads per (step, span); a lower bound, since heads list their strongest spans only."""
     parts = [reader.mean_span_mass(step, step + 1).assign(step=step) for step in range(reader.n_steps)]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"step": [], "span": [], "mass": []})
-
-
-def _sparse(name: str, table: pd.DataFrame, n_steps: int, spans: pd.DataFrame) -> dict[str, np.ndarray]:
-    """(step, span, mass) rows ordered by step as row starts [steps + 1], span indexes and codes of 0..1."""
-    index = pd.Series(np.arange(len(spans)), spans["span"].to_numpy())
-    table = table.sort_values(["step", "span"])
-    starts = np.searchsorted(table["step"].to_numpy(np.int64), np.arange(n_steps + 1)).astype(np.int32)
-    return {
-        f"{name}_start": starts,
-        f"{name}_span": index.loc[table["span"].to_numpy(np.int64)].to_numpy(np.int32),
-        f"{name}_mass": quantise(table["mass"].to_numpy(np.float64), 0.0, 1.0),
-    }
 
 
 def _span_list(spans: pd.DataFrame) -> list[dict[str, Any]]:

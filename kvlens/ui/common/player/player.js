@@ -1,18 +1,21 @@
-// The player: one selection (step, layer, head, span, metric), drawn by the strip, the minimap, the head map and the tracks.
+// The player: one selection (step, layer, head, span, metric), drawn by the strip, the cache map, the head map, the
+// bars of what full KV wanted and the tracks.
 // Moving is local; Python hears of it after a short pause (commit) and answers with a slice for the selected head.
 
 const KEYS = [
   ["\u2190 \u2192", "one step"], ["Shift + \u2190 \u2192", "ten steps"], ["Home, End", "first, last step"], ["Space", "play, pause"],
   ["N P", "next, previous: lost steps, worst regret, corrections"], ["Shift + N P", "next, previous recall"],
-  ["[ ]", "layer up, down"], ["Esc", "clear the selected span"], ["?", "these keys"],
+  ["[ ]", "layer up, down"], ["W S", "cache map closer, farther (or Ctrl + wheel)"], ["A D", "cache map left, right (or drag)"], ["Esc", "clear the selected span"], ["?", "these keys"],
 ];
 
 class Player extends Stepper {
   constructor(root) {
     super(root);
     this.follow = true;
+    this.mode = null; // the first run decides: states where they were recorded
     this.strip = new TokenStrip(this.el.strip, (pos) => this.pickToken(pos), (pos) => this.hoverToken(pos));
-    this.minimap = new Minimap(this.el.mini, (pos) => { this.setFollow(false); this.strip.goTo(pos); this.draw(); });
+    this.map = new CacheMap(this.el.map, (place) => this.pickPlace(place), (place) => this.hoverPlace(place));
+    this.wanted = new Wanted(this.el.wanted, (span) => { this.pickSpan(span === this.span ? null : span); this.showSpan(); });
     this.heads = new HeadMap(this.el.heads, (l, h) => this.pickHead(l, h), (cell) => this.hoverHead(cell));
     this.tracks = new Tracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
     this.jumps = new Jumps(this.el.jumps, (place) => this.jump(place));
@@ -23,10 +26,12 @@ class Player extends Stepper {
   wire() {
     const { el } = this;
     this.wireSteps({ help: () => this.toggleHelp() }, [
-      ["surprisal", "surprisal"], ["mean", "mass, mean of all heads"], ["head", "mass, selected head"], ["state", "state"],
+      ["state", "state"], ["surprisal", "surprisal"], ["mean", "mass, mean of all heads"], ["head", "mass, selected head"],
     ]);
     el.metric.onchange = () => { this.metricName = el.metric.value; this.refresh(); this.commit(0); };
     el.fit.onchange = () => this.draw();
+    el.worst.append(new Option("of the selected head", ""), new Option("of any head", "worst"));
+    el.worst.onchange = () => this.draw();
     el.follow.onchange = () => { this.follow = el.follow.checked; this.draw(); };
     el.strip.addEventListener("wheel", () => this.setFollow(false), { passive: true });
     KEYS.forEach(([key, what]) => {
@@ -60,11 +65,13 @@ class Player extends Stepper {
       this.colors = new Uint8Array(run.header.texts.length);
       if (fresh) this.strip.setRun(run);
       else this.strip.run = run;
+      if (fresh) this.map.setRun(run);
       this.el.metric.replaceChildren(...run.header.metrics.map((m) => new Option(`${m.title} (${m.unit})`, m.name)));
       this.jumps.setRun(run.header);
       if (fresh) this.rev = null;
     }
     this.clock.setSlice(this.slice);
+    if (this.mode === null) this.mode = this.el.mode.value = this.clock.changes?.some((of) => of.length) ? "state" : "surprisal";
     if (header.rev !== this.rev) {
       this.rev = header.rev;
       Object.assign(this, { step: header.step, layer: header.layer, head: header.head, span: header.span, metricName: header.metric });
@@ -108,6 +115,7 @@ class Player extends Stepper {
       n: () => this.jumps.move(1, event.shiftKey), p: () => this.jumps.move(-1, event.shiftKey),
       "[": () => this.pickHead(Math.max(0, this.layer - 1), this.head),
       "]": () => this.pickHead(Math.min(this.run.header.layers - 1, this.layer + 1), this.head),
+      w: () => this.map.zoom(1 / 1.5), s: () => this.map.zoom(1.5), a: () => this.map.pan(-0.2), d: () => this.map.pan(0.2),
       Escape: () => (this.el.help.hidden ? this.pickSpan(null) : this.toggleHelp()), "?": () => this.toggleHelp(),
     };
   }
@@ -130,11 +138,29 @@ class Player extends Stepper {
     this.commit();
   }
 
+  // A place of the cache map: its step and span, and of a hole of any head the head that lost most.
+  pickPlace({ pos, step, hole }) {
+    this.pause();
+    const index = hole && hole.span >= 0 ? hole.span : this.clock.spanAt(pos, step);
+    Object.assign(this, { step, span: index < 0 ? null : this.run.header.spans[index].id });
+    if (hole && hole.head !== null) {
+      const { q_heads: heads } = this.run.header;
+      Object.assign(this, { layer: Math.floor(hole.head / heads), head: hole.head % heads });
+    }
+    this.setFollow(false);
+    this.refresh();
+    this.strip.goTo(pos);
+    this.draw();
+    this.commit(0);
+  }
+
   // Brings a span chosen outside the player into view.
   showSpan() {
     const span = this.run.header.spans.find((s) => s.id === this.span);
     if (!span) return;
     this.setFollow(false);
-    this.strip.goTo(Math.min(span.start, this.run.header.texts.length - 1));
+    const pos = Math.min(span.start, this.run.header.texts.length - 1);
+    this.strip.goTo(pos);
+    this.map.include(pos);
   }
 }

@@ -1,6 +1,7 @@
 // Drawing of the player and the words beside the pictures. Mixed into Player, whose state it reads.
 
 const LIVE_PLAYERS = new WeakMap();
+const MAP_HEIGHT = 196; // px
 
 Object.assign(Player.prototype, {
   // After a change that is more than a step: other head, other metric, other size.
@@ -21,13 +22,15 @@ Object.assign(Player.prototype, {
     this.draw();
   },
 
-  // What the selected head read of the selected span, beside what it would have read of all keys. Python sends it for one span at a time.
+  // What the selected head read of the selected span, beside what it would have read of all keys; NaN where it was not listed.
   spanTrack() {
-    const { header, arrays } = this.slice;
-    const here = header.span === this.span && header.layer === this.layer && header.head === this.head && arrays.span_mass;
+    const { header } = this.slice;
+    const here = header.layer === this.layer && header.head === this.head;
+    const listed = (step) => (here && Wanted.listed(this, step)?.find((row) => row.id === this.span)) || { full: NaN, mass: NaN };
+    const rows = Array.from({ length: here ? this.steps : 0 }, (_, step) => listed(step));
     return {
       title: `mass on span ${this.span}, ${this.headName()}: this run (blue), full KV (orange)`, unit: "share", zero: true, pending: !here,
-      values: here ? arrays.span_mass : [], second: { values: here ? arrays.span_full : [] },
+      values: rows.map((row) => row.mass), second: { values: rows.map((row) => row.full) },
     };
   },
 
@@ -54,13 +57,14 @@ Object.assign(Player.prototype, {
     this.legend = colorTokens(this.mode, run, this.clock, step, this.colors);
     if (this.metric) this.range = el.fit.checked ? this.metric.seen : this.metric.natural;
     this.strip.draw(this);
-    this.minimap.draw(this, width, run.header.needle, this.strip, theme);
     const stacked = width < 820;
     el.player.querySelector(".views").classList.toggle("stacked", stacked);
-    const height = HeadMap.height(run.header.layers);
-    if (this.metric) this.heads.draw(this, stacked ? width : Math.floor((width - 18) * 0.45), height, theme);
-    const trackHeight = Math.max(height + 60, this.tracks.tracks.length * 60 + 34);
-    this.tracks.draw(this, stacked ? width : Math.floor((width - 18) * 0.55), trackHeight, theme);
+    this.worst = el.worst.value === "worst";
+    const [wide, narrow] = stacked ? [width, width] : [Math.floor((width - 18) * 0.6), Math.floor((width - 18) * 0.4)];
+    if (run.header.spans.length) this.map.draw(this, wide, MAP_HEIGHT, theme);
+    if (this.metric) this.heads.draw(this, narrow, HeadMap.height(run.header.layers), theme);
+    this.wanted.draw(this, narrow, Wanted.height, theme);
+    this.tracks.draw(this, width, this.tracks.tracks.length * 60 + 34, theme);
     this.words();
   },
 
@@ -81,16 +85,22 @@ Object.assign(Player.prototype, {
     this.hoverHead(this.hoveredCell ?? null);
   },
 
+  // The states that some span of the selected KV head has at some step.
+  seenStates() {
+    return [...new Set(this.slice.arrays.change_state || [])].sort((a, b) => a - b);
+  },
+
   drawLegend() {
-    const key = `${this.mode} ${this.clock.states === null}`;
+    const { legend } = this;
+    const key = `${this.mode} ${legend.states ? this.seenStates() : ""}`;
     if (this.legendKey !== key) {
       this.legendKey = key;
-      const { legend } = this;
       const parts = legend.states
-        ? STATE_NAMES.map((name, i) => pair(swatch(css(STATES, i)), words(name)))
+        ? this.seenStates().map((code) => pair(swatch(pale(code)), words(STATE_NAMES[code])))
         : [words(legend.lo), ramp(legend.table), words(legend.hi)];
       this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words(legend.missing || "not recorded")), words(`\u00b7 ${legend.note}`));
     }
+    this.mapWords();
     if (!this.metric) return;
     const { metric, range } = this;
     const scaleKey = `${metric.name} ${range}`;
@@ -100,17 +110,44 @@ Object.assign(Player.prototype, {
     const nr = swatch("");
     nr.classList.add("nr");
     const owner = metric.level === "kv" ? " \u00b7 a figure of the KV head, shown for each of its query heads" : "";
-    const doc = words(`${metric.title}: ${metric.doc}${owner}`);
-    doc.className = "doc";
+    this.el.metric.title = this.el.scale.title = `${metric.title}: ${metric.doc}${owner}`;
     this.el.scale.replaceChildren(words(axisText(range[0], metric.unit)), ramp(table),
-      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, words("not recorded (n/r)")), doc);
+      words(`${axisText(range[1], metric.unit)} ${metric.unit === "bytes" ? "" : metric.unit}`), pair(nr, words("not recorded (n/r)")));
+  },
+
+  // What the cache map shows and in which colours: only the states that occur for the KV head.
+  mapWords() {
+    const { header, arrays } = this.slice;
+    const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
+    const key = `${header.layer} ${header.head} ${header.rev} ${this.worst}`;
+    if (this.mapKey === key && this.mapOf === this.slice) return;
+    Object.assign(this, { mapKey: key, mapOf: this.slice });
+    this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
+    const parts = this.seenStates().map((code) => pair(swatch(pale(code)), words(STATE_NAMES[code])));
+    const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
+    parts.push(known ? pair(swatch(`rgb(${HOLE})`), words("hole: full KV attended, the run could not")) : words("\u00b7 holes not recorded"));
+    this.el.mapLegend.replaceChildren(...parts);
+  },
+
+  // The words below the cache map for the place under the pointer.
+  hoverPlace(place) {
+    if (place === null || !this.run) return this.hoverToken(null);
+    const { pos, step, hole } = place;
+    const { header } = this.run;
+    const index = hole && hole.span >= 0 ? hole.span : this.clock.spanAt(pos, step);
+    const text = visibleText(header.texts[pos]).replace(/\n/g, "");
+    const code = index < 0 ? 255 : this.clock.stateAt(index, step);
+    const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_NAMES[code] || "state not recorded"}`;
+    const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
+    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run could not attend; click to choose the span` : "no hole here";
+    this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   },
 
   hoverToken(pos) {
     this.hovered = pos;
     const { run, clock, step } = this;
     if (pos === null) {
-      this.el.token.textContent = "Hover a token for its figures, click it to select its span.";
+      this.el.token.textContent = "Hover a token or a place of the map for its figures, click it to select its span.";
       return;
     }
     const from = run.arrays.char_start[pos];

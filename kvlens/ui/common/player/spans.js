@@ -7,11 +7,35 @@ class SpanClock {
     this.spanOf = new Int32Array(this.count).fill(-1); // token position -> index into header.spans, -1: none
     this.states = null; // span index -> code of STATE_NAMES, 255: not recorded
     this.slice = null;
+    this.changes = null;
   }
 
   setSlice(slice) {
     this.slice = slice;
-    this.states = null;
+    this.changes = null; // span index -> its changes of state: [step, code of STATE_NAMES], in order
+    const { change_step: steps, change_span: spans, change_state: states } = slice.arrays;
+    if (!steps) return;
+    this.changes = this.run.header.spans.map(() => []);
+    steps.forEach((step, i) => this.changes[spans[i]].push([step, states[i]]));
+  }
+
+  // The state of a span while a step attended, as a code of STATE_NAMES; 255: not recorded.
+  stateAt(span, step) {
+    let code = 255;
+    for (const [at, state] of this.changes ? this.changes[span] : []) {
+      if (at > step) break;
+      code = state;
+    }
+    return code;
+  }
+
+  // The index of the span that a token belongs to at a step, -1: none.
+  spanAt(pos, step) {
+    const { spans } = this.run.header;
+    const alive = (span) => span.born <= step && (span.died === null || span.died > step);
+    const found = spans.findIndex((span) => span.kind !== "window" && alive(span) && pos >= span.start && pos < span.end);
+    if (found >= 0 || pos >= this.written(step)) return found;
+    return spans.findIndex((span) => span.kind === "window" && alive(span) && pos >= span.start);
   }
 
   // Positions written when this step's query attends: the prompt and all tokens generated before.
@@ -37,20 +61,7 @@ class SpanClock {
   }
 
   seekStates(step) {
-    const changes = this.slice && this.slice.arrays;
-    if (!changes || !changes.change_step) {
-      this.states = null;
-      return;
-    }
-    if (this.states === null || step < this.stateStep) {
-      this.states = new Uint8Array(this.run.header.spans.length).fill(255);
-      this.next = 0;
-    }
-    while (this.next < changes.change_step.length && changes.change_step[this.next] <= step) {
-      this.states[changes.change_span[this.next]] = changes.change_state[this.next];
-      this.next++;
-    }
-    this.stateStep = step;
+    this.states = this.changes && Uint8Array.from(this.run.header.spans, (_, span) => this.stateAt(span, step));
   }
 
   state(span) {
@@ -109,7 +120,7 @@ function colorTokens(mode, run, clock, step, out) {
       const span = clock.spanOf[i];
       out[i] = span < 0 || clock.states === null ? 255 : clock.states[span];
     }
-    return { table: STATES, states: true, note: "state of each token's span for the selected KV head at this step" };
+    return { table: STATES, states: true, note: "for the selected KV head at this step" };
   }
   const kind = mode === "head" ? "head" : "mean";
   const perSpan = new Int16Array(run.header.spans.length).fill(-1);

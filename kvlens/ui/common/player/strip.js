@@ -87,8 +87,9 @@ class TokenStrip {
       if (color !== this.drawnColor[i]) {
         this.drawnColor[i] = color;
         const style = this.cells[i].style;
-        style.backgroundColor = css(view.legend.table, view.colors[pos]);
-        style.color = inkOn(view.legend.table, view.colors[pos]);
+        const states = view.legend.table === STATES;
+        style.backgroundColor = states ? pale(view.colors[pos]) : css(view.legend.table, view.colors[pos]);
+        style.color = states ? "" : inkOn(view.legend.table, view.colors[pos]);
       }
       const flags = this.flags(pos, view);
       if (flags !== this.drawnFlags[i]) {

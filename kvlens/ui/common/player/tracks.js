@@ -46,8 +46,10 @@ class Tracks {
     ctx.strokeStyle = VERMILION;
     ctx.lineWidth = 1.5;
     ctx.beginPath();
-    ctx.moveTo(x, this.margin.top);
-    ctx.lineTo(x, height - this.margin.bottom);
+    this.tracks.forEach((_, i) => { // between the titles, which stay readable
+      ctx.moveTo(x, this.rowTop(i, height) + 16);
+      ctx.lineTo(x, this.rowTop(i, height) + this.rowHeight(height) - 4);
+    });
     ctx.stroke();
     ctx.font = `600 11px ${theme.font}`;
     ctx.textBaseline = "middle";
