@@ -12,6 +12,7 @@ from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
 from kvlens.prompts import PromptText
+from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
 from kvlens.runs.request import Report, RunRequest
@@ -54,6 +55,8 @@ def carry_out(
         method = methods.get(request.method)
         sizes = sizes_of(request, prepared)
         raise advised(method, request.preset, request.overrides, sizes, error.smallest) from None
+    finally:
+        give_back()
     return stored.uid, stored.status, stored.text
 
 

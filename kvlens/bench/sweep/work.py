@@ -14,6 +14,7 @@ from typing import Any
 
 from kvlens.bench.sweep.place import Place
 from kvlens.bench.trials import Trial
+from kvlens.runs.freed import give_back
 
 
 class Worker:
@@ -48,11 +49,14 @@ class Worker:
         from kvlens.bench.trials import carry_out
 
         on = self.formats.of(trial)
-        if self.place.runs is None:
-            return {"key": self.key(trial), **carry_out(*on, trial)}
-        from kvlens.bench.sweep.trace import carry_out_stored
+        try:
+            if self.place.runs is None:
+                return {"key": self.key(trial), **carry_out(*on, trial)}
+            from kvlens.bench.sweep.trace import carry_out_stored
 
-        return {"key": self.key(trial), **carry_out_stored(*on, trial, self.place, Path(self.place.runs))}
+            return {"key": self.key(trial), **carry_out_stored(*on, trial, self.place, Path(self.place.runs))}
+        finally:
+            give_back()
 
 
 class WorkerLost(ValueError):
