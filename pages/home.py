@@ -4,7 +4,7 @@ import streamlit as st
 
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
-from kvlens.ui.common.submit import sample_button, sample_caption
+from kvlens.ui.common.submit import sample_buttons
 from kvlens.ui.common.warm import warm
 from kvlens.ui.home.runtable import run_details, run_table
 
@@ -17,8 +17,7 @@ if table.empty:
         "Then it replays the generation token by token: what the method kept, what it read, what it moved and "
         "what that cost."
     )
-    sample_button()
-    st.caption(sample_caption())
+    sample_buttons()
     st.page_link(
         "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
     )
@@ -36,7 +35,7 @@ else:
             "decoding and "
             "storing, without loading the model. The output of a forced run is what it was fed, full KV's tokens."
         )
-        sample_button("Run the sample prompt again")
+        sample_buttons()
     else:
         run_details(table, uid)
         links(uid)

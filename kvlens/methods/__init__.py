@@ -52,6 +52,8 @@ REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""
 DEFAULT = "sekv"
 """what is run when no method is named"""
+LOSING = "snapkv"
+"""what loses the answer of the real model's sample prompt, and has it back when the lost span is held"""
 
 
 class UnknownMethod(ValueError):
@@ -103,6 +105,7 @@ def catalogue() -> list[dict[str, Any]]:
 __all__ = [
     "DEFAULT",
     "FIT",
+    "LOSING",
     "REFERENCE",
     "Method",
     "MethodInfo",

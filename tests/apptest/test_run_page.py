@@ -84,6 +84,11 @@ def test_the_real_model_is_what_the_form_opens_with(
     assert "--system needs the chat form" in app.error[0].value.replace("\\", "")
     prompt, choice = submit.sample_choice()
     assert (choice.model, prompt.prompt.answer) == ("smollm2", " 48213")
+    home = visit(tmp_path)
+    assert [button.label for button in home.button] == [
+        "Watch a real model lose an answer",
+        "The same prompt under SeKV",
+    ]
 
 
 def test_an_impossible_length_is_refused_with_its_sentence(visit: Visit, tmp_path: Path) -> None:

@@ -48,19 +48,18 @@ def test_a_file_that_is_not_utf8_is_refused_with_its_sentence(server: Server, op
     expect(page.get_by_role("button", name="Run", exact=True)).to_have_count(0)
 
 
-def test_the_sample_run_reaches_its_replay(
+def test_the_sample_run_opens_its_replay(
     tmp_path: Path, open_page: Open, start_server: Callable[..., Server]
 ) -> None:
     page = open_page(start_server(tmp_path / "empty", warm=True).url)
     page.get_by_role("button", name="Run the sample prompt").click()
     expect(page).to_have_url(re.compile(r"/run\?job="))
     job = page.url
-    for name in ("Method", "Heads"):
-        page.get_by_role("link", name=f"Open in {name}").click(timeout=120_000)
-        expect(page).to_have_url(re.compile(rf"/{name.lower()}\?run=2"))
+    expect(page).to_have_url(re.compile(r"/replay\?run=2"), timeout=120_000)
+    for name in ("Method", "Heads", "Replay"):
         page.goto(job)
-    page.get_by_role("link", name="Open in Replay").click()
-    expect(page).to_have_url(re.compile(r"/replay\?run=2"))
+        page.get_by_role("link", name=f"Open in {name}").click()
+        expect(page).to_have_url(re.compile(rf"/{name.lower()}\?run=2"))
     expect(player(page)).to_have_attribute("data-step", re.compile(r"\d+"))
     expect(page.get_by_text(re.compile("Expected answer:"))).to_be_visible()
     expect(page.get_by_text(re.compile(r"self-checks passed (\d+)/\1"))).to_be_visible()

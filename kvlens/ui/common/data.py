@@ -129,8 +129,8 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
     found = loss_verdict(reader)
     if found is None and (place := held_place(reader)) is not None:
         return replace(place, metric="regret" if "regret" in names else opening_metric(names))
-    if found is None and wanted is None and "regret" in names and (place := worst_regret(reader)) is not None:
-        return Selection(None, place["step"], place["layer"], place["head"], place["span"], "regret")
+    if found is None and wanted is None and "regret" in names and (worst := worst_regret(reader)) is not None:
+        return Selection(None, worst["step"], worst["layer"], worst["head"], worst["span"], "regret")
     if found is None:
         metric = wanted if wanted in names else opening_metric(names)
         return Selection(None, 0, *opening_head(reader, stamp(reader.uid), metric), None, opening_metric(names))

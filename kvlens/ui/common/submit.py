@@ -60,26 +60,38 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     return submit(prompt, choice, "pages/replay.py")
 
 
-def sample_choice() -> tuple[PromptChoice, MethodChoice]:
-    """What the 'Run the sample prompt' button runs: the default model under the usual method, with the preset that fits
-    the prompt."""
+def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodChoice]:
+    """What a sample button runs: the default model under a method, with the preset that fits the prompt."""
     model = default_model()
-    entry = next(entry for entry in data.catalogue() if entry["name"] == methods.DEFAULT)
+    entry = next(entry for entry in data.catalogue() if entry["name"] == method)
     budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
     return sample(model), MethodChoice(entry["name"], model, None, budget, 48, 0, against=not entry["keeps_all"])
 
 
-def sample_button(label: str = "Run the sample prompt") -> None:
-    """One click to a first run; goes to the page that shows its progress."""
-    if st.button(label, type="primary", icon=":material/play_arrow:"):
-        st.switch_page("pages/run.py", query_params={"job": submit(*sample_choice())})
-
-
-def sample_caption() -> str:
-    """What that button does, in words."""
+def sample_buttons() -> None:
+    """One click to a first run, whose Replay opens when it is done: on the real model one that loses its answer, or the
+    usual method's."""
+    title = data.titles()
+    usual, lost = title[methods.DEFAULT], title[methods.LOSING]
     if default_model() == DEMO:
-        return "A toy model that comes with kvlens answers a question about a generated text; it takes under a minute."
-    return (
-        f"{default_model()}, a real language model, answers a question about a real text ({TITLE}); it takes about a "
-        "minute on a CPU, and some seconds more the first time."
+        labels = {methods.DEFAULT: "Run the sample prompt"}
+    else:
+        labels = {
+            methods.LOSING: "Watch a real model lose an answer",
+            methods.DEFAULT: f"The same prompt under {usual}",
+        }
+    with st.container(horizontal=True):
+        for number, (method, label) in enumerate(labels.items()):
+            if st.button(
+                label, type="secondary" if number else "primary", icon=":material/play_arrow:", key=f"sample_{method}"
+            ):
+                job = submit(*sample_choice(method), then="pages/replay.py")
+                st.switch_page("pages/run.py", query_params={"job": job})
+    if default_model() == DEMO:
+        st.caption("A toy model that comes with kvlens answers a question about a generated text; under a minute.")
+        return
+    st.caption(
+        f"{default_model()}, a real language model, answers a question about a real text ({TITLE}) with {lost} keeping "
+        f"{float(DEFAULT_SHARE):.0%} of its KV cache. The Replay opens where the answer is lost and says what was "
+        "missed there and why; one click holds it, and the answer comes back. It takes about a minute on a CPU."
     )
