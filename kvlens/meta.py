@@ -112,6 +112,9 @@ class Outcome(Stored):
     stopped: str | None = None
     """why it ended"""
     prefill_s: float | None = None
+    """None too where the prompt was kept from an earlier run"""
+    prompt_kept: bool | None = None
+    """whether the prompt had been read by an earlier run, and its keys and values kept"""
     decode_s: float | None = None
     process_peak_bytes: Size = None
     kernels: str | None = None

@@ -1,4 +1,5 @@
-"""A process that has imported what a run needs and forks one for every job: `python -m kvlens.cli.warm DESCRIPTOR`.
+"""A process that has imported what a run needs, has the default model in memory and forks a process for every job:
+`python -m kvlens.cli.warm DESCRIPTOR`.
 
 The descriptor is a socket (AF_UNIX, SOCK_SEQPACKET). An order is one message: JSON with argv, environment and
 directory, and the descriptor that the job writes to. Two messages answer it: the job's process id, once it leads a
@@ -20,6 +21,8 @@ import traceback
 from typing import Any, NoReturn
 
 IDLE_S = 1800.0
+MOST_SHARE = 0.25
+"""of free memory, that the model's files may take"""
 LIMIT = 1 << 20
 """bytes of an order at most"""
 NEEDED = (
@@ -42,15 +45,49 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     for name in NEEDED:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
     channel.settimeout(IDLE_S)
     serve(channel)
+
+
+def keep_model() -> None:
+    """Has the default model in memory, where that is a small part of what is free: processes forked from here share it.
+    Torch runs on one thread meanwhile, so that no threads are there that a forked process would miss."""
+    import torch
+
+    from kvlens.engine import kept
+    from kvlens.engine.models import load
+    from kvlens.models.errors import UnsupportedModel
+    from kvlens.models.find import default_model
+    from kvlens.runs.fingerprint import fingerprint
+
+    name = default_model()
+    files = kept.files_of(name)  # nothing is converted here: a first run shows how far that is
+    if not files or kept.kept(name) is not None or sum(size for _, size, _ in files) > MOST_SHARE * _free():
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        loaded = load(name)
+        fingerprint(loaded)
+    except UnsupportedModel:  # the run says why
+        return
+    finally:
+        torch.set_num_threads(threads)
+    kept.keep(name, loaded)
+
+
+def _free() -> int:
+    """Bytes of memory that could be taken."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
 
 
 def serve(channel: socket.socket) -> None:
     """Carries out orders until there is nobody to give one."""
     while True:
+        keep_model()
+        gc.collect()
+        gc.freeze()
         try:
             message, descriptors, _, _ = socket.recv_fds(channel, LIMIT, 1)
             if not message:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvlens import chat
+from kvlens.engine.kept import kept
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
@@ -133,6 +134,8 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     with a model, reads safetensors and GGUF only, and asks the network for nothing.
     """
     stay_offline()
+    if (device, dtype) == ("cpu", "float32") and (found := kept(name)) is not None:
+        return cast(LoadedModel, found)
     source = resolve(name, told)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from kvlens.meta import Counterfactual, Outcome, RunMeta
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.describing import describe
 from kvlens.runs.preparing import Pairing, Plan, Prepared
+from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import shortage
 
@@ -63,7 +65,15 @@ def store(
         phases[0] = phase
         report(phase, done, total)
 
+    def follow(phase: str, done: int, total: int) -> None:
+        if cancelled():
+            raise Cancelled
+        tell(phase, done, total)
+
     try:
+        began = time.perf_counter()
+        found = reading(prepared, planned, follow)
+        read_s, kept = time.perf_counter() - began, found is not None and found[1]
         result = engine.run(
             prompt,
             planned.method,
@@ -74,6 +84,7 @@ def store(
             tell,
             cancelled,
             keep_logits,
+            read=None if found is None else found[0],
             against=pairing.reference,
             holds=pairing.holds,
         )
@@ -81,7 +92,8 @@ def store(
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
-            prefill_s=round(result.prefill_s, 4),
+            prefill_s=None if kept else round(read_s + result.prefill_s, 4),
+            prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
             process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             kernels=result.kernels,

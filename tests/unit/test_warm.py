@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kvlens.store.reader import list_runs
+from kvlens.store.reader import TraceReader, list_runs
 from kvlens.ui.common import jobs, warm
 from kvlens.ui.common.jobs import Job, JobManager
 from kvlens.ui.common.warm import COMMAND, Forked, Warm
@@ -74,6 +75,18 @@ def test_a_job_leads_its_own_group_and_knows_the_environment_of_now(
     said, status = ended(process)
     assert (status, '"status": "completed"' in said) == (0, True)
     assert list(list_runs(tmp_path / "of now")["steps"]) == [3]
+
+
+def test_a_run_of_it_is_the_run_of_a_process_of_its_own(ready: Warm, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_text("The river was wide and the farmer carried the copper kettle home. " * 12)
+    asked = ("run", str(tmp_path / "p.txt"), "--method", "snapkv", "--budget", "40%", "--max-new", "6", "--ignore-eos")
+    said, status = ended(begun(ready, *asked, "--runs", str(tmp_path / "warm")))
+    cold = subprocess.run([*COMMAND, *asked, "--runs", str(tmp_path / "cold")], capture_output=True, check=True)
+    assert status == 0, said
+    uids = said.split()[-1], cold.stdout.decode().split()[-1]
+    with TraceReader.open(tmp_path / "warm", uids[0]) as one, TraceReader.open(tmp_path / "cold", uids[1]) as other:
+        assert list(one.tokens()["token_id"]) == list(other.tokens()["token_id"])
+        np.testing.assert_array_equal(one.head_cube("entropy"), other.head_cube("entropy"))
 
 
 def test_a_cancelled_job_stores_what_it_has(ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

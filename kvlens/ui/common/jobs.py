@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kvlens import REPOSITORY
+from kvlens.runs.readings import FOLDER
 from kvlens.ui.common.scratch import Scratch
 from kvlens.ui.common.warm import Forked, warm
 
@@ -163,6 +164,7 @@ class JobManager:
             with self._lock:
                 if job.state != "queued":
                     return
+                os.environ[FOLDER] = str(self._folder.path("readings"))
                 self._process, self._running = self._start(job.argv), job.id
                 job.state = "running"
             code = self._follow(job, self._process)

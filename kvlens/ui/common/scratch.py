@@ -29,6 +29,10 @@ class Scratch:
         path.write_text(text, encoding="utf-8")
         return path
 
+    def path(self, name: str) -> Path:
+        """Where a job may keep something of this name while the server lives."""
+        return Path(self._folder.name) / name
+
     def forget(self, arguments: Iterable[str]) -> None:
         """Removes those of `arguments` that are files made here: their run has ended."""
         for argument in arguments:

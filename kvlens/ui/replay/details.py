@@ -37,6 +37,7 @@ def facts(reader: TraceReader) -> None:
         f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
         f"{counted(reader.n_steps, 'step')} · "
         f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
+        + (" · prompt kept from an earlier run" if meta.prompt_kept else "")
     )
     if meta.answer:
         fed = "Fed, full KV's tokens" if meta.forced else "Generated"

@@ -1,0 +1,115 @@
+"""Prompts that were read before. The app names a folder of its own for them, so that a run's reference, its repeats and
+every what-if on the same prompt begin with placing it; anywhere else a run reads its prompt itself."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlens.runs.preparing import Plan, Prepared
+
+if TYPE_CHECKING:
+    from kvlens.engine.prefill import ReadPrompt
+
+FOLDER = "KVLENS_READINGS"
+"""environment variable: the folder; without it nothing is kept"""
+MOST_BYTES = 1 << 30
+"""of the folder; what was used longest ago goes first"""
+QUERIES = 128
+"""the last queries that are kept at least, so that one reading serves many methods"""
+Told = Callable[[str, int, int], None]
+
+
+def reading(prepared: Prepared, planned: Plan, told: Told) -> tuple[ReadPrompt, bool] | None:
+    """The run's prompt, read before placing, and whether it was kept from an earlier run. None where the run reads it
+    itself: no folder was named, the model is on a device, or the reading would not fit. told: as the engine's progress;
+    what it raises ends the reading.
+
+    It is the same numbers as the run's own prefill: the key holds all that decides them."""
+    folder, method = os.environ.get(FOLDER), planned.method
+    if not folder or prepared.engine.loaded.model.device.type != "cpu" or _size(prepared, planned) > MOST_BYTES // 2:
+        return None
+    path = Path(folder) / f"{_key(prepared, planned)}.safetensors"
+    found = _load(path, prepared.prompt.ids)
+    if found is not None and found.serves(method):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found, True
+    queries = max(QUERIES, method.observed_queries)
+    received = method.needs_received or (found is not None and found.received is not None)
+    made = prepared.engine.read(prepared.prompt, planned.options.prefill_chunk, queries, received, told)
+    with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
+        _save(path, made)
+    return made, False
+
+
+def _size(prepared: Prepared, planned: Plan) -> int:
+    """Bytes of a reading, about."""
+    shape, n = prepared.engine.loaded.shape, len(prepared.prompt.ids)
+    received = 4 * shape.layers * shape.q_heads * n if planned.method.needs_received else 0
+    return shape.full_kv_bytes(n) + received
+
+
+def _key(prepared: Prepared, planned: Plan) -> str:
+    import torch
+
+    said = {
+        "model": prepared.fingerprint,
+        "prompt": list(prepared.prompt.ids),
+        "dtype": str(prepared.engine.loaded.model.dtype),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "prefill_chunk": planned.options.prefill_chunk,
+    }
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _save(path: Path, read: ReadPrompt) -> None:
+    """Whole or not at all; then what is too much goes."""
+    from safetensors.torch import save_file
+
+    tensors = {name: getattr(read, name) for name in ("keys", "values", "last_queries", "surprisal", "received")}
+    tensors |= {f"peeked.{field.name}": getattr(read.peeked, field.name) for field in fields(read.peeked)}
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    kept = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    total = 0
+    for file in kept:
+        total += file.stat().st_size
+        if total > MOST_BYTES:
+            file.unlink(missing_ok=True)
+
+
+def _load(path: Path, ids: tuple[int, ...]) -> ReadPrompt | None:
+    """None where there is none, or it is damaged: then it is made again."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from kvlens.engine.prefill import ReadPrompt
+    from kvlens.methods.given import Peeked
+
+    try:
+        found = load_file(path)
+        peeked = Peeked(*(found[f"peeked.{field.name}"] for field in fields(Peeked)))
+        return ReadPrompt(
+            ids,
+            found["keys"],
+            found["values"],
+            found["last_queries"],
+            peeked,
+            found["surprisal"],
+            found.get("received"),
+        )
+    except (OSError, SafetensorError, KeyError):
+        return None
