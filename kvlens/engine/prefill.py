@@ -47,8 +47,9 @@ def prefill(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of
-    every token. Where the session peeks, the last token follows without being stored; no logits are made of it.
+    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once), or as many as a
+    method that reads block by block says -> surprisal of every token. Where the session peeks, the last token follows
+    without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """
@@ -56,7 +57,7 @@ def prefill(
     ids = torch.tensor([prompt.ids], device=device)
     n = ids.shape[1] - 1
     parts = [torch.full((1,), torch.nan, device=device)]
-    size = chunk or n
+    size = session.method.block or chunk or n
     for first in range(0, n, size):
         check()
         part = ids[:, first : min(first + size, n)]

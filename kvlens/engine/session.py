@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from kvlens.engine.reading import reading_attention
 from kvlens.kernels.attend import add_received, attention_weights, decode_attention, prefill_attention, runs_on
 from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
@@ -65,6 +66,8 @@ class Session:
         self.observer: LayerObserver | None = None
         self.decoding = False
         self.peeks = method.peeks if peeks is None else peeks
+        self.reads_itself = method.reads_itself(params)
+        """the prompt is read under the method's own attention"""
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self.kernels: set[str] = set()
@@ -156,6 +159,8 @@ class Session:
             seen = q[0, :, -wanted:]
             before = self._queries[layer]
             self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
+        if self.reads_itself:
+            return reading_attention(self.method, layer, q, keys[0], values[0], scaling)
         return prefill_attention(q, keys, values, scaling)
 
     def _query_heads(self, heads: range) -> slice:

@@ -15,7 +15,7 @@ from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
-    "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
+    "streaming_llm": "kvlens.methods.streaming_llm.method:StreamingLLM",
     "sekv": "kvlens.methods.sekv.method:SeKV",
     "chess": "kvlens.methods.chess.method:Chess",
     "freekv": "kvlens.methods.freekv.method:FreeKV",

@@ -84,6 +84,18 @@ class Prefilled:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What the r tokens of a prompt's chunk attend of the m tokens read so far, themselves included."""
+
+    seen: torch.Tensor
+    """bool [H_kv|1, r, m]"""
+    first: int = 0
+    """so many first tokens are seen from nearer than they are; the others where they are"""
+    nearer: torch.Tensor | None = None
+    """by so many positions, int64 [r]; None: none is"""
+
+
+@dataclass(frozen=True)
 class StepEnd:
     """A decode step that has ended."""
 
