@@ -18,7 +18,7 @@ from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.base import Method
 from kvlens.rows import MASS_COLUMNS
 
-SETTINGS = ("streaming_llm positions=cache",)
+SETTINGS = ("streaming_llm positions=cache", "keydiff block=100")
 NAMES = [*methods.registry(), *SETTINGS]
 NEW = 24
 TASK_TOKENS = 1024
