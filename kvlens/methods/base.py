@@ -125,6 +125,8 @@ class Method(ABC):
     """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
     needs_received: ClassVar[bool] = False
     """the attention that every prompt token received is wanted at `prefill_end`"""
+    needs_inputs: ClassVar[bool] = False
+    """what each layer's attention was given is wanted at `prefill_end`: the prompt is read for this run alone"""
     journal_names: ClassVar[dict[str, str]] = {}
     """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are
     indexed"""
