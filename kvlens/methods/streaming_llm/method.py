@@ -40,12 +40,12 @@ class StreamingLLM(DecodeEviction):
     window lies side by side anyway, so that only the sinks are turned: they lie directly before it. With positions=true
     the prompt is read under full attention and keys stay at the positions they were cached with.
 
-    Where paper and code differ: the paper counts the newest token in the window; in the code's perplexity runs it comes
-    on top of sinks and window, which are cut after each token. The paper evicts with every token; the code's chat makes
+    Where paper and code differ: the paper evicts with every token, as the code's perplexity runs do; its chat makes
     room for prompt and answer before it reads a turn, and evicts nothing inside one. Here as in the paper.
 
-    Departure: the code keeps keys without positions and turns all of them at every step; here they are kept turned, and
-    a step turns copies of the sinks back and on, which is the same up to rounding.
+    Departures: in paper and code the newest token comes on top of the cache that it attends, here it is one of the P
+    places (4 + 2,044 there are 2,049 here). They keep keys without positions and turn all of them at every step; here
+    keys are kept turned, and a step turns copies of the sinks back and on, which is the same up to rounding.
     """
 
     name = "streaming_llm"
