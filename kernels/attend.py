@@ -62,6 +62,32 @@ def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=scaling, enable_gqa=gqa)
 
 
+def partial_attention(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    seen: torch.Tensor,
+    scaling: float,
+    near: torch.Tensor | None = None,
+    first: int = 0,
+    rows: int = 128,
+) -> torch.Tensor:
+    """Attention of a prompt chunk that attends some of what was read, `rows` queries at a time: q [1, Hq, m, D], keys,
+    values [H_kv, N, D], seen bool [H_kv|1, m, N] -> [1, Hq, m, D]. near: the queries as the `first` keys see them,
+    None: as they are. Softmax and products in float32."""
+    packed, whole = q[0].float().unflatten(0, (keys.shape[0], -1)), keys.float().transpose(-1, -2)[:, None]
+    turned = None if near is None else near[0].float().unflatten(0, (keys.shape[0], -1))
+    outs = []
+    for at in range(0, q.shape[2], rows):
+        part = slice(at, at + rows)
+        scores = packed[:, :, part] @ whole
+        if turned is not None:
+            scores[..., :first] = turned[:, :, part] @ whole[..., :first]
+        weights = (scores * scaling).masked_fill(~seen[:, None, part], float("-inf")).softmax(-1)
+        outs.append(weights @ values.float()[:, None])
+    return torch.cat(outs, 2).flatten(0, 1)[None].to(q.dtype)
+
+
 def add_received(received: torch.Tensor, q: torch.Tensor, keys: torch.Tensor, scaling: float, rows: int = 128) -> None:
     """Add to received float32 [Hq, n] the attention that the last m of N positions give each token: sums over queries
     of exact causal softmax, `rows` queries at a time, never m x N at once. q [Hq, m, D], keys [H_kv, N, D]."""

@@ -145,7 +145,7 @@ def _from_json(text: str, name: str) -> PromptText:
 def tokenize(
     source: PromptText,
     tokenizer: Any,
-    max_positions: int,
+    max_positions: int | None,
     max_new: int,
     chat: str = "auto",
     system: str | None = None,
@@ -153,6 +153,7 @@ def tokenize(
 ) -> Prompt:
     """Token ids with offsets into the source's text. The chat form is the template's own text; without it the tokenizer
     adds its special tokens. Whether the question is read with its context or fed after it, the tokens are the same.
+    max_positions None: whether it fits the model is asked elsewhere.
 
     Raises BadPrompt when the prompt has fewer than 2 tokens or does not fit the model together with `max_new` tokens,
     or where a question shall be fed after its context and the prompt does not say where it begins; BadTemplate for a
@@ -166,17 +167,23 @@ def tokenize(
     ids: Sequence[int] = encoded["input_ids"]
     if len(ids) < 2:
         raise BadPrompt(f"the prompt has {len(ids)} token(s); at least 2 are needed.")
-    if len(ids) + max_new > max_positions:
-        raise BadPrompt(
-            f"the prompt has {len(ids):,} tokens and {max_new:,} more were asked for, but the model takes "
-            f"{max_positions:,}: "
-            "shorten the prompt or lower --max-new."
-        )
+    if max_positions is not None:
+        refuse_longer(len(ids), max_new, max_positions)
     ranges = encoded["offset_mapping"] if fast else [(0, 0)] * len(ids)
     pieces = tuple(fed[a:b] if b > a else tokenizer.decode([i]) for i, (a, b) in zip(ids, ranges, strict=True))
     offsets = tuple(_inside(int(a) - begin, int(b) - begin, *kept) for a, b in ranges)
     cut = len(ids) if question == "in" else _cut(source, [b for _, b in ranges], begin)
     return Prompt(source, tuple(ids[:cut]), pieces[:cut], offsets[:cut], form, tuple(ids[cut:]))
+
+
+def refuse_longer(tokens: int, max_new: int, max_positions: int, reach: int | None = None) -> None:
+    """Raises BadPrompt where a prompt and what follows it do not fit the model. reach: positions that attention tells
+    apart, None: as many as tokens."""
+    if (tokens + max_new if reach is None else reach) > max_positions:
+        raise BadPrompt(
+            f"the prompt has {tokens:,} tokens and {max_new:,} more were asked for, but the model takes "
+            f"{max_positions:,}: shorten the prompt or lower --max-new."
+        )
 
 
 def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:

@@ -9,6 +9,11 @@ import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, Model, show_table
 
+PRESSES = (
+    "Where kvpress is installed, --method kvpress:NAME runs a press of it that scores tokens, as prompt eviction "
+    "(docs/methods.md)."
+)
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show one method's parameters.")] = None,
@@ -19,9 +24,7 @@ def methods(
     from kvlens import methods as registered
     from kvlens.runs.preflight import fits
 
-    if name is not None:
-        name = registered.get(name).name
-    entries = [entry for entry in registered.catalogue() if name in (None, entry["name"])]
+    entries = registered.catalogue() if name is None else [registered.entry(name)]
     for entry in entries if as_json or name is not None else ():
         entry["fits"] = [{"model": model, **found} for found in fits(model, entry["name"])]
     if as_json:
@@ -31,6 +34,7 @@ def methods(
             ["family", "name", "title", "what it does", "paper"],
             [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
         )
+        typer.echo(PRESSES)
     else:
         _one(entries[0], model)
 

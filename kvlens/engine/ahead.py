@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.hf_attention import SessionCache, attention_modules
 from kvlens.engine.session import Session
 
 
@@ -38,11 +38,10 @@ class LookAhead:
     runs. Raises ValueError for a model in which the attention of every layer cannot be told."""
 
     def __init__(self, model: Any, session: Session, cache: SessionCache) -> None:
-        found = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
-        self.layers = sorted(found, key=lambda module: int(module.layer_idx))
-        if [module.layer_idx for module in self.layers] != list(range(session.shape.layers)):
+        found = attention_modules(model, session.shape.layers)
+        if found is None:
             raise ValueError(f"{session.method.name} looks one layer ahead, which kvlens cannot do in this model.")
-        self.session, self.cache = session, cache
+        self.layers, self.session, self.cache = found, session, cache
         self.glance = Glance(session)
         self._blind = SessionCache(self.glance, session.shape.layers)
         self._hooks: list[Any] = []

@@ -75,6 +75,13 @@ class SessionCache(Cache):
         super().__init__(layers=[SessionLayer(session, layer) for layer in range(layers)])
 
 
+def attention_modules(model: Any, layers: int) -> list[Any] | None:
+    """The attention of each layer; None: a model in which it cannot be told."""
+    found = [module for module in model.modules() if hasattr(module, "layer_idx") and hasattr(module, "is_causal")]
+    ordered = sorted(found, key=lambda module: int(module.layer_idx))
+    return ordered if [module.layer_idx for module in ordered] == list(range(layers)) else None
+
+
 def refuse_unsupported(module: torch.nn.Module, asked: Mapping[str, Any]) -> None:
     """Raises ValueError where a layer asks, among an attention function's further arguments, for what none of ours
     computes."""
@@ -100,8 +107,8 @@ def attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
     dropout: float = 0.0,
+    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function registered with transformers: query [1, Hq, m, D], key and value the new tokens only -> [1, m, Hq,

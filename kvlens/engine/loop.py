@@ -81,9 +81,10 @@ class Generation:
 
     # ----------------------------------------------------------------------------------------------- before the steps
     def place(self, read: ReadPrompt | None) -> None:
-        """All that comes before the first step. Raises BudgetInfeasible, Cancelled."""
+        """All that comes before the first step. A prompt that was read before is read again by a method that reads
+        under attention of its own. Raises BudgetInfeasible, Cancelled."""
         session, began = self.session, time.perf_counter()
-        if read is None:
+        if read is None or session.reads_itself:
             surprisal = prefill(
                 self.loaded,
                 self.prompt,

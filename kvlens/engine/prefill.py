@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.inputs import Gathering
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.engine.surprisal import chunk_surprisal
@@ -47,8 +49,9 @@ def prefill(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once) -> surprisal of
-    every token. Where the session peeks, the last token follows without being stored; no logits are made of it.
+    """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once), or as many as a
+    method that reads block by block says -> surprisal of every token. Where the session peeks, the last token follows
+    without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """
@@ -56,18 +59,26 @@ def prefill(
     ids = torch.tensor([prompt.ids], device=device)
     n = ids.shape[1] - 1
     parts = [torch.full((1,), torch.nan, device=device)]
-    size = chunk or n
-    for first in range(0, n, size):
-        check()
-        part = ids[:, first : min(first + size, n)]
-        targets = ids[0, first + 1 : first + 1 + part.shape[1]]
-        if loaded.plain_head:
-            hidden = loaded.model.base_model(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
-            parts.append(chunk_surprisal(loaded, hidden[0], targets))
-        else:
-            logits = loaded.model(input_ids=part, past_key_values=cache, use_cache=True).logits
-            parts.append(torch.nn.functional.cross_entropy(logits[0].float(), targets, reduction="none"))
-        progress(first + part.shape[1], n)
+    size = session.method.block or chunk or n
+    gathering = None
+    if session.method.needs_inputs:
+        gathering = Gathering(loaded.model, session.shape.layers, session.method.name)
+    with gathering or nullcontext():
+        for first in range(0, n, size):
+            check()
+            part = ids[:, first : min(first + size, n)]
+            targets = ids[0, first + 1 : first + 1 + part.shape[1]]
+            if loaded.plain_head:
+                hidden = loaded.model.base_model(
+                    input_ids=part, past_key_values=cache, use_cache=True
+                ).last_hidden_state
+                parts.append(chunk_surprisal(loaded, hidden[0], targets))
+            else:
+                logits = loaded.model(input_ids=part, past_key_values=cache, use_cache=True).logits
+                parts.append(torch.nn.functional.cross_entropy(logits[0].float(), targets, reduction="none"))
+            progress(first + part.shape[1], n)
+    if gathering is not None:
+        session.take_inputs(gathering.gathered())
     if session.peeks:
         check()
         with session.peeking():

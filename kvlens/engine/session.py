@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from kvlens.engine.reading import reading_attention
 from kvlens.kernels.attend import add_received, attention_weights, decode_attention, prefill_attention, runs_on
 from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
@@ -17,7 +18,7 @@ from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.given import Peeked, Prefilled, RunContext, StepEnd
+from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 
@@ -65,6 +66,9 @@ class Session:
         self.observer: LayerObserver | None = None
         self.decoding = False
         self.peeks = method.peeks if peeks is None else peeks
+        self.reads_itself = method.reads_itself(params) or method.needs_inputs
+        """the prompt has to be read for this run: under the method's own attention, or for what layers are given"""
+        self._inputs: Inputs | None = None
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self.kernels: set[str] = set()
@@ -156,6 +160,8 @@ class Session:
             seen = q[0, :, -wanted:]
             before = self._queries[layer]
             self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
+        if self.reads_itself:
+            return reading_attention(self.method, layer, q, keys[0], values[0], scaling)
         return prefill_attention(q, keys, values, scaling)
 
     def _query_heads(self, heads: range) -> slice:
@@ -183,6 +189,11 @@ class Session:
             self._hold_peeked(Peeked(queries, keys, values))
         finally:
             self._peek = None
+
+    def take_inputs(self, inputs: Inputs) -> None:
+        """What each layer's attention was given for the prompt, for a method that `needs_inputs`."""
+        self._inputs = inputs
+        self.memory.account.hold("inputs", inputs.hidden)
 
     def _hold_peeked(self, peeked: Peeked) -> None:
         self._peeked = peeked
@@ -239,12 +250,13 @@ class Session:
             f"{self.method.name} peeks, and the last prompt token was not put through"
         )
         queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
-        prompt = Prefilled(surprisal, memory.prompt.keys, memory.prompt.values, queries, self._peeked, self._received)
+        own = memory.prompt
+        prompt = Prefilled(surprisal, own.keys, own.values, queries, self._peeked, self._received, self._inputs)
         layout, placement = self.method.prefill_end(prompt)
-        del prompt
-        self._queries, self._peeked, self._received = [], None, None
-        memory.account.release("received")
-        memory.account.release("peeked")
+        del prompt, own
+        self._queries, self._peeked, self._received, self._inputs = [], None, None, None
+        for name in ("received", "peeked", "inputs"):
+            memory.account.release(name)
         memory.lay_out(layout, self.context.rotate)
         self.hold_method()
         memory.place_prompt(placement)

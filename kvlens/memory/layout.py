@@ -102,6 +102,9 @@ class Layout:
     farthest: int = 0
     """in layers that are not dense, keys farther than this from the step's own token are seen as if they lay just so
     far (kvlens/memory/distance.py); 0: where they are"""
+    closed: bool = False
+    """in layers that are not dense, the gaps between a KV head's tokens are closed: keys are seen as if the tokens that
+    are left lay side by side up to the step's own"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     streamed: bool = False

@@ -56,7 +56,7 @@ class Memory:
     # ---------------------------------------------------------------------------------------- prefill and placement
     def lay_out(self, layout: Layout, turn: Turn | None = None) -> None:
         """Take the device's slots. Called once, when prefill has ended. turn: the model's rotary embedding, for a
-        layout with a `farthest`."""
+        layout whose keys are seen from elsewhere."""
         shape = self.shape
         self.layout = layout = self.held.widen(layout, shape.layers)
         self.hot = HotTier(shape, layout, self.dtype, self.device)
@@ -71,9 +71,9 @@ class Memory:
         )
         self.keeper = Keeper(self.hot, self.spans, self.is_hot, self.events.tell)
         self.placer = Placer(self.recaller, self.ledger, self.link, self.events, self.held, self.selectable)
-        if layout.farthest:
+        if layout.farthest or layout.closed:
             assert turn is not None, "keys that cannot be turned are seen where they are"
-            self.distance = Distance(layout.farthest, turn)
+            self.distance = Distance(layout, turn)
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())

@@ -11,11 +11,12 @@ from typing import Any
 
 from kvlens.methods.base import FAMILIES, Method
 from kvlens.methods.fitting import rule_of
+from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
-    "streaming_llm": "kvlens.methods.streaming_llm:StreamingLLM",
+    "streaming_llm": "kvlens.methods.streaming_llm.method:StreamingLLM",
     "sekv": "kvlens.methods.sekv.method:SeKV",
     "chess": "kvlens.methods.chess.method:Chess",
     "freekv": "kvlens.methods.freekv.method:FreeKV",
@@ -89,8 +90,11 @@ def of_family(family: str) -> list[str]:
 
 
 def get(name: str) -> type[Method]:
-    """The class of a method. Raises UnknownMethod with the known names."""
+    """The class of a method, one of the registry or a press (kvlens.methods.kvpress). Raises UnknownMethod with the
+    known names, or NoPress."""
     methods = registry()
+    if name.startswith(PREFIX):
+        return press_method(name)
     if name not in methods:
         raise UnknownMethod(f"unknown method '{name}'; known: {', '.join(methods)}.")
     return methods[name]
@@ -98,8 +102,13 @@ def get(name: str) -> type[Method]:
 
 def catalogue() -> list[dict[str, Any]]:
     """All methods with their parameters and presets, family by family, as plain data (no torch is imported)."""
-    names = [name for family in FAMILIES for name in of_family(family)]
-    return [dataclasses.asdict(describe(method, rule_of(method))) for method in map(registry().get, names) if method]
+    return [entry(name) for family in FAMILIES for name in of_family(family)]
+
+
+def entry(name: str) -> dict[str, Any]:
+    """A method as `catalogue` has it. Raises as `get`."""
+    method = get(name)
+    return dataclasses.asdict(describe(method, rule_of(method)))
 
 
 __all__ = [
@@ -113,6 +122,7 @@ __all__ = [
     "catalogue",
     "converted",
     "describe",
+    "entry",
     "get",
     "make_parameters",
     "of_family",

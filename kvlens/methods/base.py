@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import torch
 
     from kvlens.memory.placement import Eviction, Placement, Selection
-    from kvlens.methods.given import MemoryView, Prefilled, Rotate, RunContext, StepEnd
+    from kvlens.methods.given import MemoryView, Prefilled, Reading, Rotate, RunContext, StepEnd
     from kvlens.methods.modelfigures import Calibration
-    from kvlens.methods.segmenter import PromptFacts, Segmenter
+    from kvlens.methods.segmenter import PromptFacts, RunSizes, Segmenter
     from kvlens.spans import Span
 
 
@@ -121,13 +121,12 @@ class Method(ABC):
     peeks: ClassVar[bool] = False
     """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
     feeds that token"""
-    turns_keys: ClassVar[bool] = False
-    """keys may be seen from other positions than their own (Layout.farthest): what is attended is not attended as full
-    attention does"""
     watches: ClassVar[bool] = False
     """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
     needs_received: ClassVar[bool] = False
     """the attention that every prompt token received is wanted at `prefill_end`"""
+    needs_inputs: ClassVar[bool] = False
+    """what each layer's attention was given is wanted at `prefill_end`: the prompt is read for this run alone"""
     journal_names: ClassVar[dict[str, str]] = {}
     """what `note` may be called with: name (with its unit) -> one sentence on what the values are and how they are
     indexed"""
@@ -155,6 +154,35 @@ class Method(ABC):
         """The spans that `prefill_end` would cut, up to where the window begins: for looking at a text through several
         methods without running them. surprisal [prompt_tokens]: nats, NaN where there is none. No torch. None: this
         method does not say."""
+        return None
+
+    @classmethod
+    def turns_keys(cls, params: Any) -> bool:
+        """Keys may be seen from other positions than their own (Layout.farthest, Layout.closed): what is attended is
+        not attended as full attention does."""
+        return False
+
+    @classmethod
+    def reach(cls, params: Any, run: RunSizes) -> int:
+        """Positions that the model's attention has to tell apart. No torch. Fewer than the run's tokens where keys are
+        renumbered: such a run may be longer than what the model takes."""
+        return run.prompt_tokens + 1 + run.max_new
+
+    @classmethod
+    def reads_itself(cls, params: Any) -> bool:
+        """The prompt is read under attention of the method's own, which `reading` says; one that was read under full
+        attention does not serve it."""
+        return False
+
+    @property
+    def block(self) -> int:
+        """Prompt tokens that go through the model at once, where what they attend depends on it; 0: as the run says."""
+        return 0
+
+    def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
+        """What the last `tokens` prompt tokens that were put through attend, where the method `reads_itself`: keys
+        [H_kv, m, D] of the m tokens so far, post-RoPE. Called once per layer and chunk, in order. None: full
+        attention."""
         return None
 
     @abstractmethod

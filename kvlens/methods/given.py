@@ -64,6 +64,18 @@ class Peeked:
     values: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What the attention of each layer was given for the prompt, and that attention itself."""
+
+    hidden: torch.Tensor
+    """[L, n, hidden size], after the layer's norm"""
+    modules: tuple[Any, ...]
+    """transformers' attention module of each layer: the model's own, nothing of it may be changed"""
+    rotary: Any | None
+    """the model's rotary embedding: (tensor, positions int64 [1, m]) -> cos, sin [1, m, d]; None: it has none"""
+
+
 @dataclass
 class Prefilled:
     """The prompt when prefill has ended."""
@@ -81,6 +93,20 @@ class Prefilled:
     received: torch.Tensor | None = None
     """float32 [L, Hq, n]: attention each token received, summed over the queries that prefill covered; None: the method
     does not need it"""
+    inputs: Inputs | None = None
+    """None: the method does not need them"""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the r tokens of a prompt's chunk attend of the m tokens read so far, themselves included."""
+
+    seen: torch.Tensor
+    """bool [H_kv|1, r, m]"""
+    first: int = 0
+    """so many first tokens are seen from nearer than they are; the others where they are"""
+    nearer: torch.Tensor | None = None
+    """by so many positions, int64 [r]; None: none is"""
 
 
 @dataclass(frozen=True)

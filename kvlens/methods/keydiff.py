@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
-from kvlens.methods.given import Prefilled
+from kvlens.methods.given import Prefilled, Reading, RunContext
 from kvlens.methods.parameters import param
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ class KeyDiffParameters(PromptEvictionParameters):
 
     window: int = param(0, "last prompt tokens, kept without a comparison; the paper protects none")
     peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
+    block: int = param(
+        0,
+        "the prompt is read in blocks of so many tokens, each of which attends what is kept of those before it and is "
+        "then ranked with it (128 in the paper); 0: ranked once, when everything has been read",
+        symbol="B",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.block < 0:
+            raise ValueError("block must be at least 0.")
 
 
 class KeyDiff(PromptEviction):
@@ -26,7 +38,14 @@ class KeyDiff(PromptEviction):
     mean(k / |k|)), keys after RoPE as cached (paper sec. 3.2, eq. 8). No query is looked at, so that what is kept does
     not depend on the question.
 
-    Departure: ranked once, when prefill has read everything; the paper also evicts block by block while it reads.
+    With a `block` the prompt is read as in the paper's experiments: a block attends what each KV head has kept and
+    itself, then kept and new tokens are ranked together, by the mean of these keys alone, and cut to the budget, so
+    that no KV head ever attends more than its budget and a block. What later tokens become differs with it, so such a
+    prompt is read for each run anew. A token that went with an earlier block has no score in the trace; the journal has
+    each block's cut.
+
+    Departures: the prompt's keys and values stay on the device until it has been read, as for every method (the peak of
+    prefill is logged apart); nothing is evicted while decoding.
     """
 
     name = "keydiff"
@@ -34,14 +53,80 @@ class KeyDiff(PromptEviction):
     paper = "Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction for Long-Context LLM Inference, 2025"
     summary = "drops prompt tokens once, when prefill ends: each KV head keeps the keys least like the average key"
     Parameters = KeyDiffParameters
-    presets = {"paper": {}}  # noqa: RUF012
+    presets = {"paper": {}, "blocks": {"block": 128}}  # noqa: RUF012
     peeks = False
+    journal_names = {  # noqa: RUF012
+        "block_cut": "lowest score that stayed when a block of the prompt had been read, by block from the first one; "
+        "NaN where nothing had to go. Per layer and KV head"
+    }
     params: KeyDiffParameters
+
+    def __init__(self, params: KeyDiffParameters, context: RunContext) -> None:
+        super().__init__(params, context)
+        self._alive: dict[int, torch.Tensor] = {}
+        """of each layer, bool [H_kv, m]: kept of the tokens read so far"""
+        self._ranked: dict[int, torch.Tensor] = {}
+        """of each layer, float32 [H_kv, m]: the last block's ranking, NaN where a token was not ranked in it"""
+        self._cuts: dict[int, list[torch.Tensor]] = {}
+
+    @classmethod
+    def reads_itself(cls, params: KeyDiffParameters) -> bool:
+        return params.block > 0
+
+    @property
+    def block(self) -> int:
+        some = self.total(self.params, self.context) < self.context.shape.layers * (
+            self.context.prompt_tokens + self.last
+        )
+        return self.params.block if some else 0
+
+    def reading(self, layer: int, keys: torch.Tensor, tokens: int) -> Reading | None:
+        import torch
+
+        if not self.block:
+            return None
+        n, most = keys.shape[1], self.tokens(None, self.total(self.params, self.context))[layer][0] - self.last
+        new = torch.ones(len(keys), tokens, dtype=torch.bool, device=keys.device)
+        before = self._alive.get(layer, new[:, :0])
+        causal = new[:1, :1].expand(tokens, tokens).tril().expand(len(keys), -1, -1)
+        reading = Reading(torch.cat((before[:, None].expand(-1, tokens, -1), causal), 2))
+        there = torch.cat((before, new), 1)
+        self._alive[layer], cut = self._cut(layer, keys, there, most) if n > most else (there, None)
+        self._cuts.setdefault(layer, []).append(keys.new_full((len(keys),), torch.nan) if cut is None else cut)
+        return reading
+
+    def _cut(self, layer: int, keys: torch.Tensor, there: torch.Tensor, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which tokens stay of those `there` bool [H_kv, m], `most` of each KV head, and the lowest score of these."""
+        import torch
+
+        newest = there.shape[1] - max(self.params.window - self.last, 0)
+        rank = unlike(keys, there)[:, :newest].masked_fill(~there[:, :newest], torch.nan)
+        kept = there.clone()
+        kept[:, :newest] = self.choose(rank, [most - (there.shape[1] - newest)] * len(keys))
+        self._ranked[layer] = rank
+        return kept, rank.masked_fill(~kept[:, :newest], torch.inf).amin(1)
+
+    def choose(self, score: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        return super().choose(score.nan_to_num(nan=float("-inf")), counts)
 
     def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
         import torch
-        import torch.nn.functional as F
 
-        keys = prompt.keys[layer].float()
-        anchor = F.normalize(keys, dim=-1).mean(1, keepdim=True)
-        return -torch.cosine_similarity(keys[:, :before], anchor, dim=-1)
+        if layer in self._ranked:
+            for head, cuts in enumerate(torch.stack(self._cuts[layer], 1)):
+                self.note("block_cut", cuts, layer, head)
+            return self._ranked[layer][:, :before]
+        return unlike(prompt.keys[layer])[:, :before]
+
+
+def unlike(keys: torch.Tensor, there: torch.Tensor | None = None) -> torch.Tensor:
+    """How little each key [H_kv, m, D] resembles the mean of the normalised keys, or of those that are `there` bool
+    [H_kv, m]: float32 [H_kv, m]."""
+    import torch.nn.functional as F
+    from torch import cosine_similarity
+
+    keys = keys.float()
+    unit = F.normalize(keys, dim=-1)
+    if there is not None:
+        unit = unit * there[..., None]  # the mean's length, that of all tokens, is nothing to a cosine
+    return -cosine_similarity(keys, unit.mean(1, keepdim=True), dim=-1)

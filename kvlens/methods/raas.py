@@ -9,7 +9,7 @@ from kvlens.methods.base import BagChange
 from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvictionParameters
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
-from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.segmenter import RunSizes
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class RaaS(DecodeEviction):
         )  # a slot int64, two figures of the log
 
     @classmethod
-    def places(cls, params: RaaSParameters, prompt: PromptFacts) -> int:
-        n, new, page, budget = prompt.prompt_tokens, prompt.max_new, params.page, prompt.budget_bytes
+    def places(cls, params: RaaSParameters, run: RunSizes) -> int:
+        n, new, page, budget = run.prompt_tokens, run.max_new, params.page, run.budget_bytes
         sinks = cls.sinks(params, n)
         most = -(-(n + new - sinks) // page)
         if params.tokens:
@@ -98,7 +98,7 @@ class RaaS(DecodeEviction):
         elif budget is None:
             pages = most
         else:
-            one, two = (cls._bytes(params, prompt.shape, n, new, sinks + many * page) for many in (1, 2))
+            one, two = (cls._bytes(params, run.shape, n, new, sinks + many * page) for many in (1, 2))
             pages = 1 + (budget - one) // (two - one)
         return sinks + page * min(most, max(pages, cls._fewest(params, n)))
 

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     from kvlens.spans import Span
 
 
-class PromptFacts(Protocol):
-    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored
-    run."""
+class RunSizes(Protocol):
+    """What arithmetic about a run takes; a RunContext has it all."""
 
     @property
     def shape(self) -> KVShape: ...
@@ -25,6 +24,12 @@ class PromptFacts(Protocol):
     def max_new(self) -> int: ...
     @property
     def budget_bytes(self) -> int | None: ...
+
+
+class PromptFacts(RunSizes, Protocol):
+    """What a cut of the prompt may depend on besides its surprisal; a RunContext has it all, and so has a stored
+    run."""
+
     @property
     def model_name(self) -> str: ...
     @property

@@ -7,7 +7,7 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,12 @@ def refuse(request: RunRequest, prompt: PromptText) -> None:
         return  # loading says what is wrong with the model
     if isinstance(found, str):
         return
-    steps = len(request.forced) if request.forced is not None else request.max_new
-    if found.tokens + steps > found.positions:
-        raise BadPrompt(_too_long(found, steps))
-    refused = _refusal(request, chosen(request, found.sizes), found.sizes)
+    run, sizes = chosen(request, found.sizes), found.sizes
+    if request.forced is not None:
+        sizes = replace(sizes, max_new=len(request.forced))
+    if methods.get(request.method).reach(run.params, sizes) > found.positions:
+        raise BadPrompt(_too_long(found, sizes.max_new - (found.asked if request.forced is None else 0)))
+    refused = _refusal(request, run, found.sizes)
     if refused is not None:
         raise refused
 
@@ -165,7 +167,7 @@ def estimate(
         "fit": found.said,
         "values": found.fitted,
     }
-    if tokens + max_new > foreseen.positions:
+    if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False
         out["warnings"].append(_too_long(foreseen, max_new))
     if refused is not None:

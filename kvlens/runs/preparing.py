@@ -11,7 +11,7 @@ from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.fitting import Chosen, Sizes, choose
-from kvlens.prompts import Prompt, PromptText
+from kvlens.prompts import Prompt, PromptText, refuse_longer
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
 
@@ -91,9 +91,12 @@ def sizes_of(request: RunRequest, prepared: Prepared) -> Sizes:
 
 def plan(request: RunRequest, prepared: Prepared, forced: tuple[int, ...] | None = None) -> Plan:
     """A request with the tokens it is to be fed, if any. The device is divided for the request's own number of steps
-    either way. Raises ValueError with one sentence."""
+    either way. Raises ValueError with one sentence, also for a prompt too long for the model under this method."""
     method, budget = check(request)
-    found = chosen(request, sizes_of(request, prepared))
+    sizes = sizes_of(request, prepared)
+    found = chosen(request, sizes)
+    reach = method.reach(found.params, sizes)
+    refuse_longer(sizes.prompt_tokens + 1, sizes.max_new, prepared.engine.loaded.max_positions, reach)
     return Plan(method, found, budget, _options(request, forced))
 
 
@@ -117,7 +120,8 @@ def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Opti
 
 
 def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared:
-    """Load the model and tokenize the prompt. Raises ValueError with one sentence."""
+    """Load the model and tokenize the prompt; whether they fit together is for `plan` to say. Raises ValueError with
+    one sentence."""
     check(request)
     report("load", 0, 1)
     from kvlens.engine.engine import Engine
@@ -132,9 +136,8 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
         if short is None:
             raise
         raise short from failure
-    steps = len(request.forced) if request.forced is not None else request.max_new
     form = (request.chat, request.system, request.question)
-    prompt = tokenize(source, loaded.tokenizer, loaded.max_positions, steps, *form)
+    prompt = tokenize(source, loaded.tokenizer, None, request.max_new, *form)
     if request.threads or loaded.info["parameters"] < SMALL:
         import torch
 

@@ -118,7 +118,7 @@ def test_the_title_comes_from_the_catalogue(visit: Visit, runs: Runs) -> None:
 def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit: Visit, folder: Path) -> None:
     app = visit(folder, "method", run=TALKER)
     assert app.subheader[0].value == "elsewhere"
-    assert "not installed here" in words(app)
+    assert "not among those listed here" in words(app)
     assert "What moved" in words(app)
     assert "While decoding:" in words(app)
     assert len(charts(app)) == 5

@@ -148,7 +148,9 @@ def test_holding_what_is_attended_anyway_changes_nothing(prompts: Prompts, name:
     end, heads = len(prompts.prompt.ids) - 1 + len(plain.ids), everywhere(prompts.demo.shape)
     left = max((span.tok_end for record in sink.steps for span in record.spans), default=0)
     held = [Hold(0, max(end - 3, left), end, heads)]  # written while it runs, and still in the window when it ends
-    kinds = () if methods.get(name).turns_keys else ("sink", "anchor")  # what is held is seen where it is
+    method = methods.get(name)
+    turns = method.turns_keys(methods.make_parameters(method, settings_of(name)["preset"], {}))
+    kinds = () if turns else ("sink", "anchor")  # what is held is seen where it is
     held += [Hold(s.span, s.tok_start, s.tok_end, heads) for s in sink.prefilled.spans if s.kind in kinds]
     result = prompts.run(name, tuple(held), forced=tuple(prompts.full.ids))
     for mine, theirs in zip(result.logits, plain.logits, strict=True):

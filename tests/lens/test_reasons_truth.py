@@ -29,6 +29,7 @@ from kvlens.store.reader import TraceReader
 
 RUNS = {
     "streaming_llm": ("10%", {}),
+    "streaming_llm, inside the cache": ("10%", {"positions": "cache"}),
     "sekv": ("20%", {}),
     "sekv, raw": ("40%", {"form": "raw"}),
     "sekv, one step late": ("25%", {"zoom": "next"}),
@@ -187,6 +188,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
                 )
     expected = {
         "streaming_llm": {"evicted"},
+        "streaming_llm, inside the cache": {"evicted"},
         "sekv": {"refused", "coarse_only"},
         "sekv, raw": {"coarse_only", "attended"},
         "sekv, one step late": {"one_step_late", "refused", "coarse_only"},

@@ -1,5 +1,5 @@
 """Every registered method against the truths of docs/design.md. A method is in the matrix because it is registered,
-nothing else."""
+nothing else; beside them, settings with which a method asks of the engine what no other does."""
 
 from __future__ import annotations
 
@@ -9,25 +9,39 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, random_llama, random_prompt, run, task_prompt
+from support import ListSink, random_llama, random_prompt, task_prompt
+from support import run as run_method
 
 from kvlens import methods
 from kvlens.engine.engine import Engine
 from kvlens.memory.budget import BudgetInfeasible
+from kvlens.methods.base import Method
 from kvlens.rows import MASS_COLUMNS
 
-NAMES = list(methods.registry())
+SETTINGS = ("streaming_llm positions=cache", "keydiff block=100")
+NAMES = [*methods.registry(), *SETTINGS]
 NEW = 24
 TASK_TOKENS = 1024
 
 
+def method_of(name: str) -> type[Method]:
+    return methods.get(name.split()[0])
+
+
+def run(model: Any, prompt: Any, name: str, overrides: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """A method by name, with what stands behind it set."""
+    chosen, *pairs = name.split()
+    own = dict(pair.split("=") for pair in pairs)
+    return run_method(model, prompt, chosen, overrides={**own, **(overrides or {})}, **settings)
+
+
 def preset_of(name: str) -> str | None:
-    return "demo" if "demo" in methods.get(name).presets else None
+    return "demo" if "demo" in method_of(name).presets else None
 
 
 def share_of(name: str, share: str = "0.2") -> str | None:
     """A budget the method can run with: no limit where it keeps everything on the device."""
-    return None if methods.get(name).keeps_all else share
+    return None if method_of(name).keeps_all else share
 
 
 class Runs:
@@ -66,7 +80,7 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
     model.model.to(torch.bfloat16)
     model.shape = type(model.shape)(**{**model.shape.__dict__, "itemsize": 2})
     prompt = random_prompt(900, seed=3)
-    untrained = methods.get(name).untrained  # what the demo preset names was trained for the demo model only
+    untrained = method_of(name).untrained  # what the demo preset names was trained for the demo model only
     settings = {
         "budget": share_of(name, "0.5"),
         "preset": preset_of(name),
@@ -137,7 +151,7 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     result, sink, _ = runs[name]
     tokens = len(sink.prefilled.tokens)
     limit = int(demo.shape.full_kv_bytes(tokens + NEW) * 0.2)
-    chosen = methods.get(name)
+    chosen = method_of(name)
     if chosen.keeps_all:
         limit = chosen.floor_bytes(methods.make_parameters(chosen, preset_of(name), {}), demo.shape, tokens - 1, NEW)
     for record in sink.steps:
@@ -195,7 +209,7 @@ def test_without_a_limit_it_equals_full_or_states_its_error(demo: Any, name: str
     forced = tuple(reference.ids)
     other = run(demo, prompt, name, preset=preset_of(name), forced=forced, keep_logits=True)
     gaps = [float((a - b).abs().max()) for a, b in zip(reference.logits, other.logits, strict=True)]
-    if methods.get(name).exact_without_budget:
+    if method_of(name).exact_without_budget:
         assert max(gaps) == 0
     else:
         print(f"{name} without a budget limit: largest logit difference to FullKV {max(gaps):.3g}")
@@ -216,7 +230,7 @@ def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
 def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
     prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
     settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
-    method = methods.get(name)
+    method = method_of(name)
     read = Engine(demo).read(prompt, queries=max(128, method.observed_queries), received=method.needs_received)
     assert read.serves(method)
     for _ in range(2):

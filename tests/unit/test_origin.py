@@ -76,7 +76,7 @@ def test_a_file_that_decides_changes_the_origin(copy: Path, name: str) -> None:
         "kvlens/bench/quality.py",
         "kvlens/methods/sekv/view.py",
         "kvlens/methods/sekv/claims.py",
-        "kvlens/methods/streaming_llm.py",
+        "kvlens/methods/streaming_llm/method.py",
         "kvlens/methods/chess/demo.json",
         "store/queries.py",
     ],

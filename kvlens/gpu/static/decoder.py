@@ -49,6 +49,10 @@ class StaticDecoder(Driver):
         generation = Generation(loaded, prompt, Session(method, params, self.context), options)
         try:
             generation.place(read)
+            if generation.session.memory.distance is not None:
+                raise ValueError(
+                    f"{method.title} sees keys from elsewhere than they lie, which a static step does not."
+                )
             self.session = StaticSession(generation.session, loaded.model, ring, **session)
         except BaseException:
             generation.session.close()

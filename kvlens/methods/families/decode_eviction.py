@@ -16,7 +16,7 @@ from kvlens.methods.base import BagChange
 from kvlens.methods.families.bag import Bag
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
-from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.segmenter import RunSizes
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -75,17 +75,17 @@ class DecodeEviction(Bag):
 
     # ----------------------------------------------------------------------------------------------------- how many
     @classmethod
-    def places(cls, params: Any, prompt: PromptFacts) -> int:
+    def places(cls, params: Any, run: RunSizes) -> int:
         """Places of each KV head's bag."""
-        n, most = prompt.prompt_tokens, prompt.prompt_tokens + prompt.max_new
+        n, most = run.prompt_tokens, run.prompt_tokens + run.max_new
         if params.tokens:
             return min(params.tokens, most)
-        if prompt.budget_bytes is None:
+        if run.budget_bytes is None:
             return most
-        shape, new = prompt.shape, prompt.max_new
+        shape, new = run.shape, run.max_new
         floor = cls._bytes(params, shape, n, new, 1)
         token = cls._bytes(params, shape, n, new, 2) - floor
-        return max(min(params.least, most), min(most, 1 + (prompt.budget_bytes - floor) // token))
+        return max(min(params.least, most), min(most, 1 + (run.budget_bytes - floor) // token))
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:

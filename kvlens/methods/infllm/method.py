@@ -109,7 +109,7 @@ class InfLLM(HostPageRetrieval):
         "paper": {"tokens": 128 + 4096 + 32 * 128},
         "demo": {"sinks": 4, "window": 32, "page": 16, "representatives": 1, "share": 1.0, "group": "sum"},
     }
-    needs_received = watches = turns_keys = True
+    needs_received = watches = True
     params: InfLLMParameters
 
     def __init__(self, params: InfLLMParameters, context: RunContext) -> None:
@@ -120,6 +120,10 @@ class InfLLM(HostPageRetrieval):
                 "has none."
             )
         self._turn, self._position = context.rotate, context.prompt_tokens
+
+    @classmethod
+    def turns_keys(cls, params: InfLLMParameters) -> bool:
+        return params.positions == "far"
 
     @classmethod
     def _layout(cls, params: Any, shape: KVShape, plan: Plan) -> Layout:

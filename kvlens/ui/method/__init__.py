@@ -29,7 +29,7 @@ def title(reader: TraceReader) -> None:
     entry = about(reader)
     if entry is None:
         st.subheader(plain(str(reader.meta.method)))
-        st.caption("This method is not installed here, so only what the trace says of it can be shown.")
+        st.caption("This method is not among those listed here, so only what the trace says of it can be shown.")
         return
     st.subheader(plain(str(entry["title"])))
     st.text(f"{str(entry['summary']).rstrip('.')}.")

@@ -70,8 +70,9 @@ class Cut:
 
 def own_parameters(reader: TraceReader) -> Any | None:
     """The parameters the run's method had; None when the method or one of them is not known here."""
+    method = methods.registry().get(str(reader.meta.method))
     try:
-        return methods.make_parameters(methods.get(str(reader.meta.method)), None, dict(reader.meta.config))
+        return None if method is None else methods.make_parameters(method, None, dict(reader.meta.config))
     except ValueError:
         return None
 

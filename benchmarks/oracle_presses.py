@@ -1,0 +1,90 @@
+"""What kvpress makes of a prompt, in an environment of its own (`make oracle`): run by benchmarks/oracle.py, which
+writes the model and the questions and reads the answers.
+
+`python oracle_presses.py FOLDER` reads FOLDER/model (a transformers folder), FOLDER/ids.npy and FOLDER/presses.json, a
+list of {"name", "tokens", "press": [[class, fields], ...]}, the outer press first; writes FOLDER/NAME.npz with what the
+innermost press scored, float32 [L, H_kv, n], what stayed, bool [L, H_kv, n], and the keys that were left in the cache,
+in the order of their positions, float32 [L, H_kv, kept, D], where all KV heads keep as many; prints the versions as
+JSON. Knows nothing of kvlens. No token of the prompt may come twice.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kvpress
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+
+def made(parts: list[list[Any]]) -> Any:
+    """The press; a press around another has it as its first field."""
+    press = None
+    for name, fields in reversed(parts):
+        press = getattr(kvpress, name)(**fields) if press is None else getattr(kvpress, name)(press, **fields)
+    return press
+
+
+def scores(press: Any, model: Any, ids: torch.Tensor) -> tuple[np.ndarray, list[torch.Tensor]]:
+    """The innermost press's scores [L, H_kv, n], and the values of every layer's cache, uncut."""
+    while hasattr(press, "press"):
+        press = press.press
+    cache, given, hooks = DynamicCache(), {}, []
+    for layer in model.model.layers:
+        layer.self_attn.rotary_emb = model.model.rotary_emb
+        keep = lambda module, args, kwargs, out: given.update({module.layer_idx: kwargs})  # noqa: E731
+        hooks.append(layer.self_attn.register_forward_hook(keep, with_kwargs=True))
+    model(ids, past_key_values=cache)
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for at, layer in enumerate(model.model.layers):
+        told, held = given[at], cache.layers[at]
+        found.append(press.score(layer.self_attn, told["hidden_states"], held.keys, held.values, None, told)[0].numpy())
+    return np.stack(found), [held.values[0] for held in cache.layers]
+
+
+def kept(press: Any, model: Any, ids: torch.Tensor, whole: list[torch.Tensor]) -> tuple[np.ndarray, np.ndarray | None]:
+    """What stays of a prompt that is read under the press: positions by their values, which no press changes."""
+    cache = DynamicCache()
+    with press(model):
+        model(ids, past_key_values=cache)
+    mask = np.zeros((len(whole), *whole[0].shape[:2]), bool)
+    keys: list[torch.Tensor] = []
+    for at, (layer, held) in enumerate(zip(model.model.layers, cache.layers, strict=True)):
+        masked = getattr(layer.self_attn, "masked_key_indices", None)
+        if masked is not None:
+            mask[at] = True
+            mask[at, masked[1].numpy(), masked[2].numpy()] = False
+            continue
+        same = (held.values[0][:, :, None] == whole[at][:, None]).all(-1)  # [H_kv, kept, n]
+        assert (same.sum(-1) == 1).all(), "two tokens have the same values"
+        mask[at] = same.any(1).numpy()
+        order = same.int().argmax(-1).argsort(-1)
+        keys.append(held.keys[0].gather(1, order[..., None].expand_as(held.keys[0])))
+    alike = len(keys) == len(whole) and len({key.shape for key in keys}) == 1
+    return mask, torch.stack(keys).numpy() if alike else None
+
+
+@torch.no_grad()
+def main(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, attn_implementation="sdpa")
+    ids = torch.tensor(np.load(folder / "ids.npy"))[None]
+    for asked in json.loads((folder / "presses.json").read_text(encoding="utf-8")):
+        read = ids[:, : asked["tokens"]]
+        press = made(asked["press"])
+        score, whole = scores(press, model, read)
+        mask, keys = kept(press, model, read, whole)
+        arrays = {"score": score, "kept": mask} | ({} if keys is None else {"keys": keys})
+        np.savez(folder / f"{asked['name']}.npz", **arrays)
+    print(json.dumps({name: version(name) for name in ("kvpress", "transformers", "torch")}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

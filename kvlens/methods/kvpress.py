@@ -1,0 +1,214 @@
+"""Presses of an installed kvpress: a method `kvpress:NAME` ranks the prompt's tokens by the `score` of a press.
+
+kvpress is no dependency of kvlens, and nothing of it is imported before such a method is asked for. A press can be run
+when it is a scorer and nothing else: it says a number per KV head and token, from a layer's attention module, what that
+was given, and the layer's keys and values; what is cut by these numbers is cut here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
+from kvlens.methods.given import Inputs, Prefilled
+from kvlens.methods.parameters import param
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvlens.methods.base import Method
+
+PREFIX = "kvpress:"
+RATIO = "compression_ratio"
+"""the press's field that follows from kvlens's budget"""
+
+
+class NoPress(ValueError):
+    """A press that is not there, or that cannot be run here: one sentence."""
+
+
+@dataclass(frozen=True)
+class PressParameters(PromptEvictionParameters):
+    """Lengths are in tokens. What a press itself takes comes beside these; names that both have are kvlens's."""
+
+    window: int = param(0, "last prompt tokens, kept without a comparison", ours=True)
+    peek: bool = param(False, "count the token that step 0 feeds as the last of the prompt", ours=True)
+    press: ClassVar[type]
+    own: ClassVar[tuple[str, ...]]
+    """names of the press's fields among these"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.made(0.0)
+
+    def made(self, ratio: float) -> Any:
+        """The press, set to remove that share of tokens. Raises ValueError with what it says of values it does not
+        take."""
+        try:
+            return self.press(**{RATIO: ratio}, **{name: getattr(self, name) for name in self.own})
+        except (AssertionError, ValueError, TypeError) as error:
+            raise ValueError(f"{_said(error)}.") from None
+
+
+class Press(PromptEviction):
+    """Base of the methods made here. Scores are the press's; the budget divides equally over layers and KV heads.
+
+    Departures: a press sees the prompt without its last token, which step 0 feeds; the share it is told to remove is
+    the one that leaves as many tokens as the budget holds; random numbers are drawn from the run's seed.
+    """
+
+    Parameters = PressParameters
+    peeks = False
+    needs_inputs = True
+    params: PressParameters
+
+    def score(self, prompt: Prefilled, layer: int, before: int) -> torch.Tensor:
+        import torch
+
+        assert prompt.inputs is not None
+        kept, n = self.tokens(None, self.total(self.params, self.context))[layer][0], prompt.keys.shape[2]
+        press = self.params.made(max(0.0, 1 - (kept + 0.5) / n))
+        given: dict[str, Any] = {}
+        hidden = prompt.inputs.hidden[layer][None]
+        if prompt.inputs.rotary is not None:
+            given["position_embeddings"] = prompt.inputs.rotary(hidden, torch.arange(n, device=hidden.device)[None])
+        keys, values = prompt.keys[layer][None], prompt.values[layer][None]
+        with lent(prompt.inputs, layer) as module, torch.random.fork_rng():
+            torch.manual_seed(self.context.seed * 1_000_003 + layer)
+            try:
+                score = press.score(module, hidden, keys, values, None, given)
+            except Exception as error:
+                raise NoPress(
+                    f"{self.name} cannot be run here: its score needs what kvlens does not give ({_said(error)})."
+                ) from error
+        if tuple(score.shape) != tuple(keys.shape[:3]) or bool(score.isnan().any()):
+            raise NoPress(f"{self.name} cannot be run here: its score is not one number per KV head and token.")
+        return score[0, :, :before]
+
+
+@contextmanager
+def lent(inputs: Inputs, layer: int) -> Iterator[Any]:
+    """A layer's attention module as kvpress has it: with the model's rotary embedding as an attribute, afterwards as it
+    was."""
+    module = inputs.modules[layer]
+    lacking = inputs.rotary is not None and not hasattr(module, "rotary_emb")
+    if lacking:
+        vars(module)["rotary_emb"] = inputs.rotary  # past torch's own bookkeeping: no submodule of the model changes
+    try:
+        yield module
+    finally:
+        if lacking:
+            del vars(module)["rotary_emb"]
+
+
+def _said(error: BaseException) -> str:
+    """The first line of what an error says, or its kind."""
+    return next(iter(str(error).strip().splitlines()), "").rstrip(".") or type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------------------------- finding
+@cache
+def press_method(name: str) -> type[Method]:
+    """The method `kvpress:NAME`. Raises NoPress with one sentence."""
+    library, asked = _library(), name.removeprefix(PREFIX)
+    presses = _presses(library)
+    known = ", ".join(sorted(one for one, press in presses.items() if not _lacks(press)))
+    if asked not in presses:
+        raise NoPress(f"kvpress has no press '{asked}'; those that kvlens can run: {known}.")
+    found = presses[asked]
+    lacks = _lacks(found)
+    if lacks:
+        raise NoPress(f"{name} cannot be run: {lacks}; those that kvlens can run: {known}.")
+    version = getattr(library, "__version__", None) or _version()
+    fields = [
+        (f.name, type(f.default), param(f.default, f"of {asked}, as kvpress has it"))
+        for f in dataclasses.fields(found)
+        if _settable(f)
+    ]
+    own = tuple(name for name, _, _ in fields)
+    parameters = dataclasses.make_dataclass(
+        f"{asked}Parameters", fields, bases=(PressParameters,), frozen=True, namespace={"press": found, "own": own}
+    )
+    parameters.__qualname__ = f"{asked} of kvpress {version}"  # what origins of results are told apart by
+    about = next(iter((inspect.getdoc(found) or "").splitlines()), "").rstrip(".")
+    return type(
+        asked,
+        (Press,),
+        {
+            "__module__": __name__,
+            "__doc__": Press.__doc__,
+            "name": name,
+            "title": f"{asked} (kvpress)",
+            "paper": f"kvpress {version}: {about or asked}",
+            "summary": f"drops prompt tokens once, when prefill ends: each KV head keeps what {asked} scores highest",
+            "Parameters": parameters,
+        },
+    )
+
+
+def _library() -> Any:
+    """kvpress. Importing it wraps the attention functions that transformers knows, for presses that mask; kvlens runs
+    none of them, so the functions are put back."""
+    if importlib.util.find_spec("kvpress") is None:
+        raise NoPress(
+            "kvpress is not installed: `pip install --no-deps kvpress` puts it beside kvlens, whose transformers pip "
+            "would exchange otherwise; kvlens then says what else it needs."
+        )
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = dict(ALL_ATTENTION_FUNCTIONS.items())
+    try:
+        return importlib.import_module("kvpress")
+    except ModuleNotFoundError as error:
+        raise NoPress(f"kvpress is installed and needs '{error.name}': `pip install {error.name}`.") from None
+    except ImportError as error:
+        raise NoPress(f"kvpress cannot be imported beside this transformers: {_said(error)}.") from None
+    finally:
+        for name, function in before.items():
+            ALL_ATTENTION_FUNCTIONS[name] = function
+
+
+def _presses(library: Any) -> dict[str, Any]:
+    """Name -> class of the presses it has, its two bases left out."""
+    bases = library.BasePress, library.ScorerPress
+    classes = {name: found for name, found in vars(library).items() if inspect.isclass(found)}
+    return {name: found for name, found in classes.items() if issubclass(found, bases[0]) and found not in bases}
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("kvpress")
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def _lacks(press: Any) -> str:
+    """Why a press cannot be run, in a few words; empty: it can."""
+    scorer = next((kind for kind in press.__mro__ if kind.__name__ == "ScorerPress"), None)
+    if scorer is None or press.score is scorer.score:
+        return "it is no scorer, which says a number per token"
+    if press.compress is not scorer.compress:
+        return "it cuts in a way of its own, not by its scores alone"
+    if press.post_init_from_model is not scorer.post_init_from_model:
+        return "it prepares itself from a model, for which it may ask the network"
+    open_ = [f.name for f in dataclasses.fields(press) if _open(f)]
+    return f"it needs {', '.join(open_)}, for which there is no usual value" if open_ else ""
+
+
+def _open(f: dataclasses.Field[Any]) -> bool:
+    return f.init and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+
+
+def _settable(f: dataclasses.Field[Any]) -> bool:
+    """A number, a switch or a text that neither the budget nor kvlens itself says."""
+    taken = {RATIO, *(own.name for own in dataclasses.fields(PressParameters))}
+    return f.init and f.name not in taken and isinstance(f.default, (bool, int, float, str))
