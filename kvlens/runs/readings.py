@@ -28,11 +28,14 @@ Told = Callable[[str, int, int], None]
 
 def reading(prepared: Prepared, planned: Plan, told: Told) -> tuple[ReadPrompt, bool] | None:
     """The run's prompt, read before placing, and whether it was kept from an earlier run. None where the run reads it
-    itself: no folder was named, the model is on a device, or the reading would not fit. told: as the engine's progress;
+    itself: no folder was named, the model is on a device, the reading would not fit, or the method has to be there while
+    it is read. told: as the engine's progress;
     what it raises ends the reading.
 
     It is the same numbers as the run's own prefill: the key holds all that decides them."""
     folder, method = os.environ.get(FOLDER), planned.method
+    if method.reads_itself(planned.params) or method.needs_inputs:
+        return None
     if not folder or prepared.engine.loaded.model.device.type != "cpu" or _size(prepared, planned) > MOST_BYTES // 2:
         return None
     path = Path(folder) / f"{_key(prepared, planned)}.safetensors"
