@@ -1,4 +1,4 @@
-"""Where heads look while a model copies an answer out of its prompt: generated needle prompts, read with full attention.
+"""Where heads look while a model copies an answer out of its prompt: generated needle prompts under full attention.
 
 That heads which look at the answer are the retrieving ones is what retrieval heads are defined by (Wu et al., Retrieval
 Head Mechanistically Explains Long-Context Factuality) and what HeadKV sums up (Fu et al., sec. 3.1); a mean of the mass

@@ -38,7 +38,8 @@ class StaticDecoder(Driver):
         """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read
         before; session: what else StaticSession takes (record, host, kernels).
 
-        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready`.
+        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready` or lays the KV heads of a layer
+        out differently.
         """
         if not method.static_ready:
             raise ValueError(f"{method.title} cannot run as a static step: its class does not say static_ready.")
@@ -49,6 +50,11 @@ class StaticDecoder(Driver):
         generation = Generation(loaded, prompt, Session(method, params, self.context), options)
         try:
             generation.place(read)
+            if generation.session.memory.layout.whole:
+                raise ValueError(
+                    f"{method.title} cannot run as a static step with these parameters: some KV heads of a layer keep "
+                    f"every token, and a static step lays all of a layer out alike."
+                )
             self.session = StaticSession(generation.session, loaded.model, ring, **session)
         except BaseException:
             generation.session.close()
