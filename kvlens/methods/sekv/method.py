@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import Layout
 from kvlens.methods.base import FactorForm, Method, WindowLeave
-from kvlens.methods.families.retrieval_heads import HeadMap, head_map
 from kvlens.methods.given import MemoryView, Prefilled, RunContext, StepEnd
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
 from kvlens.methods.sekv.segmenters import SEGMENTERS
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.methods.sekv.trained import ROUTER
+from kvlens.methods.sekv.trained import HEADS, ROUTER
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
 
@@ -57,14 +56,7 @@ class SeKV(Method):
         "low-rank factors in host memory, and brings back the ones a query head asks for"
     )
     segmenters = SEGMENTERS
-    calibrations = (
-        ROUTER,
-        head_map(
-            lambda params: params.whole_share > 0,
-            "set whole_share=0, which needs none",
-            needle=lambda params: params.whole_by == "needle",
-        ),
-    )
+    calibrations = (ROUTER, HEADS)
     family = "span_retrieval"
     Parameters = SeKVParameters
     presets = PRESETS
@@ -115,6 +107,7 @@ class SeKV(Method):
         import torch
 
         from kvlens.methods.sekv.routing import Routing
+        from kvlens.methods.sekv.selecting import WholeHeads
 
         context, params = self.context, self.params
         self._nats = prompt.surprisal.tolist()
@@ -126,22 +119,18 @@ class SeKV(Method):
         if recall is None:
             raise BudgetInfeasible(self.name, context.budget_bytes or 0, self._smallest(), context.full_kv_bytes)
         self._capacity, self._ring = plan.spans, plan.ring
-        self._whole = torch.zeros(context.shape.layers, context.shape.kv_heads, dtype=torch.bool, device=context.device)
-        for layer, head in plan.whole:
-            self._whole[layer, head] = True
-        counts = self._whole.sum(1).tolist()
-        self._divided = {layer for layer, count in enumerate(counts) if 0 < count < context.shape.kv_heads}
-        self._all_whole = {layer for layer, count in enumerate(counts) if count == context.shape.kv_heads}
+        self._whole = WholeHeads(plan.whole, context.shape, context.device)
         self._routing = Routing(params, context, (plan.coarse, plan.pieces), self._trained)
         self._routing.fit(prompt.keys)
         placement = self._place(spans, 1, prompt.keys, prompt.values, 0)
         ends = torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED])
         self._routing.fit_threshold(prompt.last_queries, context.prompt_tokens, ends)
         for layer, logits in enumerate(self._routing.threshold):
-            never = logits.isinf() | self._whole[layer].repeat_interleave(context.shape.group)
+            whole = self._whole.mask[layer]
+            never = logits.isinf() | whole.repeat_interleave(context.shape.group)
             self.note("logit_tau", logits.clone().masked_fill(never, float("nan")), layer)
             if plan.whole:
-                self.note("whole", self._whole[layer].float(), layer)
+                self.note("whole", whole.float(), layer)
         return plan.layout(params, context.shape, recall), placement
 
     def _cut(self, budget: int | None) -> tuple[list[Span], sekv_layout.Plan]:
@@ -154,11 +143,10 @@ class SeKV(Method):
         count = sekv_layout.whole_count(params, shape, *sizes, budget)
         if budget is None or not count or not any(span.kind in COMPRESSED for span in spans):
             return spans, plan
-        found: HeadMap = context.calibration["retrieval heads"]
-        ranked = found.ranked(params.whole_by, shape.group)
-        while count and plan.with_whole(ranked[:count]).bytes(params, shape, plan.least_recall(params)) > budget:
-            count -= 1
-        return spans, plan.with_whole(ranked[:count])
+        ranked = context.calibration["retrieval heads"].ranked(params.whole_by, shape.group)[:count]
+        while ranked and plan.with_whole(ranked).bytes(params, shape, plan.least_recall(params)) > budget:
+            ranked.pop()
+        return spans, plan.with_whole(ranked)
 
     def _smallest(self) -> int:
         """The least budget that is feasible: a larger one allows more anchors, so it is approached from below."""
@@ -206,7 +194,7 @@ class SeKV(Method):
                 packing,
                 self.context.rotate,
                 self._tell,
-                self._whole,
+                self._whole.mask,
             ),
         )
 
@@ -215,7 +203,7 @@ class SeKV(Method):
         import torch
 
         self.note("spans", torch.tensor(ids, dtype=torch.float32))
-        packed = (~self._whole).nonzero().tolist()
+        packed = (~self._whole.mask).nonzero().tolist()
         for name, values in figures.items():
             for layer, head in packed:
                 self.note(name, values[:, layer, head], layer, head)
@@ -229,43 +217,9 @@ class SeKV(Method):
 
     # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-        import torch
+        from kvlens.methods.sekv.selecting import selection
 
-        from kvlens.memory.placement import Selection, index_read
-
-        params, shape, routing = self.params, self.context.shape, self._routing
-        if params.zoom == "off" or len(routing.span) == 0 or layer in self._all_whole:
-            return None
-        alive = routing.span > 0
-        if layer in self._divided:  # KV heads that keep every token have no candidates
-            alive = alive & ~self._whole[layer, :, None]
-        score = routing.score(layer, q[:, None])
-        z = routing.expanded(layer, score)[:, 0].unflatten(0, (shape.kv_heads, -1))
-        best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)))
-        empty = torch.zeros(*z.shape[:2], self._capacity, dtype=torch.bool, device=q.device)
-        index = routing.span.expand_as(z)
-        nan = torch.full((shape.kv_heads, self._capacity), float("nan"), device=q.device)
-        logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
-        if layer in self._divided:
-            zoomable = empty[:, 0].scatter(1, routing.span.expand_as(best), alive)
-        else:
-            zoomable = empty[0, 0].scatter(0, routing.span, alive)
-        priority = best.masked_fill(~(z.any(1) & alive), float("-inf"))
-        order = priority.argsort(dim=-1, descending=True, stable=True)
-        wanted = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
-        if not params.reconstruction:
-            z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
-        later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-        return Selection(
-            empty.scatter(2, index, z),
-            wanted,
-            now=later,
-            cause="zoom",
-            later_cause="zoom",
-            zoomable=zoomable,
-            score=logged,
-            index_bytes=index_read(routing.bytes_read),
-        )
+        return selection(self.params, self.context.shape, self._routing, self._capacity, self._whole, layer, q)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params

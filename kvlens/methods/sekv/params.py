@@ -179,9 +179,9 @@ class SeKVParameters:
 #: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
-#: 'heads' departs further, and answers at half of its budget: half of the bytes go to the few KV heads that look most at
-#: the answer of needle prompts, which keep every token; the others have short spans, without coarse entries, found by
-#: their mean keys.
+#: 'heads' departs further, and answers at half of its budget: half of the bytes go to the few KV heads that look most
+#: at the answer of needle prompts, which keep every token; the others have short spans, without coarse entries, found
+#: by their mean keys.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
