@@ -1,7 +1,7 @@
 """SeKV on a real model through the engine: whether answers survive a budget, prompt by prompt, for arms that differ in
 parameters.
 
-    python -m benchmarks.sekv_runs [--prompts 50] [--first 0] [--arms full,heads@20%] [--runs FILE] [--out FILE]
+    python -m benchmarks.sekv_runs [--prompts 50] [--first 0] [--arms full,no-coarse@20%] [--runs FILE] [--out FILE]
 
 Prompts are those of benchmarks/sekv_real.py: real prose, one sentence that tells a number, the question known. Rows go
 to --runs as they are made, and what is there is not made again; --out gets the table of all of them.
@@ -31,17 +31,18 @@ from kvlens.runs.machine import machine
 LENGTH = 2048
 ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "full": (None, {}),
-    "heads": ("heads", {}),
+    "no-coarse": ("no-coarse", {}),
+    "no-coarse with coarse entries": ("no-coarse", {"coarse": True}),
+    "no-coarse with router pca": ("no-coarse", {"router": "pca", "dim": 16, "index": "exact"}),
+    "no-coarse with spans to 64": ("no-coarse", {"l_max": 64}),
+    "no-coarse with whole heads": ("no-coarse", {"whole_share": 0.5}),
+    "no-coarse with whole heads and coarse entries": ("no-coarse", {"whole_share": 0.5, "coarse": True}),
+    "whole heads alone": ("no-coarse", {"whole_share": 0.8, "zoom": "off"}),
     "bound": ("bound", {}),
     "published": ("paper", PUBLISHED),
-    "heads with coarse entries": ("heads", {"coarse": True}),
-    "heads without whole heads": ("heads", {"whole_share": 0.0}),
-    "heads by induction": ("heads", {"whole_by": "induction"}),
-    "heads with router pca": ("heads", {"router": "pca", "dim": 16, "index": "exact"}),
-    "heads without zoom": ("heads", {"zoom": "off", "whole_share": 0.8}),
 }
 """name -> preset (None: full KV) and what replaces its parameters"""
-USUAL = "full,heads@20%,heads@10%"
+USUAL = "full,no-coarse@20%,no-coarse@10%"
 
 
 def right(number: str, text: str) -> bool:

@@ -1,8 +1,8 @@
 """Where heads look while a model copies an answer out of its prompt: generated needle prompts under full attention.
 
-That heads which look at the answer are the retrieving ones is what retrieval heads are defined by (Wu et al., Retrieval
-Head Mechanistically Explains Long-Context Factuality) and what HeadKV sums up (Fu et al., sec. 3.1); a mean of the mass
-instead of a count of the steps at which it is largest is ours. Shapes: Hq query heads, H_kv KV heads, n prompt tokens,
+Retrieval heads are those that look at the answer's tokens then (Wu et al., Retrieval Head Mechanistically Explains
+Long-Context Factuality; Fu et al., Not All Heads Matter, sec. 3.1). The mean of the mass, in place of a count of the
+steps at which it is largest, is ours. Shapes: Hq query heads, H_kv KV heads, n prompt tokens,
 m tokens of the answer, D head size.
 """
 

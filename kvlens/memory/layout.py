@@ -105,7 +105,8 @@ class Layout:
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
     whole: frozenset[tuple[int, int]] = frozenset()
-    """(layer, KV head) that keep every token in the same way, in layers whose other KV heads do not"""
+    """(layer, KV head) that keep every token in the same way, in layers whose other KV heads need not, and attend all
+    of them"""
     streamed: bool = False
     """exact spans come through two staging buffers: one fills while the other is spread into its slots (Liu et al.,
     sec. 4.2)"""

@@ -73,9 +73,10 @@ class Recaller:
         self.start_step()
 
     def _recall_slots(self, layer: int) -> tuple[int, int]:
-        """First slot and size of a layer's recall zone, the same for all KV heads that are not dense; 0 where all
+        """First slot and size of a layer's recall zone, the same for all KV heads that are not whole; 0 where all
         are."""
-        found = {(pool.start["recall"], pool.zones.recall) for pool in self.hot.pools_of(layer) if not pool.dense}
+        pools = [pool for pool in self.hot.pools_of(layer) if (layer, pool.heads.start) not in self.layout.whole]
+        found = {(pool.start["recall"], pool.zones.recall) for pool in pools}
         assert len(found) <= 1 or not any(size for _, size in found), f"layer {layer} has several recall zones"
         return found.pop() if found else (0, 0)
 

@@ -222,13 +222,13 @@ class Memory:
         head does not attend), and what k1 reads with it. by: what makes them.
 
         No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool), as
-        in KV heads that keep every token, of which nothing is selected.
+        in KV heads that are whole by the layout: they attend everything, whatever the selection says.
         Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
         them in the bias.
         """
         self.events.attended = layer
         held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
-        selection = None if pool.dense else selection
+        selection = None if (layer, pool.heads.start) in self.layout.whole else selection
         plain = self.packed is not None or pool.live_prefix(self._position) is not None
         if selection is None and not held and plain:
             return None, None

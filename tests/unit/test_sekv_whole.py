@@ -186,13 +186,14 @@ def test_scores_of_the_map_choose(heads: str) -> None:
 @pytest.mark.parametrize(
     "more",
     [{}, {"form": "factors", "coarse": True, "router": "pca", "dim": 8, "max_rank": 8}, {"zoom": "next"}],
-    ids=["heads", "factors", "next"],
+    ids=["raw", "factors", "next"],
 )
 def test_a_recorded_run(demo: Any, more: dict[str, Any]) -> None:
     """Recording changes nothing; masses, bytes and zooms of whole heads are told as they are."""
     prompt, _ = task_prompt(demo, "multikey", 700, max_new=24)
     sink = ListSink()
-    settings = {"budget": "0.4", "preset": "heads", "overrides": more, "max_new": 24, "keep_logits": True}
+    overrides = {"whole_share": 0.5, **more}
+    settings = {"budget": "0.4", "preset": "no-coarse", "overrides": overrides, "max_new": 24, "keep_logits": True}
     settings |= {"ignore_eos": True}
     recorded = run(demo, prompt, "sekv", sink=sink, coverage=True, **settings)
     plain = run(demo, prompt, "sekv", **settings)
@@ -230,8 +231,7 @@ def test_a_recorded_run(demo: Any, more: dict[str, Any]) -> None:
 
 def test_a_static_step_refuses_whole_heads_in_one_sentence(demo: Any) -> None:
     prompt, _ = task_prompt(demo, "multikey", 400, max_new=8)
-    params = SeKVParameters(**PRESETS["heads"])
+    params = SeKVParameters(**PRESETS["no-coarse"])
     with pytest.raises(ValueError, match=r"^SeKV cannot run as a static step with these parameters: some KV heads "):
-        StaticDecoder(demo, prompt, SeKV, params, Budget.parse("0.4"))
-    static = StaticDecoder(demo, prompt, SeKV, dataclasses.replace(params, whole_share=0.0), Budget.parse("0.4"))
-    static.close()
+        StaticDecoder(demo, prompt, SeKV, dataclasses.replace(params, whole_share=0.5), Budget.parse("0.4"))
+    StaticDecoder(demo, prompt, SeKV, params, Budget.parse("0.4")).close()

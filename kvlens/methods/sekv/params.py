@@ -179,9 +179,8 @@ class SeKVParameters:
 #: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
-#: 'heads' departs further, and answers at half of its budget: half of the bytes go to the few KV heads that look most
-#: at the answer of needle prompts, which keep every token; the others have short spans, without coarse entries, found
-#: by their mean keys.
+#: 'no-coarse' answers at half of that budget: what is not expanded is not attended, which leaves the coarse entries'
+#: slots to expanded spans; these are short, and found by the weight that their mean keys would have.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
@@ -206,7 +205,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zoom_rate": 1.0,
         "form": "raw",
     },
-    "heads": {
+    "no-coarse": {
         "window": 16,
         "block": 8,
         "l_max": 32,
@@ -215,7 +214,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "index": "int8",
         "zoom_rate": 1.0,
         "form": "raw",
-        "whole_share": 0.5,
         "coarse": False,
     },
 }
