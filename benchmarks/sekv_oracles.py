@@ -34,6 +34,9 @@ class Oracle:
     coarse: str = "mean"
     everything: bool = False
     """full attention"""
+    other_room: bool = False
+    """room for as many expanded tokens as the budget would leave with coarse entries where there are none, and without
+    where there are some"""
 
 
 class OracleSession:

@@ -9,6 +9,7 @@ tells a number, in the chat form with the beginning of the answer. The question 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import random
 import re
@@ -41,6 +42,7 @@ NEW = 16
 SIZES = {name: PRESETS["bound"][name] for name in ("window", "block", "l_max", "anchor_share")}
 PUBLISHED = {**SIZES, "dim": 16}
 """the sizes of the preset 'bound' with the published gate"""
+WITH_COARSE = {**PRESETS["no-coarse"], "coarse": True}
 ARMS: dict[str, tuple[Oracle, dict[str, Any]]] = {
     "full": (Oracle(everything=True), PUBLISHED),
     "published": (Oracle(), PUBLISHED),
@@ -56,6 +58,11 @@ ARMS: dict[str, tuple[Oracle, dict[str, Any]]] = {
     "no coarse entries": (Oracle(coarse="none"), PUBLISHED),
     "mean key, to the budget": (Oracle("mean", 1), {**PRESETS["bound"], "router": "mean", "piece": 0}),
     "bound of pieces, to the budget": (Oracle("bound", 1), PRESETS["bound"]),
+    "no-coarse": (Oracle("mean", 1, coarse="none"), PRESETS["no-coarse"]),
+    "no-coarse with coarse entries": (Oracle("mean", 1), WITH_COARSE),
+    "no-coarse, room as with coarse entries": (Oracle("mean", 1, coarse="none", other_room=True), PRESETS["no-coarse"]),
+    "no-coarse with coarse entries, room as without": (Oracle("mean", 1, other_room=True), WITH_COARSE),
+    "no-coarse by eq. 5": (Oracle(rate=1, coarse="none"), {**PRESETS["no-coarse"], "router": "pca", "dim": 16}),
 }
 
 
@@ -102,7 +109,8 @@ def session(engine: Engine, prompt: Prompt, read: ReadPrompt, arm: Oracle, set_:
     cap = sekv_layout.anchor_cap(params, shape, limit)
     spans = segment(params, nats[: n - params.window], 0, Surprisal.of(nats), cap)
     plan = sekv_layout.plan(params, spans, n, NEW)
-    room = plan.recall_within(params, shape, limit, n)
+    sized = dataclasses.replace(params, coarse=params.coarse != arm.other_room)
+    room = plan.recall_within(sized, shape, limit, n)
     if room is None:
         raise SystemExit(f"{budget} of {n:,} tokens is not feasible for {set_}.")
     (start, end), chosen = prompt.source.needle[0], [span for span in spans if span.kind in COMPRESSED]

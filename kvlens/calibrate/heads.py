@@ -1,5 +1,5 @@
-"""Retrieval heads of a model, from drawn tokens that are read several times: no data is
-needed.
+"""Retrieval heads of a model, from drawn tokens that are read several times, for which no data is needed, and from
+generated needle prompts (kvlens/calibrate/copying.py).
 
 Shapes: Hq query heads, H_kv KV heads, n tokens, P tokens of a period, D head size.
 """
@@ -7,9 +7,11 @@ Shapes: Hq query heads, H_kv KV heads, n tokens, P tokens of a period, D head si
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kvlens.calibrate.copying import needle_scores
 from kvlens.calibrate.provenance import provenance, save
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
@@ -66,9 +68,18 @@ def repeated(
 
 
 @torch.inference_mode()
-def calibrate(loaded: LoadedModel, out: Path, tokens: int = 2500, repeats: int = 4, seed: int = 0) -> Path:
+def calibrate(
+    loaded: LoadedModel,
+    out: Path,
+    tokens: int = 2500,
+    repeats: int = 4,
+    seed: int = 0,
+    needles: int = 4,
+    length: int = 2048,
+) -> Path:
     """Measure a model and write the map. `tokens` different ids, as many as the vocabulary and the context allow, are
-    drawn without replacement and read `repeats` times after the begin-of-text token."""
+    drawn without replacement and read `repeats` times after the begin-of-text token. needles: generated prompts of at
+    most `length` tokens whose answers are copied; 0: the map has no such score."""
     config, shape = loaded.model.config, loaded.shape
     begin = [] if config.bos_token_id is None else [int(config.bos_token_id)]
     period = min(tokens, config.vocab_size - len(begin), (loaded.max_positions - len(begin)) // repeats)
@@ -78,9 +89,10 @@ def calibrate(loaded: LoadedModel, out: Path, tokens: int = 2500, repeats: int =
     reading = _Reading(shape.layers, period, len(begin))
     fed = torch.tensor([ids], device=loaded.model.device)
     loaded.model.base_model(input_ids=fed, past_key_values=SessionCache(reading, shape.layers), use_cache=True)
-    figures = {
-        kind: [[round(float(x), 6) for x in layer] for layer in getattr(reading, kind)]
-        for kind in ("echo", "induction")
-    }
-    origin = provenance(loaded, period=period, repeats=repeats, seed=seed)
+    scores = {"echo": torch.stack(reading.echo), "induction": torch.stack(reading.induction)}
+    told: dict[str, Any] = {}
+    if needles:
+        scores["needle"], told["needle"] = needle_scores(loaded, needles, length)
+    figures = {kind: [[round(x, 6) for x in layer] for layer in of.tolist()] for kind, of in scores.items()}
+    origin = provenance(loaded, period=period, repeats=repeats, seed=seed, **told)
     return save(out, "heads", figures, origin)

@@ -29,13 +29,16 @@ def heads(
     tokens: Annotated[int, typer.Option(help="Tokens drawn; fewer where the context is too short.", min=8)] = 2500,
     repeats: Annotated[int, typer.Option(help="How often they are read.", min=2)] = 4,
     seed: Annotated[int, typer.Option(help="Of the tokens drawn.", min=0)] = 0,
+    needles: Annotated[int, typer.Option(help="Needle prompts whose answers are copied; 0: none.", min=0)] = 4,
+    length: Annotated[int, typer.Option(help="Tokens of a needle prompt; fewer as above.", min=256)] = 2048,
     device: Device = "auto",
     dtype: Dtype = "float32",
 ) -> None:
     """Which heads look back to where they read the same before: a map for methods that divide heads by it."""
     from kvlens.calibrate.heads import calibrate
 
-    typer.echo(str(calibrate(load_model(model, device, dtype), out, tokens, repeats, seed)))
+    loaded = load_model(model, device, dtype)
+    typer.echo(str(calibrate(loaded, out, tokens, repeats, seed, needles, length)))
 
 
 def load_model(model: str, device: str, dtype: str) -> LoadedModel:

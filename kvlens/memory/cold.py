@@ -100,23 +100,27 @@ class Stored:
     has them, None where all lie raw."""
 
     size: np.ndarray
+    here: np.ndarray
+    """bool [S, l, H_kv]: units that lie here; of the others every token stays on the device"""
     form: str = "raw"
     table: torch.Tensor | None = None
     errors: torch.Tensor | None = None
 
     def rows(self, entry: Entry) -> list[SpanHeadRow]:
-        """A row for each line of the units' entry in the ledger: span after span, layer after layer."""
+        """A row for each line of the units' entry in the ledger, those that are here: span after span, layer after
+        layer."""
         if self.table is None or self.errors is None:
             return [
                 SpanHeadRow(s, layer, h, "raw", None, None, size, None, None) for layer, h, s, size in entry.lines()
             ]
         told = torch.cat((self.table[..., 1:].double(), self.errors.double()), -1).permute(2, 0, 1, 3)
+        told = told[torch.from_numpy(self.here)]
         return [
             SpanHeadRow(span, layer, head, self.form, int(rank_k), int(rank_v), size, err_k, err_v)
             if tokens
             else SpanHeadRow(span, layer, head, "raw", None, None, size, None, None)
             for (layer, head, span, size), (tokens, rank_k, rank_v, err_k, err_v) in zip(
-                entry.lines(), told.reshape(-1, 5).tolist(), strict=True
+                entry.lines(), told.tolist(), strict=True
             )
         ]
 
@@ -141,6 +145,9 @@ class ColdTier:
         self.page = layout.cold_page_tokens if layout.cold_pages else 1
         self.layers = [layer for layer in range(shape.layers) if layer not in layout.dense]
         self._at = {layer: at for at, layer in enumerate(self.layers)}
+        heads = range(shape.kv_heads)
+        self.offloads = np.array([[not layout.dense_at(layer, head) for head in heads] for layer in self.layers])
+        """bool [l, H_kv]: KV heads that give tokens away"""
         size = (len(self.layers), shape.kv_heads, spans.capacity)
         self.table = torch.zeros(*size, 4, dtype=torch.long)
         """of packed units: where one begins in its layer's flat pool, tokens, ranks of keys and values"""
@@ -176,11 +183,13 @@ class ColdTier:
         stays: np.ndarray | None = None,
     ) -> tuple[list[Move], Stored]:
         """Give spans their places -> what is to be moved there, and how they lie. keys, values [l, H_kv, m, D] of the
-        positions from `first` on; stays bool [l, H_kv, m]: tokens that are to lie here, None: all."""
+        positions from `first` on; stays bool [l, H_kv, m]: tokens that are to lie here, None: all. KV heads that keep
+        every token by the layout have nothing here."""
         ids = [cut.span for cut in cuts]
         tokens = np.array([cut.end - cut.start for cut in cuts])
         raw = np.ones((*self.size.shape[:2], len(cuts)), dtype=bool)
         size = np.broadcast_to(tokens * self.shape.head_token_bytes, raw.shape).copy()
+        here = np.broadcast_to(self.offloads[..., None], raw.shape).copy()
         if stays is not None:
             assert packed is None, "part of a span can lie here only as it is"
             assert self.page == 1, "part of a span can lie here only token by token"
@@ -190,16 +199,18 @@ class ColdTier:
         if packed is not None:
             raw = packed.size.numpy() == 0
             size = np.where(raw, size, packed.size.numpy() * self.dtype.itemsize)
+            assert (raw | here).all(), "a codec packed what stays on the device"
             moves += self._put_packed(ids, packed, max(cut.end for cut in cuts))
+        size, raw = np.where(here, size, 0), raw & here
         if raw.any():
             moves += self._put_raw(cuts, tokens, raw, keys, values, first, stays)
         self.size[:, :, ids] = size
         self.bytes += int(size.sum())
         self.version += 1
-        by_span = size.transpose(2, 0, 1)
+        by_span = size.transpose(2, 0, 1), here.transpose(2, 0, 1)
         if packed is None:
-            return moves, Stored(by_span)
-        return moves, Stored(by_span, packed.form, packed.table, packed.errors)
+            return moves, Stored(*by_span)
+        return moves, Stored(*by_span, packed.form, packed.table, packed.errors)
 
     def _put_packed(self, ids: list[int], packed: Packed, end: int) -> list[Move]:
         numbers = np.diff(packed.begin)
@@ -228,7 +239,8 @@ class ColdTier:
         first: int,
         kept: np.ndarray | None,
     ) -> list[Move]:
-        """A move for each layer, of its raw units, or of their tokens that are kept bool [l, H_kv, m]."""
+        """A move for each layer, of its units that are raw bool [l, H_kv, S], or of their tokens that are kept bool
+        [l, H_kv, m]."""
         shape, page = self.shape, self.page
         self.reserve(min(cut.start for cut in cuts))
         assert all(cut.start >= self.origin for cut in cuts), (
@@ -240,7 +252,9 @@ class ColdTier:
             )
         positions = np.concatenate([np.arange(cut.start, cut.end) for cut in cuts])
         units = ((positions[::page] - self.origin) // page)[:, None] * shape.kv_heads + np.arange(shape.kv_heads)
-        stays = np.repeat(raw, tokens // page, axis=2) if kept is None else kept[:, :, positions - first]
+        stays = np.repeat(raw, tokens // page, axis=2)
+        if kept is not None:
+            stays = stays & kept[:, :, positions - first]
         stays = stays.transpose(0, 2, 1)
         taken = torch.from_numpy(positions - first).to(keys.device)
         whole = bool(stays.all())

@@ -83,8 +83,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Between:
-    """The two sides of a layer's recalls. keys, values [H_kv, C, D]: its slots; longest: tokens of a span that can be
-    wished for."""
+    """The two sides of the recalls of a layer's part. keys, values [h, C, D]: its slots, of the KV heads from `first`
+    on; longest: tokens of a span that can be wished for."""
 
     cold: ColdTier
     codec: Codec
@@ -93,6 +93,7 @@ class Between:
     longest: int
     keys: torch.Tensor
     values: torch.Tensor
+    first: int = 0
 
 
 class Recalled:
@@ -134,7 +135,8 @@ class Recalled:
         pool = cold.layer(self._layer)
         rows = cold.keys_at(heads, positions)
         keys, values = self._of.keys, self._of.values
-        return Tokens(keys, values, pool.view(-1, pool.shape[-1]), rows, cold.page, heads, fetches.slots)
+        at = heads - self._of.first
+        return Tokens(keys, values, pool.view(-1, pool.shape[-1]), rows, cold.page, at, fetches.slots)
 
     def _staged(self, one: Fetches) -> Part:
         """A unit through a staging buffer. What its spreading needs on the device is there before it begins."""
@@ -166,8 +168,8 @@ class Recalled:
         self._write(where, keys[0, :tokens], values[0, :tokens])
 
     def _where(self, fetches: Fetches) -> torch.Tensor:
-        """int64 [2, tokens]: KV head and slot of every token."""
-        found = np.stack((fetches.each(fetches.kv_heads), fetches.slots))
+        """int64 [2, tokens]: KV head of the part and slot of every token."""
+        found = np.stack((fetches.each(fetches.kv_heads) - self._of.first, fetches.slots))
         return torch.from_numpy(found).to(self._of.keys.device)
 
     def _write(self, where: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

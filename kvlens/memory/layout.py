@@ -107,6 +107,9 @@ class Layout:
     are left lay side by side up to the step's own"""
     dense: tuple[int, ...] = ()
     """layers that keep every token: what leaves the window is renamed where it lies, without a copy"""
+    whole: frozenset[tuple[int, int]] = frozenset()
+    """(layer, KV head) that keep every token in the same way, in layers whose other KV heads need not, and attend all
+    of them"""
     streamed: bool = False
     """exact spans come through two staging buffers: one fills while the other is spread into its slots (Liu et al.,
     sec. 4.2)"""
@@ -124,18 +127,25 @@ class Layout:
         zones = self.zones[layer] if isinstance(self.zones, tuple) else self.zones
         return zones[kv_head] if isinstance(zones, tuple) else zones
 
+    def dense_at(self, layer: int, kv_head: int) -> bool:
+        """Whether a KV head keeps every token."""
+        return layer in self.dense or (layer, kv_head) in self.whole
+
     def parts(self, layer: int, kv_heads: int) -> tuple[tuple[range, Zones], ...]:
         """Runs of consecutive KV heads of a layer that have equal zones."""
-        runs = groupby(range(kv_heads), key=lambda head: self.of(layer, head))
-        members = [(list(run), zones) for zones, run in runs]
+        runs = groupby(range(kv_heads), key=lambda head: (self.of(layer, head), self.dense_at(layer, head)))
+        members = [(list(run), zones) for (zones, _), run in runs]
         return tuple((range(heads[0], heads[-1] + 1), zones) for heads, zones in members)
 
     def groups(self, layers: int, kv_heads: int) -> Iterator[tuple[range, range, Zones, bool]]:
         """Runs of consecutive layers that are laid out alike, part by part: (layers, KV heads, zones, dense)."""
-        runs = groupby(range(layers), key=lambda layer: (self.parts(layer, kv_heads), layer in self.dense))
-        for (parts, dense), run in runs:
+
+        def kind(layer: int) -> tuple[tuple[tuple[range, Zones], bool], ...]:
+            return tuple((part, self.dense_at(layer, part[0].start)) for part in self.parts(layer, kv_heads))
+
+        for parts, run in groupby(range(layers), key=kind):
             members = list(run)
-            for heads, zones in parts:
+            for (heads, zones), dense in parts:
                 yield range(members[0], members[-1] + 1), heads, zones, dense
 
     @property

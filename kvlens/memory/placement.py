@@ -17,7 +17,7 @@ from kvlens.spans import Span
 class Placement:
     """Where the tokens of a position range go. Every position of the range is in exactly one span or, at the end of
     prefill, in the window. The spans get their ids from the memory, in this order; the lists below index into them. In
-    the layers that are dense by the layout every token is kept, whatever is said here.
+    the layers and KV heads that are dense by the layout every token is kept, whatever is said here.
     """
 
     spans: list[Span]
@@ -118,7 +118,8 @@ class Selection:
     """False: what is wanted is moved whether or not it is on the device (the worst case, as without a cache of recalled
     pages)"""
     zoomable: torch.Tensor | None = None
-    """[S] bool: spans that could be expanded, the denominator of the zoom rate; None: this method does not zoom"""
+    """[S] or [H_kv, S] bool: spans that could be expanded, the denominator of the zoom rate; None: this method does not
+    zoom"""
     score: torch.Tensor | None = None
     """[H_kv, S]: by which spans were ranked, for the log; NaN where a span was no candidate"""
     index_bytes: int = 0

@@ -91,10 +91,9 @@ class Placer:
             mask = placement.cold.mask(first + keys.shape[2])[..., first:].expand(self.shape.layers, *keys.shape[1:3])
             stays = mask[layers].cpu().numpy()
         moves, stored = cold.put(cuts, codec.pack(keys, values, first, cuts), keys, values, first, stays)
-        spans = np.array([cut.span for cut in cuts])[:, None, None]
-        names = np.broadcast_arrays(np.array(layers)[:, None], np.arange(self.shape.kv_heads), spans)
-        layer, kv_head, span = (x.ravel() for x in names)
-        entry = self.ledger.open(layer, kv_head, span, "d2h", cause, stored.size.ravel(), blocking=True)
+        at, row, kv_head = stored.here.nonzero()
+        layer, span = np.array(layers)[row], np.array([cut.span for cut in cuts])[at]
+        entry = self.ledger.open(layer, kv_head, span, "d2h", cause, stored.size[stored.here], blocking=True)
         ticket = self.link.submit(entry, moves)
         self._stored.append((entry, stored))
         for cut in cuts:

@@ -10,7 +10,7 @@ import torch
 from kvlens.memory.cold import Codec, ColdTier, RawCodec
 from kvlens.memory.events import EventLog
 from kvlens.memory.fetches import Between, Fetches, Recalled, Stage
-from kvlens.memory.hot import FREE, ROLE, HotTier
+from kvlens.memory.hot import FREE, ROLE, HotTier, Pool
 from kvlens.memory.layout import Layout
 from kvlens.memory.ledger import Ledger
 from kvlens.memory.link import Buffer, Link, Ticket
@@ -29,12 +29,13 @@ DEPARTURE = {"zoom": "zoom_out"}
 @dataclass
 class _Arrival:
     fetches: Fetches
+    pool: Pool
     ticket: Ticket
 
 
 class Recaller:
     """Owns the zones' bookkeeping, the staging buffers, the copies under way and what this step's recalls came to. What
-    a layer's KV heads miss at once is one entry of the ledger and one job of the link.
+    the KV heads of a layer's part miss at once is one entry of the ledger and one job of the link.
 
     `counts`: per (layer, KV head) of this step: n_recalled, n_reused (spans), recalled_tokens, reused_tokens,
     ideal_bytes (NaN: no recall truncated its reuse).
@@ -62,9 +63,7 @@ class Recaller:
         ]
         self.stage = Stage(self.buffers, layout.streamed)
         self.zones = [
-            RecallZone(
-                shape.kv_heads, spans.capacity, hot.pool(layer).start["recall"], layout.of(layer).recall, cold.page
-            )
+            RecallZone(shape.kv_heads, spans.capacity, *self._recall_slots(layer), cold.page)
             for layer in range(shape.layers)
         ]
         self._lengths = torch.from_numpy(spans.host_lengths)
@@ -72,6 +71,14 @@ class Recaller:
         """of the layers that recall single tokens"""
         self._under_way: list[list[_Arrival]] = [[] for _ in range(shape.layers)]
         self.start_step()
+
+    def _recall_slots(self, layer: int) -> tuple[int, int]:
+        """First slot and size of a layer's recall zone, the same for all KV heads that are not whole; 0 where all
+        are."""
+        pools = [pool for pool in self.hot.pools_of(layer) if (layer, pool.heads.start) not in self.layout.whole]
+        found = {(pool.start["recall"], pool.zones.recall) for pool in pools}
+        assert len(found) <= 1 or not any(size for _, size in found), f"layer {layer} has several recall zones"
+        return found.pop() if found else (0, 0)
 
     def start_step(self) -> None:
         """This step's counts begin anew."""
@@ -118,8 +125,11 @@ class Recaller:
 
     def _give_up(self, layer: int, plan: Plan, cause: str) -> None:
         if plan.freed.any():
-            zone, role = self.zones[layer], self.hot.slots(layer).role
-            role[:, zone.first : zone.first + zone.size].masked_fill_(plan.freed.to(role.device), FREE)
+            zone = self.zones[layer]
+            for pool in self.hot.pools_of(layer):
+                if pool.zones.recall:
+                    role = pool.slots(layer).role[:, zone.first : zone.first + zone.size]
+                    role.masked_fill_(plan.freed[pool.at[1]].to(role.device), FREE)
         gone, refused = plan.gone, plan.refused
         if gone.size:
             heads, spans = torch.from_numpy(gone).to(self.is_hot.device)
@@ -133,6 +143,12 @@ class Recaller:
             self.events.tell_units([kinds[at] for at in order], layer, heads, spans, values[order])
 
     def _fetch(self, layer: int, fetches: Fetches, cause: str, blocking: bool) -> None:
+        for pool in self.hot.pools_of(layer):
+            mine = np.isin(fetches.kv_heads, pool.heads)
+            if mine.any():
+                self._fetch_into(pool, layer, fetches if mine.all() else fetches.where(mine), cause, blocking)
+
+    def _fetch_into(self, pool: Pool, layer: int, fetches: Fetches, cause: str, blocking: bool) -> None:
         whole = self.spans.token_counts(fetches.spans) == fetches.counts
         assert (whole | ~fetches.packed).all(), "part of a span can be fetched only where it lies raw"
         sizes = fetches.counts * self.shape.head_token_bytes
@@ -140,27 +156,32 @@ class Recaller:
             held = self.cold.size[self.cold.at(layer), fetches.kv_heads, fetches.spans]
             sizes = np.where(fetches.packed, held, sizes)
         entry = self.ledger.open(layer, fetches.kv_heads, fetches.spans, "h2d", cause, sizes, blocking)
-        ticket = self.link.bring(entry, Recalled(layer, fetches, self._between(layer)))
-        self._under_way[layer].append(_Arrival(fetches, ticket))
+        ticket = self.link.bring(entry, Recalled(layer, fetches, self._between(pool, layer)))
+        self._under_way[layer].append(_Arrival(fetches, pool, ticket))
 
-    def _between(self, layer: int) -> Between:
-        """The two sides of a layer's recalls."""
-        slots, lengths = self.hot.slots(layer), self.layout.recall_spans
-        longest = self.layout.of(layer).recall if lengths is None else lengths[1]
-        return Between(self.cold, self.codec, self.spans, self.stage, longest, slots.keys, slots.values)
+    def _between(self, pool: Pool, layer: int) -> Between:
+        """The two sides of the recalls of a layer's part."""
+        slots, lengths, first = pool.slots(layer), self.layout.recall_spans, pool.heads.start
+        longest = pool.zones.recall if lengths is None else lengths[1]
+        return Between(self.cold, self.codec, self.spans, self.stage, longest, slots.keys, slots.values, first)
 
     def land(self, layer: int) -> None:
         """Wait for this layer's copies under way and make what they brought attendable."""
         if not self._under_way[layer]:
-            return  # nor need the layer's KV heads lie in one pool: where they do not, nothing is recalled
+            return
         self._wait(layer)
-        slots = self.hot.slots(layer)
         for arrival in self._under_way[layer]:
             fetches, entry = arrival.fetches, arrival.ticket.entry
+            slots, first = arrival.pool.slots(layer), arrival.pool.heads.start
             positions = fetches.each(self.spans.first_positions(fetches.spans)) + fetches.offsets()
             roles = np.where(fetches.packed, ROLE["reconstructed"], ROLE["resident"])
             named = np.stack(
-                (fetches.each(fetches.kv_heads), fetches.slots, positions, *map(fetches.each, (fetches.spans, roles)))
+                (
+                    fetches.each(fetches.kv_heads) - first,
+                    fetches.slots,
+                    positions,
+                    *map(fetches.each, (fetches.spans, roles)),
+                )
             )
             heads, at, position, span, role = torch.from_numpy(named).to(slots.role.device)
             slots.position[heads, at] = position.to(torch.int32)

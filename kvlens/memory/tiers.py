@@ -221,12 +221,14 @@ class Memory:
         """Additive bias [h, G, C] over the slots of a part of the layer (log|S| on coarse entries, -inf on what a query
         head does not attend), and what k1 reads with it. by: what makes them.
 
-        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool).
+        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool), as
+        in KV heads that are whole by the layout: they attend everything, whatever the selection says.
         Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
         them in the bias.
         """
         self.events.attended = layer
         held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
+        selection = None if (layer, pool.heads.start) in self.layout.whole else selection
         plain = self.packed is not None or pool.live_prefix(self._position) is not None
         if selection is None and not held and plain:
             return None, None

@@ -28,6 +28,13 @@ class HeadKVParameters(SnapKVParameters):
         choices=("calibrated", "alike"),
         ours=True,
     )
+    score: str = param(
+        "induction",
+        "which scores: induction, on drawn text, or needle, as the paper has it without its reasoning: on the answer "
+        "of needle prompts while it is copied",
+        choices=("induction", "needle"),
+        ours=True,
+    )
     agree: str = param(
         "max", "how a KV head's query heads make one score", choices=("max", "mean"), symbol="", ours=True
     )
@@ -52,15 +59,22 @@ class HeadKV(SnapKV):
     (paper sec. 3.2, eq. 3). No head keeps more than there is; what it cannot take goes to the others.
 
     Departures: scores are the induction scores of `kvlens calibrate heads` (attention to what came after an earlier
-    copy of a token, on drawn text), where the paper counts needle runs with retrieval and reasoning. One set per KV
-    head, by the best or the mean of its query heads (`agree`); the paper stores one per query head.
+    copy of a token, on drawn text), or its needle scores (`score`), where the paper counts needle runs with retrieval
+    and reasoning. One set per KV head, by the best or the mean of its query heads (`agree`); the paper stores one per
+    query head.
     """
 
     name = "headkv"
     title = "HeadKV"
     paper = "Fu et al., Not All Heads Matter: A Head-Level KV Cache Compression Method, ICLR 2025"
     summary = "drops prompt tokens once, when prefill ends: KV heads that retrieve keep more of them than others do"
-    calibrations = (head_map(lambda params: params.calibrated, "set heads=alike, which needs none"),)
+    calibrations = (
+        head_map(
+            lambda params: params.calibrated,
+            "set heads=alike, which needs none",
+            needle=lambda params: params.score == "needle",
+        ),
+    )
     untrained = {"heads": "alike"}  # noqa: RUF012
     Parameters = HeadKVParameters
     presets = {"paper": {}}  # noqa: RUF012
@@ -90,5 +104,6 @@ class HeadKV(SnapKV):
         """Of every KV head of the model, layer by layer."""
         found: HeadMap = self.context.calibration["retrieval heads"]
         group = self.context.shape.group
-        groups = [row[at : at + group] for row in found.induction for at in range(0, len(row), group)]
+        rows: list[list[float]] = getattr(found, self.params.score)
+        groups = [row[at : at + group] for row in rows for at in range(0, len(row), group)]
         return [max(scores) if self.params.agree == "max" else sum(scores) / group for scores in groups]

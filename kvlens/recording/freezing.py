@@ -112,8 +112,8 @@ class Freezer:
         fine = torch.zeros(
             shape.layers, shape.kv_heads, shape.group, memory.spans.capacity, dtype=torch.bool, device=memory.device
         )
-        zoomable = torch.zeros(shape.layers, memory.spans.capacity, dtype=torch.bool, device=memory.device)
         hot = memory.is_hot.clone()
+        zoomable = torch.zeros_like(hot)
         for layer, s in enumerate(self._seen):
             if s.selection is not None and s.selection.zoomable is not None:
                 fine[layer], zoomable[layer] = s.selection.fine, s.selection.zoomable

@@ -146,10 +146,11 @@ def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:
 
 def _zoom_columns(zooms: list[Zooms]) -> dict[str, torch.Tensor]:
     fine, hot, zoomable = (torch.stack([getattr(zoom, name) for zoom in zooms]) for name in ("fine", "hot", "zoomable"))
-    zoomed = (fine & hot & zoomable[:, :, None, None]).sum(-1).flatten(2, 3).float()
-    possible = zoomable.sum(-1, keepdim=True).float()
+    zoomed = (fine & hot & zoomable[:, :, :, None]).sum(-1).float()
+    possible = zoomable.sum(-1)[..., None].float()
     zoomed = torch.where(possible > 0, zoomed, torch.nan)
-    return {"n_zoomed": zoomed, "zoom_rate": torch.where(possible > 0, zoomed / possible.clamp(min=1), torch.nan)}
+    rate = zoomed / possible.clamp(min=1)
+    return {"n_zoomed": zoomed.flatten(2, 3), "zoom_rate": rate.flatten(2, 3)}
 
 
 def _scores(shots: list[Snapshot], top: int) -> list[Scores | None]:

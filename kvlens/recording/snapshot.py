@@ -30,7 +30,8 @@ class Attended:
 
 @dataclass
 class Zooms:
-    """What each layer could and did read token by token: fine, hot [L, H_kv, G|1, S], zoomable [L, S], all bool."""
+    """What each layer could and did read token by token: fine, hot [L, H_kv, G|1, S], zoomable [L, H_kv, S], all
+    bool."""
 
     fine: torch.Tensor
     hot: torch.Tensor

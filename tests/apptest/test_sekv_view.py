@@ -21,6 +21,7 @@ ARMS: dict[str, dict[str, str]] = {
     "trained": {},
     "pre_rope": {"router": "pca", "pre_rope": "true"},
     "off": {"zoom": "off", "form": "raw"},
+    "whole": {"router": "mean", "zoom_rate": "1", "whole_share": "0.5", "coarse": "false"},
 }
 
 
@@ -80,6 +81,26 @@ def test_a_run_without_zoom_and_factors_says_what_it_has_not(visit: Visit, made:
     assert "nothing is reconstructed with an error" in text
     assert "100% of" in text
     assert "Scores of spans were not recorded at this step." in text
+
+
+def test_a_run_with_whole_heads_says_which_they_are(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:
+    folder, uids = made
+    with TraceReader.open(folder, uids["whole"]) as reader:
+        rows = reader.journal("whole")
+        rates = reader.head_cube("zoom_rate")
+    whole = [
+        (int(layer), int(head))
+        for layer, of in zip(rows["layer"], rows["values"], strict=True)
+        for head in of.nonzero()[0]
+    ]
+    layer, head = whole[0]
+    app = visit(folder, "method", run=uids["whole"], layer=layer, head=head * 4)
+    text = words(app)
+    assert f"{len(whole)} of 12 KV heads keep every token on the device" in text
+    assert f"L{layer} KV{head} keeps every token: it ranks no spans." in text
+    assert np.isnan(rates[:, layer, head * 4]).all()
+    assert f"Mean zoom rate {np.nanmean(rates):.3f}" in text
+    assert "keep every token" not in words(visit(folder, "method", run=uids["trained"]))
 
 
 def test_another_step_layer_and_head_show_their_scores(visit: Visit, made: tuple[Path, dict[str, str]]) -> None:

@@ -20,11 +20,13 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 
+WHOLE_HEADS = {"router": "mean", "zoom_rate": "1", "form": "raw", "whole_share": "0.5", "coarse": "false"}
 RUNS: dict[str, tuple[str, str, dict[str, str], int]] = {
     "freekv": ("freekv", "60%", {"page": "16", "sinks": "16", "window": "48"}, 6),
     "dense": ("freekv", "60%", {"page": "8", "sinks": "8", "window": "24", "dense_layers": "1"}, 10),
     "snapkv": ("snapkv", "30%", {}, 6),
     "h2o": ("h2o", "30%", {}, 6),
+    "whole heads": ("sekv", "40%", WHOLE_HEADS, 24),
 }
 """name -> method, budget, parameters, steps"""
 TOKENS = ROLE["sink"], ROLE["anchor"], ROLE["window"], ROLE["resident"]
@@ -80,6 +82,9 @@ def test_a_state_is_that_of_the_slots_while_the_step_attended(
             assert last.to_dict() == reader.span_states(step, 1, 1).set_index("span")["state"].to_dict()
     if name == "dense":
         assert kept_late, "a page left the window while decoding, and a dense layer has kept it"
+    elif name == "whole heads":
+        assert told["cold"], "most KV heads give spans away"
+        assert told["resident"] > told["cold"] / 4, "which some keep"
     elif name == "freekv":
         assert told["cold"]
         assert changed_later, "heads that were not corrected give up and fetch pages behind their attention"

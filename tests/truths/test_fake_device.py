@@ -75,6 +75,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in makes()]
 CASES += [
     ("sekv", {"router": "pca", "form": "raw"}),
     ("sekv", {"router": "pca", "pre_rope": True}),
+    ("sekv", {"router": "mean", "whole_share": 0.5, "coarse": False}),
     ("freekv", {"tau": 1.0}),
 ]
 

@@ -18,6 +18,8 @@ from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
 LAYERS, HEADS, DIM, FIRST = 3, 2, 16, 5
+NONE = torch.zeros(LAYERS, HEADS, dtype=torch.bool)
+"""KV heads that keep every token"""
 CUTS = [Cut(4, 5, 12), Cut(5, 12, 36), Cut(7, 40, 47), Cut(8, 47, 48), Cut(9, 50, 74)]
 
 
@@ -31,7 +33,7 @@ def kv(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def packed(form: str, dtype: torch.dtype = torch.float32) -> tuple[SpanCodec, codecs.Packed]:
     summaries = {cut.span: torch.zeros(LAYERS, HEADS, 4) for cut in CUTS}
     told: list[int] = []
-    codec = SpanCodec(SeKVParameters(form=form), None, summaries, None, lambda ids, figures: told.extend(ids))
+    codec = SpanCodec(SeKVParameters(form=form), None, summaries, None, lambda ids, figures: told.extend(ids), NONE)
     keys, values = kv(dtype)
     made = codec.pack(keys, values, FIRST, CUTS)
     assert made is not None

@@ -38,7 +38,8 @@ class StaticDecoder(Driver):
         """Prefills. ring: steps that the rings of instruments hold, 0: no instruments; read: this very prompt, read
         before; session: what else StaticSession takes (record, host, kernels).
 
-        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready`.
+        Raises BudgetInfeasible, and ValueError for a method that is not `static_ready` or lays the KV heads of a layer
+        out differently.
         """
         if not method.static_ready:
             raise ValueError(f"{method.title} cannot run as a static step: its class does not say static_ready.")
@@ -52,6 +53,11 @@ class StaticDecoder(Driver):
             if generation.session.memory.distance is not None:
                 raise ValueError(
                     f"{method.title} sees keys from elsewhere than they lie, which a static step does not."
+                )
+            if generation.session.memory.layout.whole:
+                raise ValueError(
+                    f"{method.title} cannot run as a static step with these parameters: some KV heads of a layer keep "
+                    f"every token, and a static step lays all of a layer out alike."
                 )
             self.session = StaticSession(generation.session, loaded.model, ring, **session)
         except BaseException:

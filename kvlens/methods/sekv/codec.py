@@ -64,10 +64,13 @@ class SpanCodec:
         pending: dict[int, Tensor],
         rotate: Rotate | None,
         tell: Tell,
+        whole: Tensor,
     ) -> None:
         """pending: of the spans to be packed, by id, their summaries averaged over the group [L, H_kv, d'], an input
-        of g_phi; each is gone once its span is packed. tell: called when they are."""
+        of g_phi; each is gone once its span is packed. tell: called when they are. whole bool [L, H_kv]: KV heads of
+        which nothing is packed."""
         self.params, self.gates, self.pending, self.rotate, self._tell = params, gates, pending, rotate, tell
+        self._whole = whole
 
     def pack(self, keys: Tensor, values: Tensor, first: int, cuts: Sequence[Cut]) -> Packed | None:
         """keys, values [L, H_kv, m, D] of the positions from `first` on. Spans of one length are packed together."""
@@ -147,6 +150,7 @@ class SpanCodec:
         size = factor_elements(m, ranks.sum(-1), dim)
         if self.params.form == "smaller":
             size = torch.where(size < raw_elements(m, dim), size, 0)
+        size = size.masked_fill(self._whole[..., None], 0)
         stored = size > 0
         columns, masks, errors = [], [], []
         for x, part, keep in zip(exact, parts, kept, strict=True):

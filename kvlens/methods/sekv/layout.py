@@ -7,7 +7,7 @@ reconstructed spans. Eq. 17 leaves out the coarse means, slot tables and staging
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlens.kernels.lowrank_bytes import factor_bytes, raw_bytes
 from kvlens.memory.layout import Layout, Zones
@@ -24,7 +24,7 @@ class Plan:
     kept: int
     """slots of sinks, anchors and raw spans, with room for those of decoded blocks"""
     coarse: int
-    """slots of coarse entries, and rows of the routing table"""
+    """rows of the routing table, and, unless they are off, slots of coarse entries"""
     spans: int
     """ids, the window's included"""
     ring: int
@@ -38,12 +38,37 @@ class Plan:
     """blocks of decoded tokens that leave the window at most"""
     pieces: int
     """of spans, by which the routers mean and bound find them"""
+    tail: int
+    """slots of the window of a KV head that keeps every token: nothing leaves it"""
+    whole: frozenset[tuple[int, int]] = frozenset()
+    """(layer, KV head) that do"""
 
     def layout(self, params: SeKVParameters, shape: KVShape, recall: int) -> Layout:
         """With `recall` slots for expanded spans."""
         staging = staging_bytes(params, shape, self.longest) if recall else 0
-        zones, lengths = Zones(self.kept, self.coarse, recall, self.ring), (self.shortest, self.longest)
-        return Layout(zones, self.spans, staging, self.window_from, recall_spans=lengths if recall else None)
+        coarse = self.coarse if params.coarse else 0
+        zones, lengths = Zones(self.kept, coarse, recall, self.ring), (self.shortest, self.longest)
+        return Layout(
+            self._divided(zones, shape) if self.whole else zones,
+            self.spans,
+            staging,
+            self.window_from,
+            whole=self.whole,
+            recall_spans=lengths if recall else None,
+        )
+
+    def with_whole(self, heads: Sequence[tuple[int, int]]) -> Plan:
+        """The same where these (layer, KV head) keep every token."""
+        return replace(self, whole=frozenset(heads))
+
+    def _divided(self, zones: Zones, shape: KVShape) -> tuple[Zones | tuple[Zones, ...], ...]:
+        """`zones`, and for the KV heads that keep every token theirs."""
+        everything = Zones(self.window_from, 0, 0, self.tail)
+        layers = [
+            tuple(everything if (layer, head) in self.whole else zones for head in range(shape.kv_heads))
+            for layer in range(shape.layers)
+        ]
+        return tuple(heads if len(set(heads)) > 1 else heads[0] for heads in layers)
 
     def bytes(self, params: SeKVParameters, shape: KVShape, recall: int) -> int:
         """Device bytes with `recall` slots: layout, routing tables, and a block on its way out of the window."""
@@ -62,7 +87,8 @@ class Plan:
         if budget is None:
             return most
         spare = budget - self.bytes(params, shape, least)
-        return None if spare < 0 else min(most, least + spare // Zones(1, 0, 0, 0).bytes(shape))
+        heads = shape.layers * shape.kv_heads - len(self.whole)
+        return None if spare < 0 else min(most, least + spare // max(1, heads * Zones(1, 0, 0, 0).head_bytes(shape)))
 
 
 def check_dim(params: SeKVParameters, head_dim: int) -> None:
@@ -107,6 +133,14 @@ def block_anchor_cap(params: SeKVParameters) -> int:
     return params.block // params.l_max
 
 
+def whole_count(params: SeKVParameters, shape: KVShape, prompt_tokens: int, max_new: int, budget: int | None) -> int:
+    """KV heads that keep every token at most: as many as their share of the device budget holds."""
+    if budget is None:
+        return 0
+    each = Zones(prompt_tokens, 0, 0, max_new).head_bytes(shape)
+    return min(shape.layers * shape.kv_heads, int(params.whole_share * budget) // each)
+
+
 def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_new: int) -> Plan:
     """Sizes for a prompt cut into `spans` (up to where the window begins) and max_new decoded tokens."""
     window_from = spans[-1].tok_end if spans else 0
@@ -129,7 +163,18 @@ def plan(params: SeKVParameters, spans: Sequence[Span], prompt_tokens: int, max_
     ring = in_window + min(params.block, max_new)
     in_blocks = piece_count(params.block, params.piece) + per_block_coarse if params.piece else per_block_coarse
     rows = sum(piece_count(tokens, params.piece) for tokens in compressed) + leaves * in_blocks
-    return Plan(kept, coarse, len(spans) + block_spans + 2, ring, window_from, longest, shortest, leaves, rows)
+    return Plan(
+        kept,
+        coarse,
+        len(spans) + block_spans + 2,
+        ring,
+        window_from,
+        longest,
+        shortest,
+        leaves,
+        rows,
+        in_window + max_new,
+    )
 
 
 def _shortest_of_block(params: SeKVParameters, window_from: int) -> int:

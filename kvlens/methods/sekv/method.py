@@ -16,7 +16,7 @@ from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import JOURNAL, PRESETS, SeKVParameters
 from kvlens.methods.sekv.segmenters import SEGMENTERS
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.methods.sekv.trained import ROUTER
+from kvlens.methods.sekv.trained import HEADS, ROUTER
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
 
@@ -38,6 +38,9 @@ class SeKV(Method):
     What is fetched is shared by the group of a KV head; which resolution is read is each query head's own. Departures
     from the paper: docs/fidelity.md.
 
+    With `whole_share` some KV heads keep every token and attend all of them: they have no coarse entries, nothing in
+    host memory and nothing to expand.
+
     State: the routing table, one row per compressed span (kvlens.methods.sekv.routing).
     """
 
@@ -53,7 +56,7 @@ class SeKV(Method):
         "low-rank factors in host memory, and brings back the ones a query head asks for"
     )
     segmenters = SEGMENTERS
-    calibrations = (ROUTER,)
+    calibrations = (ROUTER, HEADS)
     family = "span_retrieval"
     Parameters = SeKVParameters
     presets = PRESETS
@@ -104,6 +107,7 @@ class SeKV(Method):
         import torch
 
         from kvlens.methods.sekv.routing import Routing
+        from kvlens.methods.sekv.selecting import WholeHeads
 
         context, params = self.context, self.params
         self._nats = prompt.surprisal.tolist()
@@ -115,20 +119,34 @@ class SeKV(Method):
         if recall is None:
             raise BudgetInfeasible(self.name, context.budget_bytes or 0, self._smallest(), context.full_kv_bytes)
         self._capacity, self._ring = plan.spans, plan.ring
+        self._whole = WholeHeads(plan.whole, context.shape, context.device)
         self._routing = Routing(params, context, (plan.coarse, plan.pieces), self._trained)
         self._routing.fit(prompt.keys)
         placement = self._place(spans, 1, prompt.keys, prompt.values, 0)
         ends = torch.tensor([s.tok_end for s in spans if s.kind in COMPRESSED])
         self._routing.fit_threshold(prompt.last_queries, context.prompt_tokens, ends)
         for layer, logits in enumerate(self._routing.threshold):
-            self.note("logit_tau", logits.clone().masked_fill(logits.isinf(), float("nan")), layer)
+            whole = self._whole.mask[layer]
+            never = logits.isinf() | whole.repeat_interleave(context.shape.group)
+            self.note("logit_tau", logits.clone().masked_fill(never, float("nan")), layer)
+            if plan.whole:
+                self.note("whole", whole.float(), layer)
         return plan.layout(params, context.shape, recall), placement
 
     def _cut(self, budget: int | None) -> tuple[list[Span], sekv_layout.Plan]:
-        """Spans of the prompt before the window, and the sizes they need."""
+        """Spans of the prompt before the window, and the sizes they need, with as many whole KV heads as their share
+        and what the others need at least leave room for."""
         params, context = self.params, replace(self.context, budget_bytes=budget)
         spans = self.segments(params, context, self._nats)
-        return spans, sekv_layout.plan(params, spans, context.prompt_tokens, context.max_new)
+        sizes, shape = (context.prompt_tokens, context.max_new), context.shape
+        plan = sekv_layout.plan(params, spans, *sizes)
+        count = sekv_layout.whole_count(params, shape, *sizes, budget)
+        if budget is None or not count or not any(span.kind in COMPRESSED for span in spans):
+            return spans, plan
+        ranked = context.calibration["retrieval heads"].ranked(params.whole_by, shape.group)[:count]
+        while ranked and plan.with_whole(ranked).bytes(params, shape, plan.least_recall(params)) > budget:
+            ranked.pop()
+        return spans, plan.with_whole(ranked)
 
     def _smallest(self) -> int:
         """The least budget that is feasible: a larger one allows more anchors, so it is approached from below."""
@@ -160,17 +178,23 @@ class SeKV(Method):
         ids = [first_id + i for i in compressed]
         shared = self._routing.add(ids, ranges, mean_keys, keys, weights)
         packing = {span: shared[:, :, place] for place, span in enumerate(ids)}
+        away = "coarse" if params.coarse else "cold"
         return Placement(
             spans,
-            ["coarse" if span.kind in COMPRESSED else "resident" for span in spans],
+            [away if span.kind in COMPRESSED else "resident" for span in spans],
             [ROLES.get(span.kind, "resident") for span in spans],
             Kept.everywhere(torch.tensor(kept, dtype=torch.long, device=device)),
-            coarse=compressed,
+            coarse=compressed if params.coarse else [],
             coarse_keys=mean_keys,
             coarse_values=mean_values,
             offload=compressed,
             codec=SpanCodec(
-                params, None if self._trained is None else self._trained.gates, packing, self.context.rotate, self._tell
+                params,
+                None if self._trained is None else self._trained.gates,
+                packing,
+                self.context.rotate,
+                self._tell,
+                self._whole.mask,
             ),
         )
 
@@ -179,10 +203,10 @@ class SeKV(Method):
         import torch
 
         self.note("spans", torch.tensor(ids, dtype=torch.float32))
+        packed = (~self._whole.mask).nonzero().tolist()
         for name, values in figures.items():
-            for layer in range(values.shape[1]):
-                for head in range(values.shape[2]):
-                    self.note(name, values[:, layer, head], layer, head)
+            for layer, head in packed:
+                self.note(name, values[:, layer, head], layer, head)
 
     def _weights(self, start: int, end: int, device: torch.device) -> torch.Tensor:
         """What eq. 2 weights the tokens [start, end) by: nats, or one for all."""
@@ -193,38 +217,9 @@ class SeKV(Method):
 
     # ---- decoding
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
-        import torch
+        from kvlens.methods.sekv.selecting import selection
 
-        from kvlens.memory.placement import Selection, index_read
-
-        params, shape, routing = self.params, self.context.shape, self._routing
-        if params.zoom == "off" or len(routing.span) == 0:
-            return None
-        alive = routing.span > 0
-        score = routing.score(layer, q[:, None])
-        z = routing.expanded(layer, score)[:, 0].unflatten(0, (shape.kv_heads, -1))
-        best = routing.pooled(score[:, 0].unflatten(0, (shape.kv_heads, -1)))
-        empty = torch.zeros(*z.shape[:2], self._capacity, dtype=torch.bool, device=q.device)
-        index = routing.span.expand_as(z)
-        nan = torch.full((shape.kv_heads, self._capacity), float("nan"), device=q.device)
-        logged = nan.scatter(1, routing.span.expand_as(best), best.masked_fill(~alive, float("nan")))
-        zoomable = empty[0, 0].scatter(0, routing.span, alive)
-        priority = best.masked_fill(~z.any(1), float("-inf"))
-        order = priority.argsort(dim=-1, descending=True, stable=True)
-        wanted = routing.span[order].masked_fill(priority.gather(-1, order) == float("-inf"), -1)
-        if not params.reconstruction:
-            z, wanted = torch.zeros_like(z), torch.full_like(wanted, -1)
-        later = torch.zeros(shape.kv_heads, dtype=torch.bool, device=q.device) if params.zoom == "next" else None
-        return Selection(
-            empty.scatter(2, index, z),
-            wanted,
-            now=later,
-            cause="zoom",
-            later_cause="zoom",
-            zoomable=zoomable,
-            score=logged,
-            index_bytes=index_read(routing.bytes_read),
-        )
+        return selection(self.params, self.context.shape, self._routing, self._capacity, self._whole, layer, q)
 
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         params = self.params

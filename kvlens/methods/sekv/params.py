@@ -37,6 +37,25 @@ class SeKVParameters:
     )
     l_max: int = param(128, "longest span; at least 2 * l_min", ours=True)
     anchor_share: float = param(0.25, "most anchors, as a share of the device budget", ours=True)
+    whole_share: float = param(
+        0.0,
+        "share of the device budget, at most, for KV heads that keep every token on the device and are neither "
+        "summarised nor expanded (a departure); without a budget there are none",
+        ours=True,
+    )
+    whole_by: str = param(
+        "needle",
+        "which KV heads these are: those with the best score of a map of the model's heads, needle: on the answer of "
+        "needle prompts while it is copied, or induction: on what came after earlier copies of a drawn token",
+        choices=("needle", "induction"),
+        ours=True,
+    )
+    calibration: str = param(
+        "", "whole_share: file made by `kvlens calibrate heads`; empty: the one shipped for the model", ours=True
+    )
+    coarse: bool = param(
+        True, "off: spans have no coarse entry, and what is not expanded is not attended (a departure)", ours=True
+    )
     anchors: bool = param(True, "off: boundaries cut spans but their tokens are not kept (ablation)", ours=True)
     sinks: int = param(4, "first tokens always kept; the paper names none and token 0 has no surprisal", ours=True)
     block: int = param(
@@ -128,7 +147,7 @@ class SeKVParameters:
         for name in ("sinks", "piece"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0.")
-        for name in ("anchor_share", "zoom_rate", "energy", "gate_drop"):
+        for name in ("anchor_share", "zoom_rate", "energy", "gate_drop", "whole_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1.")
         if self.tau >= 1:
@@ -160,6 +179,8 @@ class SeKVParameters:
 #: 'bound' departs from the paper where a real model loses its answers under it (docs/fidelity.md, 'On a real model'):
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
+#: 'no-coarse' answers at half of that budget: what is not expanded is not attended, which leaves the coarse entries'
+#: slots to expanded spans; these are short, and found by the weight that their mean keys would have.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
@@ -184,9 +205,21 @@ PRESETS: dict[str, dict[str, Any]] = {
         "zoom_rate": 1.0,
         "form": "raw",
     },
+    "no-coarse": {
+        "window": 16,
+        "block": 8,
+        "l_max": 32,
+        "anchor_share": 0.0,
+        "router": "mean",
+        "index": "int8",
+        "zoom_rate": 1.0,
+        "form": "raw",
+        "coarse": False,
+    },
 }
 
 JOURNAL: dict[str, str] = {
+    "whole": "whole_share only: 1 for each KV head of the layer that keeps every token, 0 for the others; per layer",
     "logit_tau": "threshold of each query head on the scale of the scores (before the sigmoid), at the end of "
     "prefill; none: a head that "
     "expands nothing, or asks for everything (zoom_rate=1)",

@@ -1,10 +1,11 @@
-"""The trained router that SeKV's parameters ask for. No torch until it is there."""
+"""What SeKV's parameters ask to know of a model: a trained router, a map of its heads. No torch until it is there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvlens.methods.families.retrieval_heads import head_map
 from kvlens.methods.modelfigures import Calibration, Content
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.shape import KVShape
@@ -40,4 +41,9 @@ ROUTER = Calibration(
     "use router=pca, which needs no training",
     lambda params: params.router == "trained",
     trained,
+)
+HEADS = head_map(
+    lambda params: params.whole_share > 0,
+    "set whole_share=0, which needs none",
+    needle=lambda params: params.whole_by == "needle",
 )

@@ -15,6 +15,14 @@ from kvlens.units import si_bytes
 
 def show(reader: TraceReader) -> None:
     """All sections, top to bottom."""
+    whole = _whole(reader)
+    if whole:
+        names = ", ".join(f"L{layer} KV{head}" for layer, head in sorted(whole))
+        count = reader.n_layers * reader.kv_heads
+        st.info(
+            f"{len(whole)} of {count} KV heads keep every token on the device and attend all of them: {names}. They "
+            "have no coarse entries and nothing to expand: no zoom rate below, no spans in host memory, no scores."
+        )
     left, right = st.columns(2, gap="medium")
     with left:
         parts.head_map(reader, "zoom_rate", "Where it zooms")
@@ -43,8 +51,8 @@ def _zoom_over_steps(reader: TraceReader) -> None:
         key="sekv_zoom_steps",
         alt="Zoom rate by query head over decode steps",
     )
-    means = np.nanmean(cube, axis=0)
-    ordered = np.sort(means[np.isfinite(means)])[::-1]
+    zooming = np.isfinite(cube).any(0)
+    ordered = np.sort(np.nanmean(cube[:, zooming], axis=0))[::-1]
     top = max(1, round(ordered.size / 10))
     share = (
         f"{ordered[:top].sum() / ordered.sum():.0%} of all expansions come from"
@@ -177,7 +185,12 @@ def _ranking(reader: TraceReader) -> None:
     )
     frame = reader.scores(step, layer, kv_head)
     if frame.empty:
-        st.info("Scores of spans were not recorded at this step.")
+        kept = (layer, kv_head) in _whole(reader)
+        st.info(
+            f"L{layer} KV{kv_head} keeps every token: it ranks no spans."
+            if kept
+            else "Scores of spans were not recorded at this step."
+        )
         return
     of = reader.spans().set_index("span")
     frame = frame.assign(place=[f"tokens {of.at[s, 'tok_start']}–{of.at[s, 'tok_end'] - 1}" for s in frame["span"]])
@@ -194,6 +207,13 @@ def _ranking(reader: TraceReader) -> None:
         "Dotted: logit(τ) of each query head of the group, by which it expands a span on its own score. The "
         "paper shows no scores." + ("" if lines else " Thresholds were not recorded.")
     )
+
+
+def _whole(reader: TraceReader) -> set[tuple[int, int]]:
+    """(layer, KV head) that keep every token."""
+    rows = reader.journal("whole")
+    found = zip(rows["layer"], rows["values"], strict=True)
+    return {(int(layer), head) for layer, values in found for head, kept in enumerate(values) if kept}
 
 
 def _thresholds(reader: TraceReader, layer: int) -> np.ndarray:
