@@ -28,9 +28,8 @@ Told = Callable[[str, int, int], None]
 
 def reading(prepared: Prepared, planned: Plan, told: Told) -> tuple[ReadPrompt, bool] | None:
     """The run's prompt, read before placing, and whether it was kept from an earlier run. None where the run reads it
-    itself: no folder was named, the model is on a device, the reading would not fit, or the method has to be there while
-    it is read. told: as the engine's progress;
-    what it raises ends the reading.
+    itself: no folder was named, the model is on a device, the reading would not fit, or the method has to be there
+    while it is read. told: as the engine's progress; what it raises ends the reading.
 
     It is the same numbers as the run's own prefill: the key holds all that decides them."""
     folder, method = os.environ.get(FOLDER), planned.method
