@@ -69,7 +69,9 @@ def run_payload(
     described = [_describe(reader, name, name in loaded, arrays) for name in names]
     masses = reader.meta.trace_level == "spans"
     if masses:
-        arrays |= sparse("mean", _mean_masses(reader).sort_values(["step", "span"]), reader.n_steps, places(spans))
+        # mean over all query heads; a lower bound, since heads list their strongest spans only
+        means = reader.mean_span_mass_by_step().sort_values(["step", "span"])
+        arrays |= sparse("mean", means, reader.n_steps, places(spans))
         arrays |= lens.worst(reader, places(spans))
     header: dict[str, Any] = {
         "payload": identity,
@@ -157,12 +159,6 @@ def _describe(reader: TraceReader, name: str, load: bool, arrays: dict[str, np.n
         entry |= {"lo": lo, "hi": hi, "seen": [lo, hi], "natural": metric.bounds(values)}
         arrays[f"cube:{name}"] = quantise(values, entry["lo"], entry["hi"])
     return entry
-
-
-def _mean_masses(reader: TraceReader) -> pd.DataFrame:
-    """Mean over all query heads per (step, span); a lower bound, since heads list their strongest spans only."""
-    parts = [reader.mean_span_mass(step, step + 1).assign(step=step) for step in range(reader.n_steps)]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"step": [], "span": [], "mass": []})
 
 
 def _span_list(spans: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,0 +1,72 @@
+"""The first minute, in a browser: from an empty folder to a lost answer that a click brings back, on the default model.
+
+Usage: python -m benchmarks.story [--chromium PATH]. Starts the app on a temporary folder, clicks what a person clicks
+and prints one JSON object: clicks, and seconds from each click to what it is for. Wall clock on this machine, under
+whatever else it does (load is printed)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ui import CHROMIUM_ARGUMENTS, start
+from kvlens.models.find import default_model
+from kvlens.runs.machine import machine
+
+
+def told(url: str, chromium: str) -> dict[str, Any]:
+    """Seconds of the story: to the first page, from the sample's click to its verdict, from a hold's to its outcome."""
+    from playwright.sync_api import sync_playwright
+
+    found: dict[str, Any] = {"clicks": 1 + 1}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(300_000)
+
+        def seconds(act: Callable[[], object], until: Callable[[], object]) -> float:
+            began = time.perf_counter()
+            act()
+            until()
+            return round(time.perf_counter() - began, 1)
+
+        sample = page.get_by_role("button", name=re.compile("Watch a real model|Run the sample prompt"))
+        found["first_page_s"] = seconds(lambda: page.goto(url), sample.wait_for)
+        found["lost_s"] = seconds(sample.click, page.get_by_text(re.compile("Lost at step|Nothing was lost")).wait_for)
+        page.wait_for_timeout(2000)
+        hold, tries = page.get_by_role("button", name="Hold it resident"), page.get_by_text("Answer with it held")
+        if hold.count():
+            found["held_s"] = [seconds(hold.click, tries.wait_for)]
+            page.wait_for_timeout(2000)
+            again = page.get_by_text("All 2 tries on this run")
+            found["held_s"].append(seconds(hold.click, again.wait_for))
+            found["restored"] = page.get_by_test_id("stMetric").first.inner_text().split()[-1]
+        browser.close()
+    return found
+
+
+def main() -> None:
+    """Tells the story once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        process, url, health = start(Path(folder))
+        try:
+            found = told(url, given.chromium)
+        finally:
+            process.terminate()
+            process.wait(20)
+    about = {"model": default_model(), "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
+    print(json.dumps({**about, "health_s": round(health, 2), **found}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
