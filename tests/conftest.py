@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from support import ListSink, random_llama
+from interpreted import quick_interpreter
+from support import ListSink, Prompts, random_llama
 
 CACHE = "KVLENS_TESTS_CACHE"
 """set by the process that made the folder of converted models: its workers share it, it removes it"""
@@ -43,6 +44,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
+if os.environ["TRITON_INTERPRET"] == "1":
+    quick_interpreter()
 settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
 settings.load_profile("kvlens")
 
@@ -77,6 +80,12 @@ def demo() -> Any:
     from kvlens.engine.models import load
 
     return load("demo")
+
+
+@pytest.fixture(scope="session")
+def prompts(demo: Any) -> Prompts:
+    """Its prompts."""
+    return Prompts(demo)
 
 
 @pytest.fixture(scope="session")
