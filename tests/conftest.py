@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,17 @@ def demo() -> Any:
 def prompts(demo: Any) -> Prompts:
     """Its prompts."""
     return Prompts(demo)
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """For tests that carry out many runs by request: a model is loaded for the first of them."""
+    from kvlens.engine import models
+
+    once = cache(models.load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "load", lambda name, device="cpu", dtype="float32", told=None: once(name, device, dtype))
+        yield
 
 
 @pytest.fixture(scope="session")
