@@ -34,6 +34,7 @@ os.environ["KVLENS_CACHE"] = os.environ.setdefault(CACHE, OWNED or "")
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for what is left of them when the process ends
     if OWNED is not None:
         shutil.rmtree(OWNED, ignore_errors=True)
 
@@ -45,8 +46,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -slow[item.path])
 
 
+def pytest_collection_finish() -> None:
+    """The half a million objects of what was imported, which are never garbage, are not looked at each time."""
+    gc.collect()
+    gc.freeze()
+
+
 if os.environ["TRITON_INTERPRET"] == "1":
     quick_interpreter()
+
 settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
 settings.load_profile("kvlens")
 
@@ -59,15 +67,12 @@ def one_torch_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_gc() -> Iterator[None]:
-    """For tests of what collects garbage often: the million objects of the imported libraries, which are never garbage,
-    are not looked at each time."""
+def quick_gc() -> None:
+    """For tests of what collects garbage often: as at the beginning, for what models are made of."""
     import transformers.models.llama.modeling_llama  # noqa: F401  (imported on the way otherwise)
 
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
