@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from kvlens import REPOSITORY
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
 from kvlens.ui.common.submit import sample_buttons
 from kvlens.ui.common.warm import warm
+from kvlens.ui.home.picture import picture
 from kvlens.ui.home.runtable import run_details, run_table
 
 nav.enter()
@@ -27,7 +27,7 @@ if table.empty:
         label="Or start from a lost answer: what each method finds, by depth and length",
         icon=":material/grid_on:",
     )
-    st.image(str(REPOSITORY / "docs/replay.png"), caption="What opens: the Replay of a lost answer", width=760)
+    picture()
 else:
     uid = run_table(table)
     if uid is None:

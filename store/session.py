@@ -46,12 +46,13 @@ class Session:
             frame = self._execute(sql, values).df()
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
-        for name in frame.columns:
-            if pd.api.types.is_unsigned_integer_dtype(frame[name].dtype) and not frame[name].hasnans:
-                frame[name] = frame[name].astype("int64")  # so that arithmetic on small columns does not wrap around
-            elif pd.api.types.is_extension_array_dtype(frame[name].dtype) and not pd.api.types.is_string_dtype(
-                frame[name].dtype
-            ):
+        for name, kind in zip(frame.columns, frame.dtypes, strict=True):
+            if isinstance(kind, np.dtype):
+                if kind.kind == "u":
+                    frame[name] = frame[name].astype("int64")  # so that arithmetic on small columns does not wrap
+            elif pd.api.types.is_unsigned_integer_dtype(kind) and not frame[name].hasnans:
+                frame[name] = frame[name].astype("int64")
+            elif not pd.api.types.is_string_dtype(kind):
                 frame[name] = frame[name].astype("float64")
         return frame
 

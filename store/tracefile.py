@@ -159,8 +159,8 @@ class TraceFile:
     def _put_meta(self, values: dict[str, Any]) -> None:
         if values:
             self._con.execute("DELETE FROM meta WHERE list_contains(?, key)", [list(values)])
-            rows = [[str(key), json.dumps(plain(value), ensure_ascii=False)] for key, value in values.items()]
-            self._con.executemany("INSERT INTO meta VALUES (?, ?)", rows)
+            said = [json.dumps(plain(value), ensure_ascii=False) for value in values.values()]
+            self._con.execute("INSERT INTO meta SELECT unnest(?), unnest(?)", [list(values), said])
 
     def _block_tables(self, block: Block, trace_level: str) -> list[tuple[str, pa.Table]]:
         records = block.records

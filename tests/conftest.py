@@ -17,13 +17,15 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
-from support import ListSink, random_llama
+from interpreted import quick_interpreter
+from support import ListSink, Prompts, random_llama
 
 CACHE = "KVLENS_TESTS_CACHE"
 """set by the process that made the folder of converted models: its workers share it, it removes it"""
@@ -32,6 +34,7 @@ os.environ["KVLENS_CACHE"] = os.environ.setdefault(CACHE, OWNED or "")
 
 
 def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries look for what is left of them when the process ends
     if OWNED is not None:
         shutil.rmtree(OWNED, ignore_errors=True)
 
@@ -42,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
 
+
+def pytest_collection_finish() -> None:
+    """The half a million objects of what was imported, which are never garbage, are not looked at each time."""
+    gc.collect()
+    gc.freeze()
+
+
+if os.environ["TRITON_INTERPRET"] == "1":
+    quick_interpreter()
 
 settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
 settings.load_profile("kvlens")
@@ -55,15 +67,12 @@ def one_torch_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def quick_gc() -> Iterator[None]:
-    """For tests of what collects garbage often: the million objects of the imported libraries, which are never garbage,
-    are not looked at each time."""
+def quick_gc() -> None:
+    """For tests of what collects garbage often: as at the beginning, for what models are made of."""
     import transformers.models.llama.modeling_llama  # noqa: F401  (imported on the way otherwise)
 
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +86,23 @@ def demo() -> Any:
     from kvlens.engine.models import load
 
     return load("demo")
+
+
+@pytest.fixture(scope="session")
+def prompts(demo: Any) -> Prompts:
+    """Its prompts."""
+    return Prompts(demo)
+
+
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """For tests that carry out many runs by request: a model is loaded for the first of them."""
+    from kvlens.engine import models
+
+    once = cache(models.load)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "load", lambda name, device="cpu", dtype="float32", told=None: once(name, device, dtype))
+        yield
 
 
 @pytest.fixture(scope="session")

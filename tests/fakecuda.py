@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 CUDA = torch.device("cuda")
 COPIES = {torch.Tensor.copy_}
@@ -40,6 +40,9 @@ WAITS = {
 """functions whose result the host has to see"""
 DRAWS = {"rand", "randn", "randint", "randperm", "multinomial", "bernoulli", "normal_", "uniform_", "exponential_"}
 FROM_HOST = {"tensor", "as_tensor", "from_numpy", "to", "cuda", "copy_", "new_tensor"}
+NESTED = (tuple, list, dict)
+PLAIN = (bool, int, float, torch.Size, torch.dtype, type(None))
+"""results without a tensor in them"""
 _registered: list[Mapping[int, int]] = [{}]
 """host memory that kernels may read: size of each range by its address"""
 _captured: list[list[tuple[Any, ...]]] = []
@@ -92,23 +95,25 @@ def on_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor))
+    """Those in tuples, lists and dicts, as a function's arguments come: a step asks for them ten thousand times."""
+    for leaf in tree.values() if type(tree) is dict else tree:
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif type(leaf) in NESTED:
+            yield from tensors(leaf)
 
 
 def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Refuse what a GPU would refuse, do the rest on the CPU, and let the result claim the device that it would
     have."""
     name = getattr(func, "__name__", str(func))
-    there = [t for t in tensors((args, kwargs)) if isinstance(t, OnCuda)]
-    if name == "__get__" and there:
-        owner = getattr(func, "__self__", None)
-        if owner is torch.Tensor.device:
-            return CUDA
-        if owner is torch.Tensor.is_cuda:
-            return True
+    if name == "__get__" and isinstance(args[0], OnCuda):
+        return _attribute(func, args[0])
+    given = list(tensors((args, kwargs)))
+    there = [t for t in given if isinstance(t, OnCuda)]
     target = _device(func, args, kwargs)
     with torch._C.DisableTorchFunction():
-        here = [t for t in tensors((args, kwargs)) if not isinstance(t, OnCuda) and t.dim() > 0]
+        here = [t for t in given if not isinstance(t, OnCuda) and t.dim() > 0]
     if getattr(func, "namespace", None) == "kvlens":
         _refuse_pageable(here)
     elif there and here and func not in COPIES:
@@ -116,10 +121,10 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     if _captured and name != "__get__" and (there or (target is not None and target.type == "cuda")):
         _refuse_in_capture(func, name, args, kwargs)
         with torch._C.DisableTorchFunction():
-            _captured[-1].append((name, *(tuple(t.shape) for t in tensors((args, kwargs)))))
+            _captured[-1].append((name, *(tuple(t.shape) for t in given)))
     if there and name in ("numpy", "__array__") and not kwargs.get("force"):
         raise TypeError("can't convert cuda device type tensor to numpy.")
-    moved_args, moved = tree_map(_plain, (args, kwargs))
+    moved_args, moved = _plain(args), _plain(kwargs)
     with torch._C.DisableTorchFunction():
         out = func(*moved_args, **moved)
     if target is not None:
@@ -130,17 +135,34 @@ def call(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         claims = isinstance(args[0], OnCuda)
     else:
         claims = bool(there) and func not in TO_HOST
-    return (
-        tree_map(lambda x: on_cuda(x) if isinstance(x, torch.Tensor) and type(x) is torch.Tensor else x, out)
-        if claims
-        else out
-    )
+    return _claiming(out) if claims else out
 
 
-def _plain(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return on_host(leaf)
-    return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type == "cuda" else leaf
+def _attribute(func: Callable[..., Any], tensor: OnCuda) -> Any:
+    owner = getattr(func, "__self__", None)
+    if owner is torch.Tensor.device:
+        return CUDA
+    if owner is torch.Tensor.is_cuda:
+        return True
+    with torch._C.DisableTorchFunction():
+        return _claiming(func(on_host(tensor)))
+
+
+def _claiming(out: Any) -> Any:
+    """What was computed, said to lie on the device."""
+    if isinstance(out, PLAIN):
+        return out
+    return tree_map(lambda x: on_cuda(x) if type(x) is torch.Tensor else x, out)
+
+
+def _plain(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return on_host(tree)
+    if type(tree) is dict:
+        return {name: _plain(value) for name, value in tree.items()}
+    if type(tree) in NESTED:
+        return type(tree)(map(_plain, tree))
+    return torch.device("cpu") if isinstance(tree, torch.device) and tree.type == "cuda" else tree
 
 
 def _device(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> torch.device | None:

@@ -90,6 +90,35 @@ def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int
     return tokenize(PromptText(made.text, made.answer, made.needle), demo.tokenizer, demo.max_positions, max_new), made
 
 
+class Prompts:
+    """A model's prompts, each made once and read once for all methods that ask to see the same of it. That a run of a
+    prompt that was read before is the run that reads it itself is proved in truths/test_matrix.py, for every method."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._made: dict[tuple[str, int], Any] = {}
+        self._read: dict[tuple[Any, ...], Any] = {}
+
+    def task(self, task: str, length: int) -> Any:
+        """Of the demo model."""
+        if (task, length) not in self._made:
+            self._made[task, length] = task_prompt(self._model, task, length)[0]
+        return self._made[task, length]
+
+    def read(self, prompt: Any, method: str, chunk: int = 512) -> Any:
+        """A ReadPrompt that serves the method."""
+        from kvlens import methods
+        from kvlens.engine.engine import Engine
+
+        asks = method_of(method).needs_received
+        if (prompt.ids, chunk, asks) not in self._read:
+            queries = max(one.observed_queries for one in methods.registry().values())
+            self._read[prompt.ids, chunk, asks] = Engine(self._model).read(prompt, chunk, queries, asks)
+        made = self._read[prompt.ids, chunk, asks]
+        assert made.serves(method_of(method))
+        return made
+
+
 def run(
     model: Any,
     prompt: Any,
@@ -105,18 +134,35 @@ def run(
     holds: Any = (),
     **options: Any,
 ) -> Any:
-    """Engine.run with a method by name."""
+    """Engine.run with a method by name, or by 'name parameter=value'."""
     from kvlens import methods
     from kvlens.engine.engine import Engine, Options
     from kvlens.memory.budget import Budget
 
-    chosen = methods.get(method)
-    params = methods.make_parameters(chosen, preset, overrides or {})
+    chosen, own = method_of(method), dict(pair.split("=") for pair in method.split()[1:])
+    params = methods.make_parameters(chosen, preset, {**own, **(overrides or {})})
     limit = None if budget is None else Budget.parse(budget)
     made = Options(**options)
     return Engine(model).run(
         prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds
     )
+
+
+def method_of(name: str) -> Any:
+    """The method of 'name', or of 'name parameter=value'."""
+    from kvlens import methods
+
+    return methods.get(name.split()[0])
+
+
+def preset_of(name: str) -> str | None:
+    """The settings that suit the demo model, where a method has such."""
+    return "demo" if "demo" in method_of(name).presets else None
+
+
+def share_of(name: str, share: str = "0.2") -> str | None:
+    """A budget the method can run with: no limit where it keeps everything on the device."""
+    return None if method_of(name).keeps_all else share
 
 
 def makes() -> list[str]:
@@ -126,13 +172,16 @@ def makes() -> list[str]:
     from kvlens.methods.base import Method
 
     first: dict[tuple[Any, ...], str] = {}
-    for name, method in methods.registry().items():
+    registered = methods.registry()
+    for name, method in registered.items():
         asks = (method.keeps_all, method.peeks, method.watches, method.needs_received, method.static_ready)
         own = tuple(
             getattr(method, hook) is not getattr(Method, hook) for hook in ("select", "decode_end", "factor_form")
         )
         base = next(
-            kind for kind in method.__mro__ if kind.__module__.startswith("kvlens.methods") and kind is not method
+            kind
+            for kind in method.__mro__
+            if kind.__module__.startswith("kvlens.methods") and kind not in registered.values()
         )
         # methods on the plain base are each a make of their own
         first.setdefault((base if base is not Method else method, asks, own), name)

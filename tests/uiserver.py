@@ -51,14 +51,17 @@ def download(page: Page, button: Locator, target: Path) -> str:
 
 
 class Server:
-    """streamlit run app.py on a free port, until `stop`. warm: jobs are forked from a process that is ready."""
+    """streamlit run app.py on a free port, until `stop`. warm: jobs are forked from a process that is ready. results:
+    what Benchmarks shows, the repository's own unless given."""
 
-    def __init__(self, runs: Path, warm: bool = False) -> None:
+    def __init__(self, runs: Path, warm: bool = False, results: Path | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         argv = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.port", str(self.port)]
         env = {**os.environ, "KVLENS_RUNS": str(runs), "KVLENS_WARM": "on" if warm else "off"}
+        if results is not None:
+            env["KVLENS_RESULTS"] = str(results)
         self._process = subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{self.port}"
         for _ in range(600):

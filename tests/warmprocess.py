@@ -40,10 +40,13 @@ for line in sys.stdin:
 
 
 class WarmProcess:
-    """Commands one after the other. Used with `with`."""
+    """Commands one after the other. Used with `with`. installed: folders of packages that are there besides."""
+
+    def __init__(self, *installed: Path) -> None:
+        self._path = os.pathsep.join(map(str, (*installed, ROOT, ROOT / "tests")))
 
     def __enter__(self) -> WarmProcess:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+        environment = {**os.environ, "PYTHONPATH": self._path}
         self._parent = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             cwd=ROOT,

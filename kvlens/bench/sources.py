@@ -66,21 +66,20 @@ def _packages(name: str) -> Iterator[str]:
     yield from (".".join(parts[:end]) for end in range(1, len(parts)))
 
 
-def _imported(path: Path, name: str) -> set[str]:
+def _imported(path: Path, name: str) -> frozenset[str]:
     """Full names that a source imports; `from a import b` counts as a and as a.b."""
-    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return _named(path, path.stat().st_mtime_ns, name if path.name == "__init__.py" else name.rpartition(".")[0])
+
+
+@cache
+def _named(path: Path, changed_ns: int, package: str) -> frozenset[str]:
+    """Of a source of `package`. `changed_ns` only makes a changed file another entry of the cache."""
     names: set[str] = set()
-    for node in ast.walk(_parsed(path, path.stat().st_mtime_ns)):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             said = "." * node.level + (node.module or "")
             base = importlib.util.resolve_name(said, package) if node.level else said
             names |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
-    return names
-
-
-@cache
-def _parsed(path: Path, changed_ns: int) -> ast.Module:
-    """`changed_ns` only makes a changed file another entry of the cache."""
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(names)

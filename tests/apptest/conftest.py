@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 from uiruns import ROOT, Runs, Visit, write_runs
 
@@ -25,6 +27,15 @@ def closed() -> Iterator[None]:
     st.cache_resource.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scanned_once() -> Iterator[None]:
+    """Each AppTest reads what every installed package says of itself, to find components that packages bring: a third
+    of its time. What is installed does not change, and no package brings one that is used here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
+
+
 @pytest.fixture
 def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
     """Opens a page on a folder of runs: visit(folder, "replay", run=uid, step=3)."""
@@ -34,7 +45,6 @@ def visit(monkeypatch: pytest.MonkeyPatch) -> Visit:
         monkeypatch.chdir(ROOT)
         st.cache_resource.clear()
         app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
-        app.run()
         for name, value in params.items():
             app.query_params[name] = str(value)
         if page:

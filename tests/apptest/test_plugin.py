@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copy
 
 import pytest
 import streamlit as st
 from uiruns import ROOT, Visit
+from warmprocess import WarmProcess
 
 from kvlens import methods
 from kvlens.figures.methodmarks import FAMILY_COLORS, mark
@@ -25,6 +26,8 @@ from kvlens.store.reader import TraceReader
 PLUGIN = ROOT / "tests" / "plugin"
 SOURCE = PLUGIN / "small_norms.py"
 NAME, TITLE = "small_norms", "Small norms"
+Command = Callable[..., str]
+"""kvlens(*arguments): stdout"""
 
 
 def install(folder: Path) -> Path:
@@ -56,24 +59,28 @@ def here(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     st.cache_data.clear()
 
 
-def kvlens(site: Path, *arguments: str) -> str:
-    """stdout of a command, in a process of its own."""
-    env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "kvlens", *arguments], cwd=site, env=env, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+@pytest.fixture(scope="module")
+def kvlens(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    """Commands in processes of their own, forked from one that began with the plugin installed."""
+    printed = tmp_path_factory.mktemp("printed")
+    with WarmProcess(installed) as process:
+
+        def done(*arguments: str) -> str:
+            ended = process.kvlens(printed, "", *arguments)
+            assert ended.returncode == 0, ended.stderr[-2000:]
+            return ended.stdout
+
+        yield done
 
 
 @pytest.fixture(scope="module")
-def lost(installed: Path) -> tuple[Path, str]:
+def lost(installed: Path, kvlens: Command) -> tuple[Path, str]:
     """A folder of runs with one of the plugin's beside full KV, in which it loses the answer; its uid."""
     runs = installed / "runs"
     prompt = installed / "prompt.json"
-    kvlens(installed, "prompt", "--task", "multikey", "--length", "512", "--seed", "3", "--json", "--out", str(prompt))
+    kvlens("prompt", "--task", "multikey", "--length", "512", "--seed", "3", "--json", "--out", str(prompt))
     asked = f"--method {NAME} --budget 10% --max-new 8 --against-full --oracle all"
-    told = kvlens(installed, "run", str(prompt), "--runs", str(runs), *asked.split())
+    told = kvlens("run", str(prompt), "--runs", str(runs), *asked.split())
     return runs, told.split()[-1]
 
 
@@ -85,10 +92,10 @@ def test_the_docs_print_the_class_and_it_is_short() -> None:
     assert [path for path in product if NAME in path.read_text(encoding="utf-8")] == []
 
 
-def test_it_is_listed_with_its_family(installed: Path) -> None:
-    listed = {entry["name"]: entry for entry in json.loads(kvlens(installed, "methods", "--json"))}
+def test_it_is_listed_with_its_family(kvlens: Command) -> None:
+    listed = {entry["name"]: entry for entry in json.loads(kvlens("methods", "--json"))}
     assert listed[NAME]["family"] == "prompt_eviction"
-    assert "window" in kvlens(installed, "methods", NAME)
+    assert "window" in kvlens("methods", NAME)
 
 
 def test_a_loss_of_it_is_explained(lost: tuple[Path, str], here: None) -> None:
@@ -122,10 +129,10 @@ def test_the_pages_show_it_in_its_colour(lost: tuple[Path, str], here: None, vis
     assert f"{TITLE} · prompt eviction" in app.selectbox(key="form_method").options
 
 
-def test_the_quality_table_takes_it(installed: Path) -> None:
+def test_the_quality_table_takes_it(installed: Path, kvlens: Command) -> None:
     out = installed / "quality.json"
     asked = f"bench quality --methods full,{NAME} --tasks needle --budgets 20% --length 256 --prompts 1"
-    said = kvlens(installed, *asked.split(), "--out", str(out), "--kept", str(installed / "kept.jsonl"))
+    said = kvlens(*asked.split(), "--out", str(out), "--kept", str(installed / "kept.jsonl"))
     assert TITLE in said
     lines = {line["method"]: line for line in json.loads(out.read_text(encoding="utf-8"))["lines"]}
     assert lines[NAME]["n"] == 1

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
@@ -22,6 +23,7 @@ ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--no-first-run",
+    "--process-per-site",
 )
 
 expect.set_options(timeout=WAIT_MS)
@@ -69,32 +71,41 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def contexts(browser: Browser) -> Callable[[bool], BrowserContext]:
-    """contexts(dark): one for all light and one for all dark pages, as a person's browser has it: what it was sent by
-    a server once it neither asks for nor compiles again."""
+def contexts(browser: Browser) -> Callable[[bool, str], BrowserContext]:
+    """contexts(dark, url): one for all light and one for all dark pages, as a person's browser has it: what it was sent
+    by a server once it neither asks for nor compiles again. In each a page stays open, on the server first seen: it
+    keeps the process that all pages of this machine share."""
+    kept: set[bool] = set()
 
     @cache
     def context(dark: bool) -> BrowserContext:
         return browser.new_context(
             viewport={"width": 1440, "height": 900},
             color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
             permissions=["clipboard-read", "clipboard-write"],
             accept_downloads=True,
         )
 
-    return context
+    def made(dark: bool, url: str) -> BrowserContext:
+        if dark not in kept and url.startswith("http:"):
+            kept.add(dark)
+            context(dark).new_page().goto(urljoin(url, "/_stcore/health"))
+        return context(dark)
+
+    return made
 
 
 @pytest.fixture
 def open_page(
-    contexts: Callable[[bool], BrowserContext], request: pytest.FixtureRequest, start_server: object
+    contexts: Callable[[bool, str], BrowserContext], request: pytest.FixtureRequest, start_server: object
 ) -> Iterator[Open]:
     """open_page(url, dark=False): a page. At the end: no console errors, no requests to other hosts."""
     pages: list[Page] = []
     errors: list[str] = []
 
     def opened(url: str, dark: bool = False) -> Page:
-        page = contexts(dark).new_page()
+        page = contexts(dark, url).new_page()
         page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: errors.append(f"uncaught: {error}"))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

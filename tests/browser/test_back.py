@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -35,14 +34,14 @@ def settled(page: Page, uid: str) -> None:
     at_rest(page)
 
 
-@pytest.fixture
-def shown(
-    tmp_path: Path, lens: LensRuns, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch
-) -> Server:
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, lens: LensRuns) -> Iterator[Server]:
     """With a sweep whose lost trial was stored as `lens.lost`."""
-    sweepfile.write(tmp_path / "grid.json", ABOUT, trials(lens.lost))
-    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
-    return start_server(lens.folder)
+    results = tmp_path_factory.mktemp("results")
+    sweepfile.write(results / "grid.json", ABOUT, trials(lens.lost))
+    started = Server(lens.folder, results=results)
+    yield started
+    started.stop()
 
 
 def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, open_page: Open) -> None:
@@ -68,10 +67,8 @@ def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, o
     assert address(page) == there
 
 
-def test_a_link_leads_where_the_run_opens_by_itself(
-    lens: LensRuns, start_server: Callable[[Path], Server], open_page: Open
-) -> None:
-    page = open_page(f"{start_server(lens.folder).url}/replay?run={lens.repeated}")
+def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, shown: Server, open_page: Open) -> None:
+    page = open_page(f"{shown.url}/replay?run={lens.repeated}")
     settled(page, lens.repeated)
     by_itself = address(page)
     page.get_by_role("link", name="Replay the comparison at all steps").click()

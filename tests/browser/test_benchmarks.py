@@ -4,8 +4,7 @@ restores the cell."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -66,13 +65,13 @@ def trials(uid: str) -> list[dict[str, object]]:
     return rows
 
 
-@pytest.fixture
-def shown(
-    tmp_path: Path, runs: Runs, start_server: Callable[[Path], Server], monkeypatch: pytest.MonkeyPatch
-) -> Server:
-    sweepfile.write(tmp_path / "grid.json", ABOUT, trials(runs.whole))
-    monkeypatch.setenv("KVLENS_RESULTS", str(tmp_path))
-    return start_server(runs.folder)
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, runs: Runs) -> Iterator[Server]:
+    results = tmp_path_factory.mktemp("results")
+    sweepfile.write(results / "grid.json", ABOUT, trials(runs.whole))
+    started = Server(runs.folder, results=results)
+    yield started
+    started.stop()
 
 
 def click_cell(page: Page, panel: int, across: float, down: float) -> None:

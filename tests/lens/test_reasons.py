@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from remembering import RememberingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
@@ -16,6 +17,8 @@ from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 #: method -> (task, budget, parameters) under which it loses an answer of the demo model
 LOSING = {
@@ -38,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lost(folder: Path) -> dict[str, str]:
+def lost(folder: Path, loaded_once: None) -> dict[str, str]:
     """uid of a forced run per method, on the first of some prompts that it loses."""
     found: dict[str, str] = {}
     for method, (task, budget, overrides) in LOSING.items():
@@ -47,7 +50,7 @@ def lost(folder: Path) -> dict[str, str]:
             source = PromptText(made.text, made.answer, made.needle, task, seed)
             request = RunRequest(method=method, budget=budget, overrides=overrides, forced_reference=True, max_new=24)
             uid, _, _ = carry_out(request, source, folder, lambda *_: None, lambda: False)
-            with TraceReader.open(folder, uid) as reader:
+            with RememberingReader.open(folder, uid) as reader:
                 if lost_steps(reader.loss()):
                     found[method] = uid
                     break
@@ -58,7 +61,7 @@ def lost(folder: Path) -> dict[str, str]:
 def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(
     method: str, lost: dict[str, str], folder: Path
 ) -> None:
-    with TraceReader.open(folder, lost[method]) as reader:
+    with RememberingReader.open(folder, lost[method]) as reader:
         step = lost_steps(reader.loss())[0]
         named = with_reasons(reader, attribute(reader), step, 6)
         assert len(named) == 6
@@ -117,7 +120,7 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
 def test_each_method_is_seen_to_lose_in_its_own_way(lost: dict[str, str], folder: Path) -> None:
     found = {}
     for method, uid in lost.items():
-        with TraceReader.open(folder, uid) as reader:
+        with RememberingReader.open(folder, uid) as reader:
             step = lost_steps(reader.loss())[0]
             found[method] = set(with_reasons(reader, attribute(reader), step, 6)["reason"])
     assert found["streaming_llm"] == {"evicted"}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from remembering import RememberingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
@@ -25,7 +26,8 @@ from kvlens.memory.tiers import Memory
 from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
-from kvlens.store.reader import TraceReader
+
+pytestmark = pytest.mark.usefixtures("loaded_once")
 
 RUNS = {
     "streaming_llm": ("10%", {}),
@@ -164,7 +166,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
     request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=10, ignore_eos=True, oracle="all")
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     kinds = defaultdict(list)
-    with TraceReader.open(tmp_path, uid) as reader:
+    with RememberingReader.open(tmp_path, uid) as reader:
         group, prompt = reader.q_heads // reader.kv_heads, int(reader.meta.prompt_tokens)
         spans = reader.spans().set_index("span")
         for step in (0, 9):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fakestreams import FakeDevice
-from support import ListSink, makes, run, task_prompt
+from support import ListSink, Prompts, makes, preset_of, run
 
 from kvlens import methods
 
@@ -26,39 +26,36 @@ def moved(sink: ListSink) -> list[tuple[Any, ...]]:
     return [(r.step, r.layer, r.kv_head, r.span, r.direction, r.cause, r.bytes, r.blocking) for r in rows]
 
 
+SETTINGS = {"budget": "0.3", "max_new": NEW, "keep_logits": True, "ignore_eos": True}
+
+
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("lazy", [True, False])
 def test_a_run_over_streams_is_the_run_over_threads(
-    demo: Any, name: str, lazy: bool, monkeypatch: pytest.MonkeyPatch
+    demo: Any, prompts: Prompts, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompt, _ = task_prompt(demo, "multikey", 512, max_new=NEW)
-    preset = "demo" if "demo" in methods.get(name).presets else None
-    settings = {
-        "budget": "0.3",
-        "preset": preset,
-        "max_new": NEW,
-        "keep_logits": True,
-        "ignore_eos": True,
-        "coverage": True,
-    }
-    host, streams = ListSink(), ListSink()
+    prompt = prompts.task("multikey", 512)
+    settings = {**SETTINGS, "preset": preset_of(name), "coverage": True, "read": prompts.read(prompt, name)}
+    host = ListSink()
     plain = run(demo, prompt, name, sink=host, **settings)
-    device = FakeDevice(seed=1, eager=True, lazy=lazy)
-    monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: device.link(ledger))
-    other = run(demo, prompt, name, sink=streams, **settings)
-    assert plain.ids == other.ids
-    assert all(torch.equal(a, b) for a, b in zip(plain.logits, other.logits, strict=True))
-    assert moved(host) == moved(streams)
-    assert all(check.passed for check in other.checks), other.checks
-    assert all(row.end_us >= row.start_us for record in streams.steps for row in record.transfers)
-    assert not device.pinned, "pinned memory outlived the run"
-    assert all(not stream.queue for stream in device.all)
+    for lazy in (True, False):
+        streams, device = ListSink(), FakeDevice(seed=1, eager=True, lazy=lazy)
+        monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger, device=device: device.link(ledger))
+        other = run(demo, prompt, name, sink=streams, **settings)
+        assert plain.ids == other.ids
+        assert all(torch.equal(a, b) for a, b in zip(plain.logits, other.logits, strict=True))
+        assert moved(host) == moved(streams)
+        assert all(check.passed for check in other.checks), other.checks
+        assert all(row.end_us >= row.start_us for record in streams.steps for row in record.transfers)
+        assert not device.pinned, "pinned memory outlived the run"
+        assert all(not stream.queue for stream in device.all)
 
 
-def test_a_model_that_does_not_wait_attends_something_else(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_wait_attends_something_else(
+    demo: Any, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above can fail."""
-    prompt, _ = task_prompt(demo, "multikey", 512, max_new=NEW)
-    settings = {"budget": "0.3", "preset": "demo", "max_new": NEW, "keep_logits": True, "ignore_eos": True}
+    prompt = prompts.task("multikey", 512)
+    settings = {**SETTINGS, "preset": "demo", "read": prompts.read(prompt, "freekv")}
     plain = run(demo, prompt, "freekv", **settings)
     device = FakeDevice(seed=1, eager=True, lazy=True, broken=frozenset({("compute", "waits")}))
     monkeypatch.setattr("kvlens.memory.tiers.link_for", lambda at, ledger: device.link(ledger))

@@ -12,16 +12,15 @@ import pytest
 import torch
 from fakecuda import CUDA, FakeCuda, on_cuda, on_host
 from fakestreams import FakeDevice
-from support import ListSink, makes, run, task_prompt
+from support import ListSink, Prompts, makes, preset_of, run, share_of
 
-from kvlens import methods
 from kvlens.engine.engine import Engine
 from kvlens.engine.session import Session
 from kvlens.kernels import attend
 from kvlens.memory.cudalink import CudaLink
 from kvlens.recording.recorder import Recorder
 
-NEW = 10
+NEW = 6
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
@@ -84,13 +83,12 @@ CASES += [
     ("name", "overrides"), CASES, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_no_method_mixes_devices(
-    demo: Any, name: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    demo: Any, prompts: Prompts, name: str, overrides: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = methods.get(name)
-    prompt, _ = task_prompt(demo, "multikey", 512, max_new=NEW)
+    prompt = prompts.task("multikey", 512)
     settings = {
-        "budget": None if chosen.keeps_all else "0.3",
-        "preset": "demo" if "demo" in chosen.presets else None,
+        "budget": share_of(name, "0.3"),
+        "preset": preset_of(name),
         "max_new": NEW,
         "keep_logits": True,
         "ignore_eos": True,
@@ -98,7 +96,7 @@ def test_no_method_mixes_devices(
         "overrides": overrides,
     }
     host, there = ListSink(), ListSink()
-    plain = run(demo, prompt, name, sink=host, **settings)
+    plain = run(demo, prompt, name, sink=host, read=prompts.read(prompt, name), **settings)
 
     links: list[CudaLink] = []
 

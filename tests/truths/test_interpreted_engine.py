@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, makes, random_llama, random_prompt, run
+from support import ListSink, makes, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
 from kvlens.kernels import attend, pool_attend
@@ -53,8 +53,8 @@ def tiny() -> Any:
 def test_a_run_through_k1_is_the_run_through_pytorch(tiny: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, prompt = methods.get(name), random_prompt(140)
     settings = {
-        "budget": None if chosen.keeps_all else "0.8",
-        "preset": "demo" if "demo" in chosen.presets else None,
+        "budget": share_of(name, "0.8"),
+        "preset": preset_of(name),
         "overrides": chosen.untrained,  # what the demo preset names was trained for the demo model only
         "max_new": NEW,
         "keep_logits": True,

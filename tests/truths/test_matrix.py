@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import ListSink, random_llama, random_prompt, task_prompt
-from support import run as run_method
+from support import ListSink, Prompts, method_of, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens import methods
-from kvlens.engine.engine import Engine
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.methods.base import Method
 from kvlens.rows import MASS_COLUMNS
 
 SETTINGS = ("streaming_llm positions=cache", "keydiff block=100")
@@ -24,36 +21,16 @@ NEW = 24
 TASK_TOKENS = 1024
 
 
-def method_of(name: str) -> type[Method]:
-    return methods.get(name.split()[0])
-
-
-def run(model: Any, prompt: Any, name: str, overrides: dict[str, Any] | None = None, **settings: Any) -> Any:
-    """A method by name, with what stands behind it set."""
-    chosen, *pairs = name.split()
-    own = dict(pair.split("=") for pair in pairs)
-    return run_method(model, prompt, chosen, overrides={**own, **(overrides or {})}, **settings)
-
-
-def preset_of(name: str) -> str | None:
-    return "demo" if "demo" in method_of(name).presets else None
-
-
-def share_of(name: str, share: str = "0.2") -> str | None:
-    """A budget the method can run with: no limit where it keeps everything on the device."""
-    return None if method_of(name).keeps_all else share
-
-
 class Runs:
     """Per method, on the demo model, made when first asked for: (recorded result, sink, unrecorded result)."""
 
-    def __init__(self, demo: Any) -> None:
-        self._demo = demo
+    def __init__(self, demo: Any, prompts: Prompts) -> None:
+        self._demo, self._prompts = demo, prompts
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            prompt, _ = task_prompt(self._demo, "multikey", TASK_TOKENS, max_new=NEW)
+            prompt = self._prompts.task("multikey", TASK_TOKENS)
             sink = ListSink()
             settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "keep_logits": True}
             recorded = run(self._demo, prompt, name, sink=sink, coverage=True, **settings)
@@ -62,8 +39,17 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(demo: Any) -> Runs:
-    return Runs(demo)
+def runs(demo: Any, prompts: Prompts) -> Runs:
+    return Runs(demo, prompts)
+
+
+@pytest.fixture(scope="module")
+def narrow() -> tuple[Any, Prompts]:
+    """A random model in bfloat16."""
+    model = random_llama()
+    model.model.to(torch.bfloat16)
+    model.shape = type(model.shape)(**{**model.shape.__dict__, "itemsize": 2})
+    return model, Prompts(model)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,10 +61,8 @@ def test_recording_changes_nothing(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
-    model = random_llama()
-    model.model.to(torch.bfloat16)
-    model.shape = type(model.shape)(**{**model.shape.__dict__, "itemsize": 2})
+def test_recording_changes_nothing_in_bfloat16(narrow: tuple[Any, Prompts], name: str) -> None:
+    model, prompts = narrow
     prompt = random_prompt(900, seed=3)
     untrained = method_of(name).untrained  # what the demo preset names was trained for the demo model only
     settings = {
@@ -87,6 +71,7 @@ def test_recording_changes_nothing_in_bfloat16(name: str) -> None:
         "max_new": 12,
         "keep_logits": True,
         "overrides": untrained,
+        "read": prompts.read(prompt, name),
     }
     recorded = run(model, prompt, name, sink=ListSink(), coverage=True, **settings)
     plain = run(model, prompt, name, **settings)
@@ -160,25 +145,27 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_impossible_budget_is_refused_with_the_smallest_feasible(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 512, max_new=8)
+def test_an_impossible_budget_is_refused_with_the_smallest_feasible(demo: Any, prompts: Prompts, name: str) -> None:
+    prompt = prompts.task("needle", 512)
+    settings = {"preset": preset_of(name), "max_new": 8, "read": prompts.read(prompt, name)}
     with pytest.raises(BudgetInfeasible) as refused:
-        run(demo, prompt, name, budget="2tok", preset=preset_of(name), max_new=8)
+        run(demo, prompt, name, budget="2tok", **settings)
     assert "budget_infeasible" in str(refused.value)
     smallest = refused.value.smallest
     assert smallest > demo.shape.token_bytes * 2
-    result = run(demo, prompt, name, budget=f"{smallest}B", preset=preset_of(name), max_new=8)
+    result = run(demo, prompt, name, budget=f"{smallest}B", **settings)
     assert result.peak_bytes <= smallest
     with pytest.raises(BudgetInfeasible):
-        run(demo, prompt, name, budget=f"{smallest - 1}B", preset=preset_of(name), max_new=8)
+        run(demo, prompt, name, budget=f"{smallest - 1}B", **settings)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_seed_same_trace(runs: Runs, demo: Any, name: str) -> None:
+def test_same_seed_same_trace(runs: Runs, demo: Any, prompts: Prompts, name: str) -> None:
+    """Whether the run has read the prompt or was given it."""
     _, first, _ = runs[name]
-    prompt, _ = task_prompt(demo, "multikey", TASK_TOKENS, max_new=NEW)
-    second = ListSink()
-    run(demo, prompt, name, budget=share_of(name), preset=preset_of(name), max_new=NEW, sink=second, coverage=True)
+    prompt, second = prompts.task("multikey", TASK_TOKENS), ListSink()
+    settings = {"budget": share_of(name), "preset": preset_of(name), "max_new": NEW, "coverage": True}
+    run(demo, prompt, name, sink=second, read=prompts.read(prompt, name), **settings)
     assert first.prefilled.spans == second.prefilled.spans
     for a, b in zip(first.steps, second.steps, strict=True):
         assert a.token_id == b.token_id
@@ -192,23 +179,31 @@ def test_same_seed_same_trace(runs: Runs, demo: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_not_recorded_is_absent_and_never_zero(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 512, max_new=4)
-    sink = ListSink()
-    run(demo, prompt, name, budget=share_of(name, "0.4"), preset=preset_of(name), max_new=4, sink=sink)
+def test_not_recorded_is_absent_and_never_zero(demo: Any, prompts: Prompts, name: str) -> None:
+    prompt, sink = prompts.task("needle", 512), ListSink()
+    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 4}
+    run(demo, prompt, name, sink=sink, read=prompts.read(prompt, name), **settings)
     assert "coverage" not in sink.steps[0].head
     assert "qcos" not in sink.steps[0].head, "there is no previous query at step 0"
     assert "qcos" in sink.steps[1].head
     assert sink.prefilled.tokens[0].surprisal is None
 
 
+@pytest.fixture(scope="module")
+def unlimited(demo: Any, prompts: Prompts) -> Any:
+    """FullKV."""
+    prompt = prompts.task("needle", 512)
+    return run(demo, prompt, "full", max_new=12, keep_logits=True, read=prompts.read(prompt, "full"))
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_without_a_limit_it_equals_full_or_states_its_error(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 512, max_new=12)
-    reference = run(demo, prompt, "full", max_new=12, keep_logits=True)
-    forced = tuple(reference.ids)
-    other = run(demo, prompt, name, preset=preset_of(name), forced=forced, keep_logits=True)
-    gaps = [float((a - b).abs().max()) for a, b in zip(reference.logits, other.logits, strict=True)]
+def test_without_a_limit_it_equals_full_or_states_its_error(
+    demo: Any, prompts: Prompts, unlimited: Any, name: str
+) -> None:
+    prompt = prompts.task("needle", 512)
+    settings = {"forced": tuple(unlimited.ids), "keep_logits": True, "read": prompts.read(prompt, name)}
+    other = run(demo, prompt, name, preset=preset_of(name), **settings)
+    gaps = [float((a - b).abs().max()) for a, b in zip(unlimited.logits, other.logits, strict=True)]
     if method_of(name).exact_without_budget:
         assert max(gaps) == 0
     else:
@@ -217,33 +212,9 @@ def test_without_a_limit_it_equals_full_or_states_its_error(demo: Any, name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_chunked_prefill_equals_one_shot(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
-    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8}
-    whole = run(demo, prompt, name, prefill_chunk=0, **settings)
-    chunked = run(demo, prompt, name, prefill_chunk=97, **settings)
-    assert whole.ids == chunked.ids
-    torch.testing.assert_close(whole.surprisal, chunked.surprisal, atol=1e-4, rtol=1e-4, equal_nan=True)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_read_before_gives_the_same_run(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 700, max_new=8)
-    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "max_new": 8, "keep_logits": True}
-    method = method_of(name)
-    read = Engine(demo).read(prompt, queries=max(128, method.observed_queries), received=method.needs_received)
-    assert read.serves(method)
-    for _ in range(2):
-        shared = run(demo, prompt, name, read=read, **settings)
-    whole = run(demo, prompt, name, **settings)
-    assert shared.ids == whole.ids
-    assert all(torch.equal(a, b) for a, b in zip(shared.logits, whole.logits, strict=True))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_forced_decoding_follows_the_given_tokens(demo: Any, name: str) -> None:
-    prompt, _ = task_prompt(demo, "needle", 512, max_new=6)
-    forced = (10, 20, 30, 40, 50, 60)
-    result = run(demo, prompt, name, budget=share_of(name, "0.4"), preset=preset_of(name), forced=forced)
+def test_forced_decoding_follows_the_given_tokens(demo: Any, prompts: Prompts, name: str) -> None:
+    prompt, forced = prompts.task("needle", 512), (10, 20, 30, 40, 50, 60)
+    settings = {"budget": share_of(name, "0.4"), "preset": preset_of(name), "read": prompts.read(prompt, name)}
+    result = run(demo, prompt, name, forced=forced, **settings)
     assert tuple(result.ids) == forced
     assert result.stopped == "forced"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import ListSink, makes, run, task_prompt
+from support import ListSink, Prompts, makes, preset_of, run, share_of
 
 from kvlens import methods
 from kvlens.rows import StepRecord
@@ -18,41 +18,29 @@ WHOLE_SPANS = ("chess", "freekv")
 """methods that attend each span wholly and exactly, or not at all"""
 
 
-def record(demo: Any, name: str, **options: Any) -> tuple[Any, ListSink]:
-    chosen, sink = methods.get(name), ListSink()
-    prompt, _ = task_prompt(demo, "multikey", 700, max_new=NEW)
-    preset = "demo" if "demo" in chosen.presets else None
-    budget = None if chosen.keeps_all else "0.25"
-    return run(
-        demo,
-        prompt,
-        name,
-        budget=budget,
-        preset=preset,
-        max_new=NEW,
-        sink=sink,
-        ignore_eos=True,
-        coverage=True,
-        **options,
-    ), sink
+def record(demo: Any, prompts: Prompts, name: str, **options: Any) -> tuple[Any, ListSink]:
+    prompt, sink = prompts.task("multikey", 700), ListSink()
+    settings = {"budget": share_of(name, "0.25"), "preset": preset_of(name), "read": prompts.read(prompt, name)}
+    settings |= {"max_new": NEW, "ignore_eos": True, "coverage": True, "keep_logits": True}
+    return run(demo, prompt, name, sink=sink, **settings, **options), sink
 
 
 class Recorded:
     """Per method, made when first asked for: (result, sink)."""
 
-    def __init__(self, demo: Any) -> None:
-        self._demo = demo
+    def __init__(self, demo: Any, prompts: Prompts) -> None:
+        self._demo, self._prompts = demo, prompts
         self._made: dict[str, tuple[Any, ListSink]] = {}
 
     def __getitem__(self, name: str) -> tuple[Any, ListSink]:
         if name not in self._made:
-            self._made[name] = record(self._demo, name, keep_logits=True)
+            self._made[name] = record(self._demo, self._prompts, name)
         return self._made[name]
 
 
 @pytest.fixture(scope="module")
-def recorded(demo: Any) -> Recorded:
-    return Recorded(demo)
+def recorded(demo: Any, prompts: Prompts) -> Recorded:
+    return Recorded(demo, prompts)
 
 
 def regrets(steps: list[StepRecord]) -> np.ndarray:
@@ -125,10 +113,12 @@ def test_span_keys_are_those_of_the_prompts_spans(recorded: Recorded, demo: Any,
 
 
 @pytest.mark.parametrize("name", ["sekv", "streaming_llm"])
-def test_a_sample_is_a_part_of_the_whole_and_changes_nothing(recorded: Recorded, demo: Any, name: str) -> None:
+def test_a_sample_is_a_part_of_the_whole_and_changes_nothing(
+    recorded: Recorded, demo: Any, prompts: Prompts, name: str
+) -> None:
     whole, every = recorded[name]
-    sampled, some = record(demo, name, keep_logits=True, oracle="every=3,layers=1+4-5")
-    off, none = record(demo, name, keep_logits=True, oracle="off")
+    sampled, some = record(demo, prompts, name, oracle="every=3,layers=1+4-5")
+    off, none = record(demo, prompts, name, oracle="off")
     assert whole.ids == sampled.ids == off.ids
     for a, b, c in zip(whole.logits, sampled.logits, off.logits, strict=True):
         assert (a == b).all()

@@ -117,51 +117,46 @@ CASES = [
     CASES,
     ids=lambda p: "-".join(str(v) for k, v in dataclasses.asdict(p).items() if v != getattr(PARAMS, k)) or "plain",
 )
-@pytest.mark.parametrize("n", [20, 101])
-def test_every_step_equals_the_reference(params: FreeKVParameters, n: int) -> None:
+@pytest.mark.parametrize(("n", "seed"), [(20, 0), (101, 1)])
+def test_every_step_equals_the_reference(params: FreeKVParameters, n: int, seed: int) -> None:
     """Selections, corrections, what moved and when, attended positions and outputs, while pages leave the window."""
-    for seed in range(2):
-        trial = Trial(params, n, seed=seed).prefill()
-        pages = (params.tokens - params.sinks - params.window) // params.page
-        plain = reference.Settings(
-            params.sinks,
-            params.window,
-            params.page,
-            pages,
-            params.tau,
-            params.pooling,
-            params.correction_pooling,
-            params.score_scale == "sqrt_d",
-            params.window_rule,
-            params.recall == "misses",
-        )
-        layers = [reference.Layer(trial.keys[layer], trial.values[layer], plain) for layer in range(SHAPE.layers)]
-        for step in range(30):
-            out = trial.step(step)
-            for layer, slow in enumerate(layers):
-                requested = slow.step(trial.k[layer], trial.v[layer], trial.q[layer])
-                selection, positions = trial.seen[layer]
-                if layer < params.dense_layers:
-                    assert selection is None
-                    assert positions == [list(range(n + step + 1))] * SHAPE.kv_heads
-                    continue
-                ids = [[s - trial.first_id for s in row if s >= 0] for row in selection.requested.tolist()]
-                assert ids == requested.selected, (seed, step, layer)
-                assert positions == requested.positions, (seed, step, layer)
-                read = [(row.nonzero().flatten() - trial.first_id).tolist() for row in selection.fine[:, 0]]
-                assert read == [sorted(pages) for pages in requested.read]
-                if step:
-                    assert (
-                        selection.head_columns["corrected"].unflatten(0, (2, 2))[:, 0].tolist() == requested.corrected
-                    )
-                    np.testing.assert_allclose(
-                        selection.kv_columns["similarity"].numpy(), requested.similarity, atol=1e-6
-                    )
-                assert trial.moved(layer, True) == requested.blocking
-                assert trial.moved(layer, False) == requested.background
-                np.testing.assert_allclose(out[layer].numpy(), requested.out, atol=2e-5)
-        assert sum(len(slow.chosen[0]) for slow in layers) > 0
-        trial.session.close()
+    trial = Trial(params, n, seed=seed).prefill()
+    pages = (params.tokens - params.sinks - params.window) // params.page
+    plain = reference.Settings(
+        params.sinks,
+        params.window,
+        params.page,
+        pages,
+        params.tau,
+        params.pooling,
+        params.correction_pooling,
+        params.score_scale == "sqrt_d",
+        params.window_rule,
+        params.recall == "misses",
+    )
+    layers = [reference.Layer(trial.keys[layer], trial.values[layer], plain) for layer in range(SHAPE.layers)]
+    for step in range(30):
+        out = trial.step(step)
+        for layer, slow in enumerate(layers):
+            requested = slow.step(trial.k[layer], trial.v[layer], trial.q[layer])
+            selection, positions = trial.seen[layer]
+            if layer < params.dense_layers:
+                assert selection is None
+                assert positions == [list(range(n + step + 1))] * SHAPE.kv_heads
+                continue
+            ids = [[s - trial.first_id for s in row if s >= 0] for row in selection.requested.tolist()]
+            assert ids == requested.selected, (seed, step, layer)
+            assert positions == requested.positions, (seed, step, layer)
+            read = [(row.nonzero().flatten() - trial.first_id).tolist() for row in selection.fine[:, 0]]
+            assert read == [sorted(pages) for pages in requested.read]
+            if step:
+                assert selection.head_columns["corrected"].unflatten(0, (2, 2))[:, 0].tolist() == requested.corrected
+                np.testing.assert_allclose(selection.kv_columns["similarity"].numpy(), requested.similarity, atol=1e-6)
+            assert trial.moved(layer, True) == requested.blocking
+            assert trial.moved(layer, False) == requested.background
+            np.testing.assert_allclose(out[layer].numpy(), requested.out, atol=2e-5)
+    assert sum(len(slow.chosen[0]) for slow in layers) > 0
+    trial.session.close()
 
 
 def test_the_cases_above_do_correct_and_do_speculate() -> None:

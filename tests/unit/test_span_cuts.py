@@ -67,7 +67,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, demo: Any) -> tuple[Path, dict[str, str]]:
+def made(tmp_path_factory: pytest.TempPathFactory, demo: Any, loaded_once: None) -> tuple[Path, dict[str, str]]:
     """A folder with one stored run per entry of RUNS, and their ids."""
     folder = tmp_path_factory.mktemp("cut-runs")
     prompt, _ = task_prompt(demo, "needle", 300, max_new=3)

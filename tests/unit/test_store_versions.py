@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -82,81 +84,99 @@ def make(root: Path, version: int) -> Path:
     return root
 
 
-@versions
-def test_it_opens_and_what_it_lacks_was_not_recorded(tmp_path: Path, version: int) -> None:
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        assert reader.metrics() == ["entropy"]
-        assert reader.kv_metrics() == ["h2d_bytes", "n_recalled"]
-        assert np.isnan(reader.kv_cube("similarity")).all()
-        assert np.isnan(reader.head_cube("regret")).all()
-        assert (reader.kv_cube("h2d_bytes") == 7).all()
-        line = reader.head_timeline(1, 0)
-        assert list(line.columns) == ["step", *HEAD_COLUMNS, *KV_COLUMNS]
-        assert line[sorted(ENDED[version])].isna().all().all()
-        table = reader.head_table()
-        assert (table["kv_head_h2d_bytes_total"] == 7 * STEPS).all()
-        for name in ("kv_head_similarity_mean", "kv_head_blocking_bytes_total", "regret_mean", "regret_max"):
-            assert table[name].isna().all()
-        assert reader.journal_names() == (["kept"] if version >= 2 else [])
-        assert list(reader.journal("x").columns) == ["step", "layer", "kv_head", "name", "values"]
-        assert reader.scores(0, 0, 0).empty
-        assert reader.scores(0, 0, 0).attrs["candidates"] is None
-        assert list(reader.transfer_times()["blocking_bytes"]) == [7 * LAYERS] * STEPS
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], TraceReader]]:
+    """opened(version): a finished run of that schema, made and opened once for all tests that only read."""
+
+    @cache
+    def reader(version: int) -> TraceReader:
+        readers.append(TraceReader.open(make(tmp_path_factory.mktemp(f"v{version}"), version), "old-run"))
+        return readers[-1]
+
+    readers: list[TraceReader] = []
+    yield reader
+    for made in readers:
+        made.close()
 
 
 @versions
-def test_its_meta_says_what_it_said_and_no_more(tmp_path: Path, version: int) -> None:
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        meta = reader.meta
-        assert (meta.schema_version, meta.model, meta.method, meta.trace_level) == (version, "m", "full", "spans")
-        assert (meta.hold, meta.needle, meta.config) == ((), (), {})
-        later = ("oracle", "reference", "parent", "whatif", "request", "budget_bytes", "machine", "output_text")
-        assert meta.pick(later) == dict.fromkeys(later)
+def test_it_opens_and_what_it_lacks_was_not_recorded(opened: Callable[[int], TraceReader], version: int) -> None:
+    reader = opened(version)
+    assert reader.metrics() == ["entropy"]
+    assert reader.kv_metrics() == ["h2d_bytes", "n_recalled"]
+    assert np.isnan(reader.kv_cube("similarity")).all()
+    assert np.isnan(reader.head_cube("regret")).all()
+    assert (reader.kv_cube("h2d_bytes") == 7).all()
+    line = reader.head_timeline(1, 0)
+    assert list(line.columns) == ["step", *HEAD_COLUMNS, *KV_COLUMNS]
+    assert line[sorted(ENDED[version])].isna().all().all()
+    table = reader.head_table()
+    assert (table["kv_head_h2d_bytes_total"] == 7 * STEPS).all()
+    for name in ("kv_head_similarity_mean", "kv_head_blocking_bytes_total", "regret_mean", "regret_max"):
+        assert table[name].isna().all()
+    assert reader.journal_names() == (["kept"] if version >= 2 else [])
+    assert list(reader.journal("x").columns) == ["step", "layer", "kv_head", "name", "values"]
+    assert reader.scores(0, 0, 0).empty
+    assert reader.scores(0, 0, 0).attrs["candidates"] is None
+    assert list(reader.transfer_times()["blocking_bytes"]) == [7 * LAYERS] * STEPS
 
 
 @versions
-def test_its_events_do_not_say_whether_the_step_had_attended(tmp_path: Path, version: int) -> None:
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        assert reader.events()["kind"].tolist() == ["recall", "evict"]
-        assert reader.events()["after_attention"].isna().all()
-        assert [tuple(reader.span_states(step, 0, 0).iloc[0]) for step in range(STEPS)] == [
-            (1, "cold", "cold"),
-            (1, "resident", "resident"),
-            (1, "evicted", "evicted"),
-        ]
-        assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
+def test_its_meta_says_what_it_said_and_no_more(opened: Callable[[int], TraceReader], version: int) -> None:
+    reader = opened(version)
+    meta = reader.meta
+    assert (meta.schema_version, meta.model, meta.method, meta.trace_level) == (version, "m", "full", "spans")
+    assert (meta.hold, meta.needle, meta.config) == ((), (), {})
+    later = ("oracle", "reference", "parent", "whatif", "request", "budget_bytes", "machine", "output_text")
+    assert meta.pick(later) == dict.fromkeys(later)
+
+
+@versions
+def test_its_events_do_not_say_whether_the_step_had_attended(
+    opened: Callable[[int], TraceReader], version: int
+) -> None:
+    reader = opened(version)
+    assert reader.events()["kind"].tolist() == ["recall", "evict"]
+    assert reader.events()["after_attention"].isna().all()
+    assert [tuple(reader.span_states(step, 0, 0).iloc[0]) for step in range(STEPS)] == [
+        (1, "cold", "cold"),
+        (1, "resident", "resident"),
+        (1, "evicted", "evicted"),
+    ]
+    assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
 @pytest.mark.parametrize("version", [3, 4, 5, 6])
-def test_what_of_its_full_attention_was_not_read_was_not_recorded(tmp_path: Path, version: int) -> None:
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        (row,) = reader.oracle(1, 0, 0).to_dict("records")
-        assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
-        assert np.isnan(row["unread"])
-        assert np.isnan(reader.triples(1)["unread"]).all()
-        assert reader.lost_tokens(1).empty
+def test_what_of_its_full_attention_was_not_read_was_not_recorded(
+    opened: Callable[[int], TraceReader], version: int
+) -> None:
+    reader = opened(version)
+    (row,) = reader.oracle(1, 0, 0).to_dict("records")
+    assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
+    assert np.isnan(row["unread"])
+    assert np.isnan(reader.triples(1)["unread"]).all()
+    assert reader.lost_tokens(1).empty
 
 
 @versions
-def test_it_has_no_loss_no_full_attention_and_no_span_keys(tmp_path: Path, version: int) -> None:
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        assert reader.loss().empty
-        assert reader.oracle(0, 0, 0).empty
-        assert np.isnan(reader.oracle_tail(0, 0, 0))
-        assert reader.oracle_step(0).empty
-        every = reader.oracle_head(0, 0), reader.oracle_tails(0, 0), reader.lost_by_head(0, 0), reader.holes(0.0)
-        assert not any((table["step"] == 0).any() for table in every)
-        assert reader.regret_by_step().empty
-        assert reader.triples(0).empty
-        assert reader.span_keys(0, 0) is None
+def test_it_has_no_loss_no_full_attention_and_no_span_keys(opened: Callable[[int], TraceReader], version: int) -> None:
+    reader = opened(version)
+    assert reader.loss().empty
+    assert reader.oracle(0, 0, 0).empty
+    assert np.isnan(reader.oracle_tail(0, 0, 0))
+    assert reader.oracle_step(0).empty
+    every = reader.oracle_head(0, 0), reader.oracle_tails(0, 0), reader.lost_by_head(0, 0), reader.holes(0.0)
+    assert not any((table["step"] == 0).any() for table in every)
+    assert reader.regret_by_step().empty
+    assert reader.triples(0).empty
+    assert reader.span_keys(0, 0) is None
 
 
 @versions
 @pytest.mark.parametrize("what", EXPORTS)
-def test_it_can_be_exported(tmp_path: Path, version: int, what: str) -> None:
+def test_it_can_be_exported(opened: Callable[[int], TraceReader], version: int, what: str) -> None:
     out = io.BytesIO()
-    with TraceReader.open(make(tmp_path, version), "old-run") as reader:
-        export(reader, what, "csv", out)
+    export(opened(version), what, "csv", out)
     assert out.getvalue().count(b"\n") >= 1
 
 
