@@ -176,6 +176,22 @@ def test_the_track_of_divergence_has_gaps_where_nothing_was_compared(reader: Tra
     assert header["diverged"] == int(loss["step"].iloc[-1])
 
 
+def test_a_character_of_several_tokens_is_shown_by_the_first() -> None:
+    ranges = [
+        (None, None),
+        (0, 1),
+        (0, 1),
+        (1, 2),
+        (2, 4),
+        (3, 4),
+        (3, 4),
+        (4, 7),
+        (None, None),
+    ]  # two tokens of one, then three
+    frame = pd.DataFrame(ranges, columns=["char_start", "char_end"])
+    assert payload.continued(frame) == [2, 5, 6]
+
+
 def masses(codes: np.ndarray) -> np.ndarray:
     """Shares of their codes."""
     return codes.astype(np.float64) / 65534

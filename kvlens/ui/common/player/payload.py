@@ -83,6 +83,7 @@ def run_payload(
         "prompt": int((~generated).sum()),
         "asked": reader.meta.asked_steps,
         "texts": [str(text) for text in tokens["text"]],
+        "continued": continued(tokens),
         "spans": _span_list(spans),
         "span_masses": masses,
         "needle": needle_tokens(tokens, reader.meta.needle),
@@ -126,6 +127,13 @@ def needle_tokens(tokens: pd.DataFrame, ranges: list[list[int]]) -> list[list[in
         if inside.size:
             found.append([int(inside[0]), int(inside[-1]) + 1])
     return found
+
+
+def continued(tokens: pd.DataFrame) -> list[int]:
+    """Positions of tokens that are further bytes of a character which the token before them has begun: that one shows
+    it."""
+    starts, ends = tokens["char_start"].to_numpy(np.float64), tokens["char_end"].to_numpy(np.float64)
+    return (np.flatnonzero((starts[1:] < ends[:-1]) & (ends[1:] == ends[:-1])) + 1).tolist()
 
 
 def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head: int) -> dict[str, np.ndarray]:

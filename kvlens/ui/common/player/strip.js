@@ -24,6 +24,7 @@ class TokenStrip {
 
   setRun(run) {
     this.run = run;
+    this.continued = new Set(run.header.continued);
     this.needle = new Uint8Array(run.header.texts.length);
     for (const [from, to] of run.header.needle) this.needle.fill(1, from, to);
     const { prompt, asked } = run.header; // a question that was fed once the context was placed: steps that choose nothing
@@ -49,7 +50,7 @@ class TokenStrip {
       for (const [at, text] of this.marks) if (pos === at) list.appendChild(boundary(text));
       const cell = document.createElement("span");
       cell.dataset.pos = String(pos);
-      cell.textContent = visibleText(texts[pos]);
+      cell.textContent = this.continued.has(pos) ? "\u2009" : visibleText(texts[pos]);
       list.appendChild(cell);
       this.cells.push(cell);
     }
