@@ -163,7 +163,8 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
     made = make_prompt("multikey", 900, 0.3, 9_100_001, demo_encode())
     source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
     method = name.partition(",")[0]
-    request = RunRequest(method=method, budget=budget, overrides=overrides, max_new=10, ignore_eos=True, oracle="all")
+    asked = {"budget": budget, "overrides": overrides, "max_new": 10, "ignore_eos": True, "oracle": "every=9"}
+    request = RunRequest(method=method, **asked)
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     kinds = defaultdict(list)
     with RememberingReader.open(tmp_path, uid) as reader:
