@@ -58,6 +58,7 @@ class Generation:
     def go(self, read: ReadPrompt | None) -> Result:
         """Prefill (or take the prompt that was read before) and decode, step by step through the session."""
         self.place(read)
+        self.progress("decode", 0, self.steps)
         decode(SessionStep(self.loaded, self.session, self.cache), [self])
         result = self.result
         result.text = self.loaded.tokenizer.decode(result.ids[self.asked :], skip_special_tokens=True)

@@ -53,6 +53,8 @@ REFERENCE = "full"
 """what all others are compared with: all KV, all attended"""
 DEFAULT = "sekv"
 """what is run when no method is named"""
+ANSWERING = "no-coarse"
+"""the preset with which it answers the real model's sample prompt; the published one does not (docs/fidelity.md)"""
 LOSING = "snapkv"
 """what loses the answer of the real model's sample prompt, and has it back when the lost span is held"""
 
@@ -112,6 +114,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 __all__ = [
+    "ANSWERING",
     "DEFAULT",
     "FIT",
     "LOSING",

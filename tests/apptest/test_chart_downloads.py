@@ -16,7 +16,7 @@ from kvlens.ui.common import chart as module
 from kvlens.ui.common.chart import Data, table_file
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
-PAGES = ("heads", "method", "memory", "spans", "replay", "compare")
+PAGES = ("heads", "method", "memory", "spans", "compare")
 
 
 @pytest.fixture

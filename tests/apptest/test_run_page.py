@@ -83,11 +83,11 @@ def test_the_real_model_is_what_the_form_opens_with(
     app.text_input(key="form_system").set_value("Be brief.").run()
     assert "--system needs the chat form" in app.error[0].value.replace("\\", "")
     prompt, choice = submit.sample_choice()
-    assert (choice.model, prompt.prompt.answer) == ("smollm2", " 48213")
+    assert (choice.model, choice.preset, prompt.prompt.answer) == ("smollm2", "no-coarse", " 48213")
     home = visit(tmp_path)
     assert [button.label for button in home.button] == [
         "Watch a real model lose an answer",
-        "The same prompt under SeKV",
+        "The same prompt under SeKV, which answers",
     ]
 
 

@@ -61,11 +61,13 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
 
 
 def sample_choice(method: str = methods.DEFAULT) -> tuple[PromptChoice, MethodChoice]:
-    """What a sample button runs: the default model under a method, with the preset that fits the prompt."""
+    """What a sample button runs: the default model under a method, with the preset that fits the prompt, or, for the
+    usual method on the real model, the one that answers it."""
     model = default_model()
     entry = next(entry for entry in data.catalogue() if entry["name"] == method)
     budget = "100%" if entry["keeps_all"] else "40%" if model == DEMO else f"{float(DEFAULT_SHARE):.0%}"
-    return sample(model), MethodChoice(entry["name"], model, None, budget, 48, 0, against=not entry["keeps_all"])
+    preset = methods.ANSWERING if model != DEMO and method == methods.DEFAULT else None
+    return sample(model), MethodChoice(method, model, preset, budget, 48, 0, against=not entry["keeps_all"])
 
 
 def sample_buttons() -> None:
@@ -78,7 +80,7 @@ def sample_buttons() -> None:
     else:
         labels = {
             methods.LOSING: "Watch a real model lose an answer",
-            methods.DEFAULT: f"The same prompt under {usual}",
+            methods.DEFAULT: f"The same prompt under {usual}, which answers",
         }
     with st.container(horizontal=True):
         for number, (method, label) in enumerate(labels.items()):
