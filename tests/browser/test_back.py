@@ -71,6 +71,7 @@ def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, shown: Serve
     page = open_page(f"{shown.url}/replay?run={lens.repeated}")
     settled(page, lens.repeated)
     by_itself = address(page)
+    page.get_by_text("More of this loss").click()
     page.get_by_role("link", name="Replay the comparison at all steps").click()
     settled(page, lens.forced)
     page.goto(page.url.split("?")[0] + f"?run={lens.held}")
