@@ -37,7 +37,7 @@ Outcomes = dict[str, dict[str, int]]
 Attempt = Callable[[Path, random.Random, int], list[tuple[str, str]]]
 """(folder of its own, what it draws from, its number) -> (label, outcome) of what was tried"""
 READS = (("read", soakkills.read_whole), ("recover", lambda folder: recover(folder, soakkills.UID)))
-GOOD = {"kept", "nothing was committed", "read", "one sentence", "done", "refused", "shown", "flat"}
+GOOD = {"kept", "nothing was committed", "read", "one sentence", "done", "refused", "shown", "flat", "ended first"}
 
 
 @dataclass(frozen=True)

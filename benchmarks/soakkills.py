@@ -52,9 +52,9 @@ class DyingWriter(TraceWriter):
         os._exit(0)
 
 
-def read_whole(folder: Path) -> int:
+def read_whole(folder: Path, uid: str = UID) -> int:
     """Number of steps of a run whose tables agree with each other; AssertionError otherwise."""
-    with TraceReader.open(folder, UID) as reader:
+    with TraceReader.open(folder, uid) as reader:
         assert len(reader.steps()) == reader.n_steps == int(reader.tokens()["step"].notna().sum())
         table = reader.head_table()
         assert table.empty if not reader.n_steps else (table["n_steps"] == reader.n_steps).all()
@@ -128,12 +128,15 @@ def _begun(folder: Path, ended: Callable[[], bool]) -> None:
 
 
 def _kept(folder: Path) -> str:
-    """Of a run that was killed: recovered and read."""
+    """Of a run that was killed: recovered and read; of one that had ended by then, read."""
     found = list((folder / "runs").glob("*"))
     if not found:
         return "nothing was committed"
-    said = json.loads((found[0] / "run.json").read_text()).get("steps", 0) if (found[0] / "run.json").exists() else 0
-    uid = found[0].name
+    info = json.loads((found[0] / "run.json").read_text()) if (found[0] / "run.json").exists() else {}
+    said, uid = info.get("steps", 0), found[0].name
+    if info.get("status") == "completed":
+        outcome, steps = _ask(lambda: read_whole(folder / "runs", uid))
+        return outcome if outcome != "done" else "ended first" if steps == said else "lost"
     outcome, steps = _ask(lambda: recover(folder / "runs", uid).steps)
     if outcome == "refused":
         return "nothing was committed" if not said else "lost"
