@@ -35,9 +35,12 @@ def scores(press: Any, model: Any, ids: torch.Tensor) -> tuple[np.ndarray, list[
     while hasattr(press, "press"):
         press = press.press
     cache, given, hooks = DynamicCache(), {}, []
+
+    def keep(module: Any, args: Any, kwargs: Any, out: Any) -> None:
+        given[module.layer_idx] = kwargs
+
     for layer in model.model.layers:
         layer.self_attn.rotary_emb = model.model.rotary_emb
-        keep = lambda module, args, kwargs, out: given.update({module.layer_idx: kwargs})  # noqa: E731
         hooks.append(layer.self_attn.register_forward_hook(keep, with_kwargs=True))
     model(ids, past_key_values=cache)
     for hook in hooks:

@@ -85,7 +85,8 @@ def _steps(reader: TraceReader, steps: pd.DataFrame) -> Iterator[Event]:
     prefill = reader.meta.prefill_us
     if prefill is not None:
         args = {"prompt_tokens": reader.meta.prompt_tokens, "peak_bytes": reader.meta.prefill_peak_bytes}
-        yield _slice("prefill", "prefill", STEPS_LANE, 0, int(prefill), args)
+        name = "prompt kept from an earlier run" if reader.meta.prompt_kept else "prefill"
+        yield _slice(name, "prefill", STEPS_LANE, 0, int(prefill), args)
     texts = reader.tokens().dropna(subset="step").set_index("step")["text"].to_dict()
     for row in steps.to_dict("records"):
         numbers = ("wait_us", "record_us", "resident_bytes", "peak_bytes", "h2d_bytes", "d2h_bytes")

@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,13 +94,13 @@ def prompts(demo: Any) -> Prompts:
 
 
 @pytest.fixture(scope="module")
-def loaded_once() -> Iterator[None]:
-    """For tests that carry out many runs by request: a model is loaded for the first of them."""
-    from kvlens.engine import models
+def loaded_once(demo: Any) -> Iterator[None]:
+    """For tests that carry out many runs by request: the toy is in memory, as in the app's warm process."""
+    from kvlens.engine import kept
 
-    once = cache(models.load)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "load", lambda name, device="cpu", dtype="float32", told=None: once(name, device, dtype))
+        patch.setattr(kept, "_kept", {})
+        kept.keep("demo", demo)
         yield
 
 

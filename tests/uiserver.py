@@ -9,11 +9,15 @@ import sys
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import Locator, Page, expect
 from uiruns import ROOT
+
+from kvlens.bench.sweep import file as sweepfile
 
 Open = Callable[..., Page]
 """open_page(url, dark=False)"""
@@ -37,6 +41,22 @@ def settled(page: Page) -> None:
     raise AssertionError("the page's script does not come to rest")
 
 
+def click_panel(page: Page, chart: Locator, panel: str | int, across: float, down: float) -> None:
+    """A click at a share of the width and height of a panel of a Plotly chart (its number, or its selector), once the
+    page is at rest and says what is under the pointer: a chart is drawn a second after the text below it, and hears
+    clicks later still."""
+    area = chart.locator(panel).first if isinstance(panel, str) else chart.locator(".nsewdrag").nth(panel)
+    expect(area).to_be_attached()
+    settled(page)
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] * across, box["y"] + box["height"] * down
+    page.mouse.move(x, y)
+    expect(chart.locator(".hoverlayer .hovertext").first).to_be_visible()
+    page.mouse.click(x, y)
+
+
 def download(page: Page, button: Locator, target: Path) -> str:
     """Clicks `button`, saves what it hands out as `target`; the file's suggested name.
 
@@ -48,6 +68,17 @@ def download(page: Page, button: Locator, target: Path) -> str:
         button.click()
     started.value.save_as(target)
     return started.value.suggested_filename
+
+
+@contextmanager
+def showing(runs: Path, results: Path, about: dict[str, Any], rows: list[dict[str, object]]) -> Iterator[Server]:
+    """A server on a folder of runs whose Benchmarks shows one sweep; results: an empty folder."""
+    sweepfile.write(results / "grid.json", about, rows)
+    started = Server(runs, results=results)
+    try:
+        yield started
+    finally:
+        started.stop()
 
 
 class Server:

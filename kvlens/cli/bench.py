@@ -185,6 +185,8 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
         )
         typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
+    for sentence in tasks.refused().values():
+        typer.echo(sentence, err=True)
 
 
 @bench_app.command("gpu")

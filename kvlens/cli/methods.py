@@ -35,6 +35,8 @@ def methods(
             [[m["family"].replace("_", " "), m["name"], m["title"], m["summary"], m["paper"]] for m in entries],
         )
         typer.echo(PRESSES)
+        for sentence in registered.refused().values():
+            typer.echo(sentence, err=True)
     else:
         _one(entries[0], model)
 

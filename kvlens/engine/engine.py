@@ -17,7 +17,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.loop import Generation
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
-from kvlens.engine.prefill import ReadPrompt, prefill
+from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
 from kvlens.memory.budget import Budget
@@ -131,20 +131,19 @@ class Engine:
         progress: Progress = lambda phase, done, total: None,
         cancelled: Callable[[], bool] = lambda: False,
         keep_logits: bool = False,
-        read: ReadPrompt | None = None,
+        read: ReadPrompt | Reader | None = None,
         against: Reference | None = None,
         holds: Sequence[Hold] = (),
     ) -> Result:
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
-        before. `against`: the full-KV run of this prompt; every step is compared with it while both have chosen the
-        same tokens. `holds`: what is kept exactly on the device beside what the method keeps; its bytes raise the
-        budget by themselves.
+        before, or what reads it, which is timed as this run's prefill. `against`: the full-KV run of this prompt; every
+        step is compared with it while both have chosen the same tokens. `holds`: what is kept exactly on the device
+        beside what the method keeps; its bytes raise the budget by themselves.
 
         Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of
         another model or a hold on what the run does not have, and whatever the sink raises.
         """
         options = options or Options()
-        assert read is None or read.ids == prompt.ids
         context = self.context(prompt, budget, options)
         check(holds, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)

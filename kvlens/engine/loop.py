@@ -11,7 +11,7 @@ from kvlens.engine.comparison import Comparison, Reference
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.options import Cancelled, Options, Progress, Result
-from kvlens.engine.prefill import ReadPrompt, prefill
+from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
 from kvlens.prompts import Prompt
@@ -55,7 +55,7 @@ class Generation:
         self.course: Course
         self.result: Result
 
-    def go(self, read: ReadPrompt | None) -> Result:
+    def go(self, read: ReadPrompt | Reader | None) -> Result:
         """Prefill (or take the prompt that was read before) and decode, step by step through the session."""
         self.place(read)
         self.progress("decode", 0, self.steps)
@@ -81,7 +81,7 @@ class Generation:
         return self.recorder.checks()
 
     # ----------------------------------------------------------------------------------------------- before the steps
-    def place(self, read: ReadPrompt | None) -> None:
+    def place(self, read: ReadPrompt | Reader | None) -> None:
         """All that comes before the first step. A prompt that was read before is read again by a method that reads
         under attention of its own. Raises BudgetInfeasible, Cancelled."""
         session, began = self.session, time.perf_counter()
@@ -96,6 +96,8 @@ class Generation:
                 self.check,
             )
         else:
+            read = read if isinstance(read, ReadPrompt) else read()
+            assert read.ids == self.prompt.ids
             session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
         n = session.context.prompt_tokens

@@ -40,6 +40,10 @@ class ReadPrompt:
         return queries and (self.received is not None or not method.needs_received)
 
 
+Reader = Callable[[], ReadPrompt]
+"""reads a run's prompt when the run comes to it, or has it from somewhere"""
+
+
 def prefill(
     loaded: LoadedModel,
     prompt: Prompt,

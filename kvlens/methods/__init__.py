@@ -6,13 +6,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 from kvlens.methods.base import FAMILIES, Method
 from kvlens.methods.fitting import rule_of
 from kvlens.methods.kvpress import PREFIX, press_method
 from kvlens.methods.parameters import FIT, MethodInfo, converted, describe, make_parameters
+from kvlens.plugins import plugins
 
 BUILT_IN = {
     "full": "kvlens.methods.full:FullKV",
@@ -64,26 +64,40 @@ class UnknownMethod(ValueError):
 
 
 @cache
+def _plugins() -> tuple[dict[str, type[Method]], dict[str, str]]:
+    return plugins("method", BUILT_IN, _fault)
+
+
+def _fault(name: str, found: Any) -> str | None:
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        return "is no kvlens.methods.base.Method"
+    if name == found.name and found.family in FAMILIES:
+        return None
+    return (
+        f"calls itself '{found.name}' of family '{found.family}': both names must be one, and the family one of "
+        + ", ".join(FAMILIES)
+    )
+
+
+@cache
 def registry() -> dict[str, type[Method]]:
-    """Name -> class, of the product's methods and of installed plugins, these by name. A plugin cannot replace a method
-    of the product. Raises ValueError with one sentence for a plugin that cannot be taken."""
+    """Name -> class, of the product's methods and of installed plugins, these by name."""
     methods = {}
     for name, path in BUILT_IN.items():
         module, attribute = path.split(":")
         methods[name] = getattr(importlib.import_module(module), attribute)
-    for point in sorted(entry_points(group="kvlens.methods"), key=lambda point: point.name):
-        if point.name in methods:
-            raise ValueError(
-                f"plugin method '{point.name}' ({point.value}) has the name of an existing method; rename it."
-            )
-        found = point.load()
-        if point.name != found.name or found.family not in FAMILIES:
-            raise ValueError(
-                f"plugin method '{point.name}' ({point.value}) calls itself '{found.name}' of family '{found.family}': "
-                f"both names must be one, and the family one of {', '.join(FAMILIES)}."
-            )
-        methods[point.name] = found
-    return methods
+    return {**methods, **_plugins()[0]}
+
+
+def refused() -> dict[str, str]:
+    """Name -> one sentence, of installed plugins that are no methods here, and why."""
+    return _plugins()[1]
+
+
+def forget() -> None:
+    """Plugins are looked for again."""
+    _plugins.cache_clear()
+    registry.cache_clear()
 
 
 def of_family(family: str) -> list[str]:
@@ -93,10 +107,12 @@ def of_family(family: str) -> list[str]:
 
 def get(name: str) -> type[Method]:
     """The class of a method, one of the registry or a press (kvlens.methods.kvpress). Raises UnknownMethod with the
-    known names, or NoPress."""
+    known names, or with what is wrong with the plugin of that name, or NoPress."""
     methods = registry()
     if name.startswith(PREFIX):
         return press_method(name)
+    if name not in methods and name in refused():
+        raise UnknownMethod(refused()[name])
     if name not in methods:
         raise UnknownMethod(f"unknown method '{name}'; known: {', '.join(methods)}.")
     return methods[name]
@@ -126,8 +142,10 @@ __all__ = [
     "converted",
     "describe",
     "entry",
+    "forget",
     "get",
     "make_parameters",
     "of_family",
+    "refused",
     "registry",
 ]

@@ -26,29 +26,43 @@ QUERIES = 128
 Told = Callable[[str, int, int], None]
 
 
-def reading(prepared: Prepared, planned: Plan, told: Told) -> tuple[ReadPrompt, bool] | None:
-    """The run's prompt, read before placing, and whether it was kept from an earlier run. None where the run reads it
-    itself: no folder was named, the model is on a device, the reading would not fit, or the method has to be there
-    while it is read. told: as the engine's progress; what it raises ends the reading.
+class Reading:
+    """What reads a run's prompt for the engine (kvlens.engine.prefill.Reader), or has it of an earlier run. It is the
+    same numbers as the run's own prefill: the key holds all that decides them."""
 
-    It is the same numbers as the run's own prefill: the key holds all that decides them."""
+    def __init__(self, prepared: Prepared, planned: Plan, folder: Path, told: Told) -> None:
+        self._prepared, self._planned, self._folder, self._told = prepared, planned, folder, told
+        self.kept = False
+        """whether an earlier run had read it"""
+
+    def __call__(self) -> ReadPrompt:
+        prompt, method = self._prepared.prompt, self._planned.method
+        path = self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
+        found = _load(path, prompt.ids)
+        if found is not None and found.serves(method):
+            self.kept = True
+            with contextlib.suppress(OSError):
+                os.utime(path)
+            return found
+        queries = max(QUERIES, method.observed_queries)
+        received = method.needs_received or (found is not None and found.received is not None)
+        chunk = self._planned.options.prefill_chunk
+        made = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
+        with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
+            _save(path, made)
+        return made
+
+
+def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
+    """None where the run reads its prompt itself: no folder was named, the model is on a device, the reading would not
+    fit, or the method has to be there while it is read. told: as the engine's progress; what it raises ends the
+    reading."""
     folder, method = os.environ.get(FOLDER), planned.method
-    if method.reads_itself(planned.params) or method.needs_inputs:
+    if not folder or method.reads_itself(planned.params) or method.needs_inputs:
         return None
-    if not folder or prepared.engine.loaded.model.device.type != "cpu" or _size(prepared, planned) > MOST_BYTES // 2:
+    if prepared.engine.loaded.model.device.type != "cpu" or _size(prepared, planned) > MOST_BYTES // 2:
         return None
-    path = Path(folder) / f"{_key(prepared, planned)}.safetensors"
-    found = _load(path, prepared.prompt.ids)
-    if found is not None and found.serves(method):
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return found, True
-    queries = max(QUERIES, method.observed_queries)
-    received = method.needs_received or (found is not None and found.received is not None)
-    made = prepared.engine.read(prepared.prompt, planned.options.prefill_chunk, queries, received, told)
-    with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
-        _save(path, made)
-    return made, False
+    return Reading(prepared, planned, Path(folder), told)
 
 
 def _size(prepared: Prepared, planned: Plan) -> int:

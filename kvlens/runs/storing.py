@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +70,7 @@ def store(
         tell(phase, done, total)
 
     try:
-        began = time.perf_counter()
-        found = reading(prepared, planned, follow)
-        read_s, kept = time.perf_counter() - began, found is not None and found[1]
+        read = reading(prepared, planned, follow)
         result = engine.run(
             prompt,
             planned.method,
@@ -84,15 +81,15 @@ def store(
             tell,
             cancelled,
             keep_logits,
-            read=None if found is None else found[0],
+            read=read,
             against=pairing.reference,
             holds=pairing.holds,
         )
-        checks = result.checks
+        checks, kept = result.checks, read is not None and read.kept
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
-            prefill_s=None if kept else round(read_s + result.prefill_s, 4),
+            prefill_s=None if kept else round(result.prefill_s, 4),
             prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
             process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from kvlens.models.find import DEMO
+from kvlens.plugins import plugins
 from kvlens.prompts import PromptText
 from kvlens.tasks.base import CUE, Asked, Encode, Encoding, Task
 
@@ -58,15 +58,25 @@ def _load(path: str) -> Any:
 
 
 @cache
+def _plugins() -> tuple[dict[str, Task], dict[str, str]]:
+    return plugins("task", {*BUILT_IN, *FILES})
+
+
+@cache
 def registry() -> dict[str, Task]:
-    """Name -> task, of the product's generated tasks and of installed plugins. A plugin cannot replace a task of the
-    product."""
-    tasks: dict[str, Task] = {name: _load(path) for name, path in BUILT_IN.items()}
-    for point in entry_points(group="kvlens.tasks"):
-        if point.name in tasks or point.name in FILES:
-            raise ValueError(f"plugin task '{point.name}' ({point.value}) has the name of an existing task; rename it.")
-        tasks[point.name] = point.load()
-    return tasks
+    """Name -> task, of the product's generated tasks and of installed plugins."""
+    return {name: _load(path) for name, path in BUILT_IN.items()} | _plugins()[0]
+
+
+def refused() -> dict[str, str]:
+    """Name -> one sentence, of installed plugins that are no tasks here, and why."""
+    return _plugins()[1]
+
+
+def forget() -> None:
+    """Plugins are looked for again."""
+    _plugins.cache_clear()
+    registry.cache_clear()
 
 
 def get(name: str) -> Task:
@@ -75,6 +85,8 @@ def get(name: str) -> Task:
     if sign and kind in FILES:
         return _open(name, kind, path, _stamp(Path(path)))
     tasks = registry()
+    if name not in tasks and name in refused():
+        raise UnknownTask(refused()[name])
     if name not in tasks:
         raise UnknownTask(
             f"unknown task '{name}'; known: {', '.join(tasks)}, and files as {', '.join(f'{k}:PATH' for k in FILES)}."

@@ -10,10 +10,8 @@ import pytest
 from lensruns import LensRuns, write_lens_runs
 from playwright.sync_api import Page, expect
 from test_benchmarks import ABOUT, trials
-from uiserver import Open, Server, player
+from uiserver import Open, Server, player, showing
 from uiserver import settled as at_rest
-
-from kvlens.bench.sweep import file as sweepfile
 
 pytestmark = pytest.mark.browser
 
@@ -37,11 +35,8 @@ def settled(page: Page, uid: str) -> None:
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory, lens: LensRuns) -> Iterator[Server]:
     """With a sweep whose lost trial was stored as `lens.lost`."""
-    results = tmp_path_factory.mktemp("results")
-    sweepfile.write(results / "grid.json", ABOUT, trials(lens.lost))
-    started = Server(lens.folder, results=results)
-    yield started
-    started.stop()
+    with showing(lens.folder, tmp_path_factory.mktemp("results"), ABOUT, trials(lens.lost)) as started:
+        yield started
 
 
 def test_back_after_a_link_to_a_run_is_one_step(lens: LensRuns, shown: Server, open_page: Open) -> None:

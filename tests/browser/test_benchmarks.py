@@ -7,11 +7,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 from uiruns import Runs
-from uiserver import Open, Server, player
-
-from kvlens.bench.sweep import file as sweepfile
+from uiserver import Open, Server, click_panel, player, showing
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2},
@@ -67,27 +65,13 @@ def trials(uid: str) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory, runs: Runs) -> Iterator[Server]:
-    results = tmp_path_factory.mktemp("results")
-    sweepfile.write(results / "grid.json", ABOUT, trials(runs.whole))
-    started = Server(runs.folder, results=results)
-    yield started
-    started.stop()
-
-
-def click_cell(page: Page, panel: int, across: float, down: float) -> None:
-    """A click at a share of a panel's width and height."""
-    box = page.get_by_test_id("stPlotlyChart").first.locator(".nsewdrag").nth(panel).bounding_box()
-    assert box is not None
-    x, y = box["x"] + box["width"] * across, box["y"] + box["height"] * down
-    page.mouse.move(x, y)
-    page.wait_for_timeout(300)
-    page.mouse.click(x, y)
+    with showing(runs.folder, tmp_path_factory.mktemp("results"), ABOUT, trials(runs.whole)) as started:
+        yield started
 
 
 def test_from_a_lost_cell_to_its_replay_and_back(shown: Server, runs: Runs, open_page: Open) -> None:
     page = open_page(f"{shown.url}/benchmarks")
-    expect(page.get_by_test_id("stPlotlyChart").first.locator(".nsewdrag").nth(1)).to_be_visible()
-    click_cell(page, 1, 0.75, 0.75)
+    click_panel(page, page.get_by_test_id("stPlotlyChart").first, 1, 0.75, 0.75)
     expect(page.get_by_text("FreeKV, budget 20%, 1,024 tokens, depth 90%: 2 of 3 right")).to_be_visible()
     expect(page.get_by_text("The failing trial with seed 2: expected '2222.', came '1111.'.")).to_be_visible()
     expect(page).to_have_url(re.compile(r"method=freekv&budget=20%25&length=1024&depth=0\.9"))
@@ -101,6 +85,6 @@ def test_from_a_lost_cell_to_its_replay_and_back(shown: Server, runs: Runs, open
 def test_a_second_click_takes_the_selection_back(shown: Server, open_page: Open) -> None:
     page = open_page(f"{shown.url}/benchmarks?suite=grid&task=needle&method=freekv&budget=20%25&length=512&depth=0.1")
     expect(page.get_by_text("FreeKV, budget 20%, 512 tokens, depth 10%: 3 of 3 right")).to_be_visible()
-    click_cell(page, 1, 0.25, 0.25)
+    click_panel(page, page.get_by_test_id("stPlotlyChart").first, 1, 0.25, 0.25)
     expect(page.get_by_text("3 of 3 right")).to_have_count(0)
     expect(page).not_to_have_url(re.compile("depth="))

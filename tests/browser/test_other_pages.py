@@ -9,19 +9,14 @@ from pathlib import Path
 import pandas as pd
 from playwright.sync_api import expect
 from uiruns import Runs
-from uiserver import Open, Server, download, player
+from uiserver import Open, Server, click_panel, download, player
 
 
 def test_a_click_on_the_map_selects_the_head(server: Server, runs: Runs, open_page: Open) -> None:
     page = open_page(f"{server.url}/heads?run={runs.whole}&layer=0&head=0&metric=entropy")
     chart = page.get_by_test_id("stPlotlyChart").first
     expect(page.get_by_text("Selected: L0 Q0 (KV0)")).to_be_visible()
-    area = chart.locator(".nsewdrag[data-subplot='x3y3'], .xy3 .nsewdrag").first
-    box = area.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 4.9 / 8, box["y"] + box["height"] * 2.6 / 3)
-    page.wait_for_timeout(300)
-    page.mouse.click(box["x"] + box["width"] * 4.9 / 8, box["y"] + box["height"] * 2.6 / 3)
+    click_panel(page, chart, ".nsewdrag[data-subplot='x3y3'], .xy3 .nsewdrag", 4.9 / 8, 2.6 / 3)
     expect(page.get_by_text("Selected: L2 Q4 (KV1)")).to_be_visible()
     expect(page).to_have_url(re.compile("layer=2&head=4"))
 

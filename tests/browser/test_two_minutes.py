@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import ROOT
-from uiserver import Open, Server, player
+from uiserver import Open, Server, click_panel, player
 
 #: Runs are processes of their own; on a busy machine they take their time.
 RUN_MS = 240_000
@@ -93,14 +93,8 @@ def outcome(page: Page) -> list[str]:
 
 def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_page: Open) -> None:
     page = open_page(f"{server_there.url}/benchmarks")
-    red = page.get_by_test_id("stPlotlyChart").first.locator(".nsewdrag[data-subplot='x2y2']")
-    expect(red).to_be_attached()
-    page.wait_for_timeout(500)
-    box = red.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_timeout(300)
-    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    grid = page.get_by_test_id("stPlotlyChart").first
+    click_panel(page, grid, ".nsewdrag[data-subplot='x2y2']", 0.5, 0.5)
     expect(page.get_by_text("SeKV, budget 40%, 1,024 tokens, depth 40%: 0 of 1 right")).to_be_visible()
     page.get_by_role("button", name="Run this trial again and open it in Replay").click()
 

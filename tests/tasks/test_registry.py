@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvlens import tasks
+from kvlens import plugins, tasks
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import TASKS, make_prompt
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    tasks.registry.cache_clear()
+    tasks.forget()
     yield
-    tasks.registry.cache_clear()
+    tasks.forget()
 
 
 def test_the_demo_tasks_are_the_demo_language_and_stay_what_they_were() -> None:
@@ -37,13 +37,16 @@ def test_every_task_says_what_it_is() -> None:
 
 def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tasks.get("needle")
-    tasks.registry.cache_clear()
+    tasks.forget()
     point = SimpleNamespace(name="mine", value="mine:TASK", load=lambda: plugin)
-    monkeypatch.setattr(tasks, "entry_points", lambda group: [point] if group == "kvlens.tasks" else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "kvlens.tasks" else [])
     assert tasks.get("mine") is plugin
+    product = tasks.get("list")
     point.name = "list"
-    tasks.registry.cache_clear()
-    with pytest.raises(ValueError, match=r"plugin task 'list' .* has the name of an existing task"):
+    tasks.forget()
+    assert tasks.get("list") is product
+    assert "plugin task 'list' (mine:TASK) has the name of an existing task" in tasks.refused()["list"]
+    with pytest.raises(tasks.UnknownTask, match="unknown task 'mine'"):
         tasks.get("mine")
 
 

@@ -17,7 +17,20 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    ("rows", "instruments", "meta", "shape", "prompts", "intervals", "shortage", "units", "plaintext", "chat", "demo"),
+    (
+        "rows",
+        "instruments",
+        "meta",
+        "shape",
+        "prompts",
+        "intervals",
+        "shortage",
+        "units",
+        "plaintext",
+        "chat",
+        "plugins",
+        "demo",
+    ),
     ("models",),
     ("spans",),
     ("kernels",),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from kvlens.cli import warm as keeping
 from kvlens.engine import kept, models
+from kvlens.engine.engine import Engine
 from kvlens.meta import RunMeta
 from kvlens.prompts import PromptText
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
+from kvlens.store.chrometrace import events
 from kvlens.store.reader import TraceReader
 
 TEXT = "The farmer carried the copper kettle to the old harbor. " * 24
@@ -69,8 +73,30 @@ def test_a_run_on_a_kept_prompt_is_the_run_that_reads_it_itself(tmp_path: Path, 
     assert plain.prefill_s
     assert first.prefill_s
     assert again.prefill_s is None, "no prefill was timed"
+    assert plain.prefill_peak_bytes == first.prefill_peak_bytes == again.prefill_peak_bytes
     assert len(list(folder.glob("*"))) == 1
     assert folder.stat().st_mode & 0o077 == 0, "prompts are their owner's alone"
+
+
+def test_reading_is_timed_as_the_prefill_that_it_is(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, slept = Engine.read, 0.3
+
+    def slowly(*given: Any) -> Any:
+        time.sleep(slept)
+        return read(*given)
+
+    monkeypatch.setattr(Engine, "read", slowly)
+    meta, _ = ran(tmp_path)
+    assert meta.prefill_s is not None
+    assert meta.prefill_us is not None
+    assert min(meta.prefill_s, meta.prefill_us / 1e6) >= slept
+    names = []
+    for uid in (meta.run_uid, ran(tmp_path)[0].run_uid):
+        with TraceReader.open(tmp_path, str(uid)) as reader:
+            names.append([event["name"] for event in events(reader) if event.get("cat") == "prefill"])
+    assert names == [["prefill"], ["prompt kept from an earlier run"]]
 
 
 def test_what_another_method_asks_for_beside_is_read_again_and_serves_both(tmp_path: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from kvlens import methods
 from kvlens.methods import FIT
 from kvlens.runs.request import DEFAULT_SHARE, default_preset
 from kvlens.ui.common.request import MethodChoice, PromptChoice, changed_parameters
-from kvlens.ui.common.widgets import plain
+from kvlens.ui.common.widgets import notice, plain
 from kvlens.ui.run.modelform import ModelChoice
 from kvlens.ui.run.preflight import WANTED, budget_key, estimated
 
@@ -29,6 +29,7 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         persist_state="session",
         format_func=lambda name: labels[name],
     )
+    notice([sentence.rstrip(".") for sentence in methods.refused().values()])
     entry = next(item for item in catalogue if item["name"] == method)
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
     left, middle, right = st.columns(3)

@@ -4,6 +4,7 @@
 const HOLE = [178, 0, 24];
 const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
 const HOLE_FULL = 0.3; // from here on a hole is drawn in its whole colour
+const UNSAMPLED = 6; // px of the grey edge beside a row whose full attention was not recorded
 const LEAST_ROW = 2; // px; where steps need less, several share a row and the deepest hole shows
 
 class CacheMap {
@@ -144,6 +145,13 @@ class CacheMap {
     return found;
   }
 
+  // Whether full attention was recorded at a step: in the selected layer, or in some.
+  sampled(step) {
+    const { run, slice, worst } = this.view;
+    if (worst) return run.header.every > 0 && step % run.header.every === 0;
+    return slice.arrays.wanted_tail !== undefined && !Number.isNaN(slice.arrays.wanted_tail[step]);
+  }
+
   // ---- drawing -----------------------------------------------------------------------------------------------------
 
   draw(view, width, height, theme) {
@@ -166,8 +174,7 @@ class CacheMap {
     const { left, right, top } = this.margin;
     const columns = Math.max(1, Math.floor(this.width - left - right));
     const image = new ImageData(columns, this.rows);
-    const ground = rgb(theme.background);
-    for (let row = 0; row < this.rows; row++) this.fillRow(image, row, columns, ground);
+    for (let row = 0; row < this.rows; row++) this.fillRow(image, row, columns);
     const states = new OffscreenCanvas(columns, this.rows);
     states.getContext("2d").putImageData(image, 0, 0);
     ctx.imageSmoothingEnabled = false;
@@ -178,21 +185,26 @@ class CacheMap {
     ctx.clip();
     for (let step = 0; step < this.steps; step++) this.drawHoles(ctx, step);
     ctx.restore();
+    ctx.fillStyle = `rgb(${GREY})`;
+    for (let row = 0; row < this.rows; row++) {
+      const [first, stop] = this.stepsOf(row);
+      const known = Array.from({ length: stop - first }, (_, i) => this.sampled(first + i)).some((found) => found);
+      if (!known) ctx.fillRect(left + columns + 3, this.top(row), UNSAMPLED, this.top(row + 1) - this.top(row));
+    }
     this.drawAxes(ctx, columns, theme);
   }
 
   // A pixel shows the state of the token under its middle, at the row's last step.
-  fillRow(image, row, columns, ground) {
+  fillRow(image, row, columns) {
     const { clock, run } = this.view;
     const step = this.stepsOf(row)[1] - 1;
     const written = clock.written(step);
     const column = (pos) => Math.max(0, Math.min(columns, Math.ceil((pos - this.range[0]) * (columns / (this.range[1] - this.range[0])) - 0.5)));
     const paint = (from, to, code) => {
-      const color = code === 255 ? GREY : STATE_COLORS[code];
+      const color = pale(code, this.view.ground);
       for (let x = column(from); x < column(to); x++) {
         const i = (row * columns + x) * 4;
-        for (let c = 0; c < 3; c++) image.data[i + c] = PALE * color[c] + (1 - PALE) * ground[c];
-        image.data[i + 3] = 255;
+        image.data.set([...color, 255], i);
       }
     };
     const alive = (span) => span.born <= step && (span.died === null || span.died > step);
@@ -265,12 +277,4 @@ const PARTIAL = STATE_NAMES.indexOf("partial");
 function niceStride(least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= least);
-}
-
-// What a colour of the page is in red, green and blue.
-function rgb(color) {
-  const one = new OffscreenCanvas(1, 1).getContext("2d");
-  one.fillStyle = color;
-  one.fillRect(0, 0, 1, 1);
-  return one.getImageData(0, 0, 1, 1).data;
 }

@@ -30,17 +30,34 @@ function css(table, index) {
   return `rgb(${table[index * 3]},${table[index * 3 + 1]},${table[index * 3 + 2]})`;
 }
 
-const PALE = 0.62; // of a state's colour; the rest is the page's ground, so that text can be read and holes stand out
+const PALE = 0.62; // of a state's colour; the rest is the page's ground, so that holes stand out
 
-// A state's colour as text and maps have it.
-function pale(code) {
-  return code === 255 ? css(STATES, 255) : `color-mix(in srgb, rgb(${STATE_COLORS[code]}) ${100 * PALE}%, var(--st-background-color))`;
+// A state's colour as tokens and maps have it, in red, green and blue; ground: the page's.
+function pale(code, ground) {
+  return code === 255 ? GREY : STATE_COLORS[code].map((value, c) => Math.round(PALE * value + (1 - PALE) * ground[c]));
+}
+
+const GROUNDS = new Map();
+
+// What a colour of the page is in red, green and blue.
+function rgb(color) {
+  if (GROUNDS.has(color)) return GROUNDS.get(color);
+  const one = new OffscreenCanvas(1, 1).getContext("2d");
+  one.fillStyle = color;
+  one.fillRect(0, 0, 1, 1);
+  const found = [...one.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  GROUNDS.set(color, found);
+  return found;
+}
+
+// Black or white, whichever is read more easily on red, green and blue.
+function ink([r, g, b]) {
+  return 0.299 * r + 0.587 * g + 0.114 * b > 135 ? "#000" : "#fff";
 }
 
 // Black or white, whichever is read more easily on the colour.
 function inkOn(table, index) {
-  const [r, g, b] = [table[index * 3], table[index * 3 + 1], table[index * 3 + 2]];
-  return 0.299 * r + 0.587 * g + 0.114 * b > 135 ? "#000" : "#fff";
+  return ink(table.subarray(index * 3, index * 3 + 3));
 }
 
 function gradient(table) {

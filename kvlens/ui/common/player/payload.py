@@ -93,6 +93,7 @@ def run_payload(
         "diverged": lens.diverged(reader),
         "oracle": bool(reader.meta.oracle),
         "sampling": lens.sampling(reader),
+        "every": reader.meta.oracle.every if reader.meta.oracle else 0,
     }
     return pack(header, arrays)
 

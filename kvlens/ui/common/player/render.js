@@ -52,6 +52,7 @@ Object.assign(Player.prototype, {
     const theme = readTheme(el.player);
     const width = el.player.clientWidth;
     if (width < 50) return;
+    this.ground = rgb(theme.background);
     this.clock.seek(step);
     this.current = run.arrays.pos_of_step[step];
     this.legend = colorTokens(this.mode, run, this.clock, step, this.colors);
@@ -90,13 +91,17 @@ Object.assign(Player.prototype, {
     return [...new Set(this.slice.arrays.change_state || [])].sort((a, b) => a - b);
   },
 
+  stateWord(code) {
+    return pair(swatch(`rgb(${pale(code, this.ground)})`), words(STATE_NAMES[code]));
+  },
+
   drawLegend() {
     const { legend } = this;
-    const key = `${this.mode} ${legend.states ? this.seenStates() : ""}`;
+    const key = `${this.mode} ${this.ground} ${legend.states ? this.seenStates() : ""}`;
     if (this.legendKey !== key) {
       this.legendKey = key;
       const parts = legend.states
-        ? this.seenStates().map((code) => pair(swatch(pale(code)), words(STATE_NAMES[code])))
+        ? this.seenStates().map((code) => this.stateWord(code))
         : [words(legend.lo), ramp(legend.table), words(legend.hi)];
       this.el.legend.replaceChildren(...parts, pair(swatch(css(legend.table, 255)), words(legend.missing || "not recorded")), words(`\u00b7 ${legend.note}`));
     }
@@ -117,15 +122,18 @@ Object.assign(Player.prototype, {
 
   // What the cache map shows and in which colours: only the states that occur for the KV head.
   mapWords() {
+    if (!this.run.header.spans.length) return;
     const { header, arrays } = this.slice;
     const { q_heads: heads, kv_heads: kvHeads } = this.run.header;
-    const key = `${header.layer} ${header.head} ${header.rev} ${this.worst}`;
+    const key = `${header.layer} ${header.head} ${header.rev} ${this.worst} ${this.ground}`;
     if (this.mapKey === key && this.mapOf === this.slice) return;
     Object.assign(this, { mapKey: key, mapOf: this.slice });
     this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
-    const parts = this.seenStates().map((code) => pair(swatch(pale(code)), words(STATE_NAMES[code])));
+    const parts = this.seenStates().map((code) => this.stateWord(code));
     const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
     parts.push(known ? pair(swatch(`rgb(${HOLE})`), words("hole: full KV attended, the run could not")) : words("\u00b7 holes not recorded"));
+    const all = Array.from({ length: this.steps }, (_, step) => this.map.sampled(step)).every((found) => found);
+    if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), words("edge: full attention not recorded at this step")));
     this.el.mapLegend.replaceChildren(...parts);
   },
 
@@ -139,7 +147,7 @@ Object.assign(Player.prototype, {
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
     const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_NAMES[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
-    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run could not attend; click to choose the span` : "no hole here";
+    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run could not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   },
 

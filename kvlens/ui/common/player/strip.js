@@ -82,15 +82,19 @@ class TokenStrip {
   // Only cells whose colour or marks changed are touched.
   draw(view) {
     if (view.follow) this.include(view.current);
+    if (String(view.ground) !== this.ground) {
+      this.ground = String(view.ground);
+      this.drawnColor.fill(-1);
+    }
     for (let pos = this.start; pos < this.end; pos++) {
       const i = pos - this.start;
       const color = view.colors[pos] | (view.legend.table === STATES ? 256 : 0);
       if (color !== this.drawnColor[i]) {
         this.drawnColor[i] = color;
         const style = this.cells[i].style;
-        const states = view.legend.table === STATES;
-        style.backgroundColor = states ? pale(view.colors[pos]) : css(view.legend.table, view.colors[pos]);
-        style.color = states ? "" : inkOn(view.legend.table, view.colors[pos]);
+        const state = view.legend.table === STATES ? pale(view.colors[pos], view.ground) : null;
+        style.backgroundColor = state ? `rgb(${state})` : css(view.legend.table, view.colors[pos]);
+        style.color = state ? ink(state) : inkOn(view.legend.table, view.colors[pos]);
       }
       const flags = this.flags(pos, view);
       if (flags !== this.drawnFlags[i]) {
