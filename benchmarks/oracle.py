@@ -35,7 +35,7 @@ from kvlens.engine.models import LoadedModel, shape_of
 from kvlens.engine.session import Session
 from kvlens.methods.base import Method
 from kvlens.methods.kvpress import NoPress
-from kvlens.prompts import Prompt, PromptText
+from kvlens.text.prompts import Prompt, PromptText
 
 CLOSE = 1e-5
 """largest difference of scores, as a share of the largest score, that float32 in another order may make"""

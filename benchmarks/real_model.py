@@ -34,9 +34,9 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.meta import RunMeta
 from kvlens.models.find import default_model
-from kvlens.prompts import Prompt, tokenize
 from kvlens.store.writer import TraceWriter
 from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import Prompt, tokenize
 
 STEPS, SEED, BUDGET = 24, 8_500_000, "20%"
 COLD = 256

@@ -25,10 +25,10 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import load
 from kvlens.memory.budget import Budget
 from kvlens.meta import RunMeta
-from kvlens.prompts import PromptText, tokenize
 from kvlens.runs.machine import machine
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+from kvlens.text.prompts import PromptText, tokenize
 
 LENGTH, STEPS = 1024, 128
 

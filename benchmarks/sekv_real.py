@@ -31,11 +31,11 @@ from kvlens.memory.budget import Budget
 from kvlens.methods.sekv import layout as sekv_layout
 from kvlens.methods.sekv.params import PRESETS, SeKVParameters
 from kvlens.methods.sekv.spans import COMPRESSED, segment
-from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.runs.machine import machine
 from kvlens.spans import Surprisal
 from kvlens.tasks.encoding import encoding_of
 from kvlens.tasks.words import ADJECTIVES, NOUNS
+from kvlens.text.prompts import Prompt, PromptText, tokenize
 
 NEW = 16
 """tokens that the device is divided for"""

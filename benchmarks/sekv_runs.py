@@ -25,8 +25,8 @@ from kvlens.engine import models
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.prompts import Prompt
 from kvlens.runs.machine import machine
+from kvlens.text.prompts import Prompt
 
 LENGTH = 2048
 ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {

@@ -84,7 +84,7 @@ def attempts(top: Path, seconds: Callable[[], float]) -> dict[str, Attempt]:
         return [(f"foreign traces, {name}", forked(lambda: call(at))[0])]
 
     def prompt(at: Path, draw: random.Random, n: int) -> list[tuple[str, str]]:
-        from kvlens.prompts import decode
+        from kvlens.text.prompts import decode
 
         return [("prompt files", forked(lambda: decode(PROMPTS[n % len(PROMPTS)], "p.json").text[:0])[0])]
 
@@ -195,7 +195,7 @@ def main() -> None:
     about = {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "kvlens": __version__,
-        "code": code(["kvlens.store.recover", "kvlens.store.walmend", "kvlens.prompts", "kvlens.runs.carrying"]),
+        "code": code(["kvlens.store.recover", "kvlens.store.walmend", "kvlens.text.prompts", "kvlens.runs.carrying"]),
         "machine": machine(),
     }
 

@@ -104,10 +104,10 @@ def _rounds(folder: Path, seconds: float) -> Iterator[int]:
     from kvlens.bench.sweep.run import sweep
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.prompts import PromptText
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
     from kvlens.store.recover import delete_run
+    from kvlens.text.prompts import PromptText
 
     _run(folder)
     until = time.monotonic() + seconds

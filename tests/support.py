@@ -73,7 +73,7 @@ def random_prompt(n: int, seed: int = 0, vocabulary: int = 512) -> Any:
     """A prompt of n random token ids."""
     import torch
 
-    from kvlens.prompts import Prompt, PromptText
+    from kvlens.text.prompts import Prompt, PromptText
 
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(torch.randint(3, vocabulary, (n,), generator=generator).tolist())
@@ -84,7 +84,7 @@ def task_prompt(demo: Any, task: str, length: int, depth: float = 0.5, seed: int
     """A generated task for the demo model -> (tokenized prompt, task)."""
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.prompts import PromptText, tokenize
+    from kvlens.text.prompts import PromptText, tokenize
 
     made = make_prompt(task, length, depth, seed, demo_encode())
     return tokenize(PromptText(made.text, made.answer, made.needle), demo.tokenizer, demo.max_positions, max_new), made

@@ -27,9 +27,9 @@ from kvlens.lens.trials import restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
 from kvlens.models.find import DEMO
-from kvlens.prompts import Prompt
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.tasks import Asked
+from kvlens.text.prompts import Prompt
 
 MAX_PROMPTS = 4
 """times the wanted trials: prompts that are tried before a point is given up"""

@@ -23,8 +23,8 @@ from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.tablerequest import ComparedRequest
 from kvlens.bench.trials import Means, infeasible, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.prompts import Prompt, PromptText, tokenize
 from kvlens.tasks.texts import EVALUATION, sentences
+from kvlens.text.prompts import Prompt, PromptText, tokenize
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference

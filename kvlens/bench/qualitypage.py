@@ -7,7 +7,7 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.models.find import DEMO
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 ORDER = {"in": "question read with its context", "after": "question fed after the context was placed"}
 INTRODUCTION = """# Quality: every method, the same prompts, the same budgets

@@ -15,11 +15,11 @@ from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.methods import calibration
 from kvlens.methods.base import Method
 from kvlens.methods.fitting import Chosen, Sizes, choose
-from kvlens.prompts import Prompt, tokenize
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.request import default_preset
 from kvlens.tasks import Asked
 from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import Prompt, tokenize
 
 NEW_TOKENS = {name: task.new_tokens for name, task in tasks.registry().items()}
 """tokens generated at most"""

@@ -18,8 +18,8 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.prompts import Prompt, tokenize
 from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import Prompt, tokenize
 
 FIRST_SEED = 9_200_000
 """no benchmark's prompts have these seeds"""

@@ -13,7 +13,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.engine.session import Session
 from kvlens.methods.full import FullKV
-from kvlens.prompts import Prompt
+from kvlens.text.prompts import Prompt
 
 
 class Watcher(Protocol):

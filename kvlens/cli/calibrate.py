@@ -14,7 +14,7 @@ from kvlens.cli.options import DEFAULT_MODEL, Device, Model
 
 if TYPE_CHECKING:
     from kvlens.engine.models import LoadedModel
-    from kvlens.prompts import PromptText
+    from kvlens.text.prompts import PromptText
 
 calibrate_app = typer.Typer(help="Measure what a method needs to know of a model.", no_args_is_help=True, cls=Found)
 
@@ -56,7 +56,7 @@ def load_model(model: str, device: str, dtype: str) -> LoadedModel:
 
 def read_texts(texts: list[Path] | None) -> list[PromptText]:
     """The prompts in the files. Raises ValueError with one sentence."""
-    from kvlens.prompts import decode
+    from kvlens.text.prompts import decode
 
     for path in texts or []:
         if not path.is_file():

@@ -73,11 +73,11 @@ def _stock_equality() -> list[dict[str, Any]]:
 
 
 def _recorded_run() -> list[dict[str, Any]]:
-    from kvlens.prompts import PromptText
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
     from kvlens.runs.stock import NEW, check_task
     from kvlens.store.reader import TraceReader
+    from kvlens.text.prompts import PromptText
 
     text = check_task().text
     checks = []

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvlens.models.find import default_model
-from kvlens.plaintext import terminal
+from kvlens.text.plaintext import terminal
 
 RunsDir = Annotated[Path | None, typer.Option("--runs", help="Folder of the runs; default $KVLENS_RUNS, else ./runs.")]
 Model = Annotated[str, typer.Option(help="A name (`kvlens models`), a local folder, a .gguf file or a hub id.")]

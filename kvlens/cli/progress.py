@@ -13,7 +13,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kvlens.plaintext import json_text, terminal
+from kvlens.text.plaintext import json_text, terminal
 
 EVERY_S = 0.1
 """a phase reports at most this often, and when it ends"""

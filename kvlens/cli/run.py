@@ -10,7 +10,7 @@ import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.methods import DEFAULT
-from kvlens.plaintext import terminal
+from kvlens.text.plaintext import terminal
 
 
 def run(
@@ -78,9 +78,9 @@ def run(
 ) -> None:
     """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
-    from kvlens.prompts import asking, checked, decode, expecting
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest, parse_set
+    from kvlens.text.prompts import asking, checked, decode, expecting
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()

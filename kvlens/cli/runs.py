@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
-from kvlens.plaintext import json_text, terminal
+from kvlens.text.plaintext import json_text, terminal
 
 runs_app = typer.Typer(help="List, show, recover and delete runs.", invoke_without_command=True)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from kvlens.store.reader import TraceReader
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: One of what is counted.
 ONE = {"tokens": "token", "steps": "step", "spans": "span", "copies": "copy"}

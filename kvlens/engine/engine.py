@@ -25,9 +25,9 @@ from kvlens.memory.holds import Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
-from kvlens.prompts import Prompt
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
+from kvlens.text.prompts import Prompt
 
 __all__ = ["Cancelled", "Engine", "Options", "Progress", "Result"]
 

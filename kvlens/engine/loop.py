@@ -14,10 +14,10 @@ from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
-from kvlens.prompts import Prompt
 from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
+from kvlens.text.prompts import Prompt
 
 
 class Generation:

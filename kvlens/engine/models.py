@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kvlens import chat
 from kvlens.engine.kept import kept
 from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
 from kvlens.shape import KVShape
+from kvlens.text import chat
 
 __all__ = ["SUPPORTED", "LoadedModel", "UnsupportedModel", "check_supported", "load", "resolve", "shape_of"]
 

@@ -15,7 +15,7 @@ from kvlens.engine.session import Session
 from kvlens.engine.surprisal import chunk_surprisal
 from kvlens.methods.base import Method
 from kvlens.methods.given import Peeked
-from kvlens.prompts import Prompt
+from kvlens.text.prompts import Prompt
 
 
 @dataclass(frozen=True)

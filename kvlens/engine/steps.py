@@ -16,7 +16,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
 from kvlens.methods.given import StepEnd
-from kvlens.prompts import Prompt
+from kvlens.text.prompts import Prompt
 
 
 class Step(Protocol):

@@ -11,7 +11,7 @@ from plotly.subplots import make_subplots
 from kvlens.figures.heads import map_height
 from kvlens.figures.metrics import Metric, head_label, value_text
 from kvlens.figures.theme import GREY, SELECTED, finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 96

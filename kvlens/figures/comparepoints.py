@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: What the horizontal axis may show: column of compare.groups.points -> title with unit.
 AXES = {

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.theme import GREY, finish
-from kvlens.units import counted, si_bytes
+from kvlens.text.units import counted, si_bytes
 
 #: Red where answers are lost, blue where they are right; every cell also carries its number.
 RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#f4a582"), (0.5, "#f7f7f7"), (0.75, "#92c5de"), (1.0, "#2166ac"))

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SELECTED, SKY, finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 120

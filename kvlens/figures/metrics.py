@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 
 @dataclass(frozen=True)

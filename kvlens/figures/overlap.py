@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from kvlens.figures.theme import GREY, finish
 from kvlens.figures.transfers import CAUSE_COLORS, DIRECTIONS
 from kvlens.intervals import lanes
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: More copies than this are not drawn one by one.
 COPIES = 2500

@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from kvlens.bench.summary import arm_name, arm_titles
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: What the horizontal axis may show: column -> (title, is a share).
 AXES = {

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from kvlens.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SKY, finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: One colour per cause on every page (a zoom is a recall); a cause this version does not know is black.
 CAUSE_COLORS = {"recall": BLUE, "zoom": BLUE, "prefetch": ORANGE, "correction": GREEN, "leave": PURPLE, "offload": SKY}

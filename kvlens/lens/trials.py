@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvlens.engine.engine import Engine, Options, Result
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.memory.budget import Budget
-    from kvlens.prompts import Prompt
     from kvlens.runs.request import Report
+    from kvlens.text.prompts import Prompt
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import plotly.graph_objects as go
 
 from kvlens.figures.theme import GREY
-from kvlens.plaintext import visible
+from kvlens.text.plaintext import visible
 
 #: What the page itself looks like on paper; figures are drawn for a white ground.
 INK = "#1b1f24"

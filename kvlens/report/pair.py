@@ -11,7 +11,7 @@ from kvlens.figures.comparetracks import Track, overlaid
 from kvlens.figures.metrics import metric_of
 from kvlens.report.markup import Figures, folded, missing, paragraph, table
 from kvlens.store.reader import TraceReader
-from kvlens.units import counted
+from kvlens.text.units import counted
 
 
 def two_runs(a: TraceReader, b: TraceReader, figures: Figures) -> list[tuple[str, str]]:

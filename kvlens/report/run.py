@@ -14,7 +14,7 @@ from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.store.reader import TraceReader
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: Prompts are shown up to here, characters.
 MOST_PROMPT = 40_000

@@ -17,7 +17,7 @@ from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import Figures, missing, paragraph, table
 from kvlens.report.spans import listed, shortened
 from kvlens.store.reader import TraceReader
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: How many missed (layer, KV head, span) are named.
 MOST_TRIPLES = 8

@@ -11,11 +11,11 @@ from kvlens import methods
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
-from kvlens.prompts import PromptText
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
 from kvlens.runs.request import Report, RunRequest
+from kvlens.text.prompts import PromptText
 
 if TYPE_CHECKING:
     from kvlens.runs.storing import Stored

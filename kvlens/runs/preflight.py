@@ -18,12 +18,12 @@ from kvlens.methods import FIT
 from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
-from kvlens.prompts import BadPrompt, PromptText
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.preparing import check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
+from kvlens.text.prompts import BadPrompt, PromptText
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""

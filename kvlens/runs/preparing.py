@@ -11,9 +11,9 @@ from kvlens.memory.budget import Budget
 from kvlens.memory.holds import Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.fitting import Chosen, Sizes, choose
-from kvlens.prompts import Prompt, PromptText, refuse_longer
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
 from kvlens.shortage import shortage
+from kvlens.text.prompts import Prompt, PromptText, refuse_longer
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
@@ -126,8 +126,8 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     report("load", 0, 1)
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
-    from kvlens.prompts import tokenize
     from kvlens.runs.fingerprint import fingerprint
+    from kvlens.text.prompts import tokenize
 
     try:
         loaded = load(request.model, request.device, request.dtype, report)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from kvlens.memory.holds import Hold
 from kvlens.meta import RunMeta
-from kvlens.prompts import PromptText
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare
 from kvlens.runs.reference import obtain, reference_key
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 _OLD = (
     "model",

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
-from kvlens.chat import CHOICES
 from kvlens.memory.holds import Hold
 from kvlens.models.find import default_model
-from kvlens.prompts import QUESTIONS
 from kvlens.recording import sampling
+from kvlens.text.chat import CHOICES
+from kvlens.text.prompts import QUESTIONS
 
 DEFAULT_SHARE = "0.2"
 """budget of methods that do not keep all KV on the device, when none is given"""

@@ -41,7 +41,7 @@ def check_task() -> Any:
 
 def check_prompt(device: str) -> tuple[Any, Any]:
     from kvlens.engine.models import load
-    from kvlens.prompts import PromptText, tokenize
+    from kvlens.text.prompts import PromptText, tokenize
 
     loaded = load("demo", device)
     return loaded, tokenize(PromptText(check_task().text), loaded.tokenizer, loaded.max_positions, NEW)

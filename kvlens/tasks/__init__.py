@@ -16,8 +16,8 @@ from typing import Any
 
 from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
-from kvlens.prompts import PromptText
 from kvlens.tasks.base import CUE, Asked, Encode, Encoding, Task
+from kvlens.text.prompts import PromptText
 
 BUILT_IN = {
     "needle": "kvlens.tasks.demo:NEEDLE",

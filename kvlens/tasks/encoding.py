@@ -6,9 +6,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kvlens.chat import ChatForm, choose, template_in
 from kvlens.models.find import DEMO, resolve, stay_offline
 from kvlens.tasks.base import Encoding
+from kvlens.text.chat import ChatForm, choose, template_in
 
 
 def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encoding:
@@ -36,7 +36,7 @@ def encoding(model: str, chat: str = "auto", system: str | None = None) -> Encod
 
 def encoding_of(tokenizer: Any, chat: str = "auto", system: str | None = None) -> Encoding:
     """The same of a transformers tokenizer at hand."""
-    from kvlens.chat import template_of
+    from kvlens.text.chat import template_of
 
     form = choose(template_of(tokenizer), chat, system)
 

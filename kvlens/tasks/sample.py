@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from kvlens.prompts import PromptText
 from kvlens.tasks.needles import fact
 from kvlens.tasks.texts import EVALUATION, sentences
+from kvlens.text.prompts import PromptText
 
 TITLE = EVALUATION.title
 NAME, ANSWER = "Clara Whitfield", "48213"

@@ -33,9 +33,9 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     """A folder with one real, short run per method that has a view of its own, and their ids."""
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.prompts import PromptText
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
+    from kvlens.text.prompts import PromptText
 
     folder = tmp_path_factory.mktemp("method-runs")
     source = PromptText(make_prompt("multikey", 500, 0.5, 1, demo_encode()).text)

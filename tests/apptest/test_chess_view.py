@@ -13,9 +13,9 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.methods.chess import figures
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
+from kvlens.text.prompts import PromptText
 
 
 def charts(app: AppTest) -> list[Any]:

@@ -25,9 +25,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     """(folder of runs, what was asked -> run id)."""
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
-    from kvlens.prompts import PromptText
     from kvlens.runs.carrying import carry_out
     from kvlens.runs.request import RunRequest
+    from kvlens.text.prompts import PromptText
 
     made = tmp_path_factory.mktemp("freekv")
     source = PromptText(make_prompt("multikey", 600, 0.5, 1, demo_encode()).text)

@@ -16,8 +16,8 @@ from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
+from kvlens.text.units import si_bytes
 from kvlens.ui.memory import data as memorydata
-from kvlens.units import si_bytes
 
 STILL, LEVEL, OPEN = "20260101-000000-still", "20260101-000001-level", "20260101-000002-open"
 

@@ -15,8 +15,8 @@ from uiruns import ROOT, Visit
 from kvlens import methods
 from kvlens.demo import tasks as demo_tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.prompts import decode
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import decode
 from kvlens.ui.common import submit
 from kvlens.ui.common.jobs import Job, JobManager
 from kvlens.ui.common.jobview import manager, progress_text

@@ -15,7 +15,7 @@ from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 ARMS: dict[str, dict[str, str]] = {
     "trained": {},

@@ -15,7 +15,7 @@ from kvlens.methods.sentkv import view as sentkv
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 ARMS: dict[str, tuple[str, dict[str, str]]] = {
     "truncated": ("0.5", {}),

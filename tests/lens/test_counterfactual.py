@@ -12,10 +12,10 @@ from lookup_model import save, text
 from kvlens.lens.asked import Asked
 from kvlens.lens.search import Measured, Search
 from kvlens.lens.whatif import whatif
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
+from kvlens.text.prompts import PromptText
 
 TOKENS, FACT = 300, 120
 HEADS = tuple((layer, head) for layer in range(2) for head in range(2))

@@ -16,11 +16,11 @@ from kvlens.lens.asked import Asked, holds_for, token_range
 from kvlens.lens.attribution import lost_steps
 from kvlens.lens.lines import LEAST, Line, inside, joined, ranges_in_words, ranked
 from kvlens.lens.reasons import explain
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import read_run
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 #: one page is all of the prompt, so that it is partly there whatever is evicted
 SETTINGS = {"tokens": "120", "page": "4096"}

@@ -13,10 +13,10 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.lens.attribution import attribute, lost_steps, with_reasons
 from kvlens.lens.reasons import KINDS, explain
 from kvlens.lens.verdict import verdict
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

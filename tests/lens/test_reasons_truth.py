@@ -23,9 +23,9 @@ from kvlens.lens.reasons import explain
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
+from kvlens.text.prompts import PromptText
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
 

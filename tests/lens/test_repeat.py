@@ -20,13 +20,13 @@ from kvlens.lens.asked import Asked, numbers
 from kvlens.lens.whatif import whatif
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.meta import Counterfactual, RunMeta
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import CannotRepeat, _request, pair, read_run
 from kvlens.runs.request import RunRequest
 from kvlens.shape import KVShape
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
+from kvlens.text.prompts import PromptText
 
 
 def quiet(phase: str, done: int, total: int) -> None:

@@ -15,10 +15,10 @@ from kvlens.kernels.pool_attend import Live
 from kvlens.memory.hot import ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 WHOLE_HEADS = {"router": "mean", "zoom_rate": "1", "form": "raw", "whole_share": "0.5", "coarse": "false"}
 RUNS: dict[str, tuple[str, str, dict[str, str], int]] = {

@@ -12,8 +12,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from kvlens.chat import BadTemplate, Template, choose, stop_ids, template_in, template_of
-from kvlens.prompts import PromptText, tokenize
+from kvlens.text.chat import BadTemplate, Template, choose, stop_ids, template_in, template_of
+from kvlens.text.prompts import PromptText, tokenize
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"

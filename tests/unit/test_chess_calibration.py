@@ -23,8 +23,8 @@ from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.given import RunContext
-from kvlens.prompts import BadPrompt, PromptText
 from kvlens.shape import KVShape
+from kvlens.text.prompts import BadPrompt, PromptText
 
 
 def test_pages_are_cut_where_the_method_cuts_them() -> None:

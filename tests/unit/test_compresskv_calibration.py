@@ -22,7 +22,7 @@ from kvlens.engine.engine import Engine, Options
 from kvlens.methods.compresskv import calibrate as calibration
 from kvlens.methods.compresskv.calibrate_scores import HeadScores, LayerErrors
 from kvlens.methods.full import FullKV
-from kvlens.prompts import PromptText
+from kvlens.text.prompts import PromptText
 
 
 def test_head_scores_worked_out_by_hand() -> None:

@@ -12,7 +12,7 @@ from kvlens.figures.loss import span_bars
 from kvlens.figures.metrics import METRICS, head_label, metric_of, value_text
 from kvlens.figures.timeline import head_timeline
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
-from kvlens.units import counted, duration, si_bytes
+from kvlens.text.units import counted, duration, si_bytes
 
 
 @pytest.fixture

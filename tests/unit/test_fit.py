@@ -21,7 +21,6 @@ from kvlens.memory.budget import Budget, BudgetInfeasible, percent_up
 from kvlens.methods import FIT
 from kvlens.methods.chess.trigger import SHIPPED
 from kvlens.methods.fitting import MARGIN, Sizes, choose, fitted, refusal, rule_of, smallest_fit
-from kvlens.prompts import PromptText
 from kvlens.runs import preparing
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.preflight import NEW, POINTS, estimate, fits
@@ -29,6 +28,7 @@ from kvlens.runs.repeat import pair, read_run
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 SHAPES = {"demo": KVShape(6, 8, 2, 32, 4), "smollm2": KVShape(30, 9, 3, 64, 4)}
 EVERY = list(methods.registry())

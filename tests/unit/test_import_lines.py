@@ -17,20 +17,7 @@ HEAVY = ("torch", "transformers", "umap")
 
 ROOMS: tuple[tuple[str, ...], ...] = (
     # the ground: typed rows, shapes, texts and numbers in words, and the toy model's language
-    (
-        "rows",
-        "instruments",
-        "meta",
-        "shape",
-        "prompts",
-        "intervals",
-        "shortage",
-        "units",
-        "plaintext",
-        "chat",
-        "plugins",
-        "demo",
-    ),
+    ("rows", "instruments", "meta", "shape", "text", "intervals", "shortage", "plugins", "demo"),
     ("models",),
     ("spans",),
     ("kernels",),

@@ -17,10 +17,10 @@ from kvlens.kernels.quantise import quantise, restore, row_bytes
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.memory.layout import SLOT_TABLE_BYTES
-from kvlens.prompts import PromptText
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 GROUP, RESIDUAL, N, NEW = 8, 16, 75, 40
 """a head size of 24 is three groups; 75 is no multiple of the residual"""

@@ -13,7 +13,7 @@ from kvlens.calibrate.fullrun import watch
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import Peeked, Prefilled
-from kvlens.prompts import Prompt
+from kvlens.text.prompts import Prompt
 
 
 class Peeking(FullKV):

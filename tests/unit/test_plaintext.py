@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from kvlens.cli.main import app
-from kvlens.plaintext import json_text, terminal, visible
 from kvlens.report import report_bytes
 from kvlens.store.export import csv_bytes, csv_cells
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
+from kvlens.text.plaintext import json_text, terminal, visible
 from kvlens.ui.common.download import statistics_file
 from kvlens.ui.common.pagereader import PageReader
 from kvlens.ui.common.widgets import plain

@@ -20,11 +20,11 @@ from kvlens.engine.models import load
 from kvlens.lens.reasons import explain
 from kvlens.memory.budget import Budget
 from kvlens.methods.full import FullKV
-from kvlens.prompts import BadPrompt, PromptText, asking, decode, tokenize
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import BadPrompt, PromptText, asking, decode, tokenize
 from kvlens.ui.common.player import payload
 from kvlens.ui.common.player.codec import unpack
 

@@ -15,12 +15,12 @@ from kvlens.cli import warm as keeping
 from kvlens.engine import kept, models
 from kvlens.engine.engine import Engine
 from kvlens.meta import RunMeta
-from kvlens.prompts import PromptText
 from kvlens.runs import readings
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.chrometrace import events
 from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
 
 TEXT = "The farmer carried the copper kettle to the old harbor. " * 24
 

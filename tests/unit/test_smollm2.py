@@ -16,10 +16,10 @@ from kvlens.cli.main import main
 from kvlens.engine.engine import Engine, Options
 from kvlens.methods.full import FullKV
 from kvlens.models import catalogue
-from kvlens.prompts import tokenize
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.encoding import encoding, encoding_of
 from kvlens.tasks.sample import sample_prompt
+from kvlens.text.prompts import tokenize
 
 
 def kvlens(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -20,10 +20,10 @@ from kvlens.engine.engine import Engine
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.gpu.static.decoder import StaticDecoder
 from kvlens.methods.streaming_llm.reasons import told
-from kvlens.prompts import BadPrompt
 from kvlens.runs.preflight import estimate
 from kvlens.runs.preparing import Prepared, plan
 from kvlens.runs.request import RunRequest
+from kvlens.text.prompts import BadPrompt
 
 PLACES, SINKS = 29, 3
 SET = {"positions": "cache", "tokens": PLACES, "sinks": SINKS}

@@ -10,7 +10,7 @@ import torch
 from kvlens.engine.models import LoadedModel
 from kvlens.gpu.bench.part import Bench
 from kvlens.methods.given import Peeked
-from kvlens.prompts import Prompt, PromptText
+from kvlens.text.prompts import Prompt, PromptText
 
 if TYPE_CHECKING:  # it loads transformers
     from kvlens.engine.prefill import ReadPrompt

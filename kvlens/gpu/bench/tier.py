@@ -98,7 +98,7 @@ def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple
     from kvlens.engine.engine import Engine, Options
     from kvlens.engine.models import load
     from kvlens.memory.budget import Budget
-    from kvlens.prompts import PromptText, tokenize
+    from kvlens.text.prompts import PromptText, tokenize
 
     method, loaded = methods.get(name), load("demo", device)
     params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)

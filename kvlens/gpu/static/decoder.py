@@ -15,7 +15,7 @@ from kvlens.gpu.static.driver import Driver
 from kvlens.gpu.static.session import StaticSession
 from kvlens.memory.budget import Budget
 from kvlens.methods.base import Method
-from kvlens.prompts import Prompt
+from kvlens.text.prompts import Prompt
 
 
 class StaticDecoder(Driver):

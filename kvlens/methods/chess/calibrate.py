@@ -10,7 +10,6 @@ from typing import Any
 
 from kvlens.calibrate.provenance import provenance, save
 from kvlens.calibrate.texts import sentences
-from kvlens.chat import template_of
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.models import LoadedModel
@@ -18,7 +17,8 @@ from kvlens.methods.base import WindowLeave
 from kvlens.methods.chess.trigger import page_uncertainty
 from kvlens.methods.full import FullKV, FullParameters
 from kvlens.methods.given import MemoryView, StepEnd
-from kvlens.prompts import BadPrompt, PromptText, tokenize
+from kvlens.text.chat import template_of
+from kvlens.text.prompts import BadPrompt, PromptText, tokenize
 
 PAGES = (8, 16, 32)
 """page sizes that thresholds are measured for: the spread of a page's entropies depends on how many there are"""

@@ -14,7 +14,7 @@ from kvlens.demo.tasks import TaskPrompt, make_prompt
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.chess.method import UNCERTAIN, Chess
-from kvlens.prompts import Prompt, PromptText, tokenize
+from kvlens.text.prompts import Prompt, PromptText, tokenize
 
 LENGTH = 2048
 FIRST_SEED = 6_500_000

@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvlens.figures.theme import BLUE, GREY, ORANGE, SKY, VERMILION, finish
-from kvlens.units import counted
+from kvlens.text.units import counted
 
 LEVELS = ("grid", "chunk", "page")
 UNCERTAIN, DUE = 1, 2

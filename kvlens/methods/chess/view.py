@@ -12,10 +12,10 @@ import streamlit as st
 from kvlens.methods.chess import figures
 from kvlens.methods.chess.figures import DUE, LEVELS, UNCERTAIN, Level, Reconstruction
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.method.journal import journal
-from kvlens.units import si_bytes
 
 WHY = {0: "no", UNCERTAIN: "yes: uncertain", DUE: "yes: its turn"}
 

@@ -16,7 +16,6 @@ from kvlens.calibrate.fullrun import watch
 from kvlens.calibrate.projection import output_projections
 from kvlens.calibrate.provenance import provenance, save
 from kvlens.calibrate.texts import sentences
-from kvlens.chat import template_of
 from kvlens.demo.tasks import make_prompt
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import LoadedModel
@@ -24,7 +23,8 @@ from kvlens.engine.prefill import ReadPrompt
 from kvlens.methods.compresskv.calibrate_scores import KINDS, HeadScores, LayerErrors
 from kvlens.methods.compresskv.heads import chosen
 from kvlens.methods.families import window_attention as window
-from kvlens.prompts import Prompt, PromptText, tokenize
+from kvlens.text.chat import template_of
+from kvlens.text.prompts import Prompt, PromptText, tokenize
 
 SHORTEST = 128
 """tokens of a generated prompt at least"""

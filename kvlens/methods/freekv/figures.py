@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish
-from kvlens.units import counted
+from kvlens.text.units import counted
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160

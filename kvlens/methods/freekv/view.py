@@ -10,9 +10,9 @@ import streamlit as st
 
 from kvlens.methods.freekv import figures
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
 from kvlens.ui.common.summaries import reduce_steps
-from kvlens.units import si_bytes
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def train(
     from kvlens import methods
     from kvlens.engine.models import load
     from kvlens.methods.sekv.training.train import SeKVTraining, train_sekv
-    from kvlens.prompts import decode
     from kvlens.runs.request import default_preset, parse_set
+    from kvlens.text.prompts import decode
 
     texts = [decode(path.read_bytes(), path.name).text for path in documents]
     params = methods.make_parameters(

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from kvlens.figures.metrics import head_label
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SKY, finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 KEYS, VALUES = BLUE, ORANGE
 

@@ -9,8 +9,8 @@ import streamlit as st
 from kvlens.methods.sekv import figures
 from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
-from kvlens.units import si_bytes
 
 
 def show(reader: TraceReader) -> None:

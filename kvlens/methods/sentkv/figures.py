@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, SERIES, SKY, finish
-from kvlens.units import si_bytes
+from kvlens.text.units import si_bytes
 
 #: What the paper reports (sec. 1, abstract).
 PAPER_REUSE = 0.7

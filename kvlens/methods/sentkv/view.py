@@ -12,9 +12,9 @@ from kvlens.figures.passages import passage
 from kvlens.methods.sentkv import figures
 from kvlens.spans.sentences import cut_by
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
 from kvlens.ui.common.widgets import plain
-from kvlens.units import si_bytes
 
 
 def show(reader: TraceReader) -> None:

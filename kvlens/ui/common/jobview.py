@@ -6,7 +6,7 @@ import time
 
 import streamlit as st
 
-from kvlens.plaintext import visible
+from kvlens.text.plaintext import visible
 from kvlens.ui.common import places, widgets
 from kvlens.ui.common.jobs import Job, JobManager
 

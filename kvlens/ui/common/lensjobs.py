@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.lens.lines import ranges_in_words
-from kvlens.plaintext import visible
+from kvlens.text.plaintext import visible
 from kvlens.ui.common import data, jobview
 from kvlens.ui.common.jobs import Job
 from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command

@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from kvlens.plaintext import visible
 from kvlens.store.reader import TraceReader
 from kvlens.store.session import Session
+from kvlens.text.plaintext import visible
 
 
 def shown_frame(frame: pd.DataFrame) -> pd.DataFrame:

@@ -19,12 +19,12 @@ from kvlens.figures.heads import head_map as map_figure
 from kvlens.figures.metrics import head_label, metric_of, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import Data, chart
 from kvlens.ui.common.clicks import cell_clicked
 from kvlens.ui.common.summaries import summary
 from kvlens.ui.common.widgets import plain
-from kvlens.units import counted, si_bytes
 
 
 def about(reader: TraceReader) -> dict[str, Any] | None:

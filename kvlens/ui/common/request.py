@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvlens.prompts import PromptText
+from kvlens.text.prompts import PromptText
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import streamlit as st
 
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.metrics import head_label
-from kvlens.plaintext import visible
 from kvlens.store.errors import TraceError
+from kvlens.text.plaintext import visible
 from kvlens.ui.common.state import Selection
 
 #: How the message about an unexpected error begins.

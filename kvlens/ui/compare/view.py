@@ -13,8 +13,9 @@ from kvlens.compare.totals import delta_table
 from kvlens.figures.compare import ab_maps, map_table
 from kvlens.figures.comparetracks import overlaid, track_table
 from kvlens.figures.metrics import metric_of
-from kvlens.plaintext import visible
 from kvlens.store.reader import TraceReader
+from kvlens.text.plaintext import visible
+from kvlens.text.units import counted
 from kvlens.ui.common import data, lensdata, session
 from kvlens.ui.common.chart import canvas_menu, chart, menu
 from kvlens.ui.common.pagereader import shown_frame
@@ -24,7 +25,6 @@ from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import method_mark, plain
 from kvlens.ui.compare import data as comparedata
 from kvlens.ui.compare.player import KEY, pair_player
-from kvlens.units import counted
 
 
 def names(pair: Pair) -> None:

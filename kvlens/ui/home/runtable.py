@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensdata, places, widgets
-from kvlens.units import si_bytes
 
 
 def run_table(table: pd.DataFrame) -> str | None:

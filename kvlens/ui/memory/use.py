@@ -7,10 +7,10 @@ import streamlit as st
 
 from kvlens.figures.memory import mass_curve, use_of_copies
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
 from kvlens.ui.common.chart import chart
 from kvlens.ui.memory import data as memorydata
-from kvlens.units import si_bytes
 
 DEFINITION = (
     "A copy of a span to the device counts as moved and not used when the span was among the recorded top "

@@ -15,6 +15,7 @@ from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
 from kvlens.store.export import TIMELINE, export
+from kvlens.text.units import duration, si_bytes
 from kvlens.ui.common import data, parts, session
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.clicks import cell_clicked
@@ -24,7 +25,6 @@ from kvlens.ui.common.widgets import plain
 from kvlens.ui.memory import data as memorydata
 from kvlens.ui.memory.states import where_spans_lay
 from kvlens.ui.memory.use import use
-from kvlens.units import duration, si_bytes
 
 #: Steps of the overlap timeline when none were chosen.
 _FIRST_LOOK = 8

@@ -8,9 +8,9 @@ import streamlit as st
 
 from kvlens.figures.cuts import dropped_map, span_cuts, step_cuts
 from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted
 from kvlens.ui.common import parts
 from kvlens.ui.common.parts import draw
-from kvlens.units import counted
 
 
 def cuts(reader: TraceReader) -> bool:

@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.lens.verdict import Missed, Verdict
+from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import data, lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.lens import diverged, sampling
@@ -16,7 +17,6 @@ from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.replay import lenswhatif
 from kvlens.ui.replay.lensbars import token_range
-from kvlens.units import counted, si_bytes
 
 
 def banner(reader: TraceReader) -> None:

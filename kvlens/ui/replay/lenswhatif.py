@@ -11,7 +11,8 @@ import streamlit as st
 from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
 from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
-from kvlens.plaintext import visible
+from kvlens.text.plaintext import visible
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.lensdata import WhatIf
@@ -19,7 +20,6 @@ from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.request import HoldChoice
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
-from kvlens.units import si_bytes
 
 _RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 

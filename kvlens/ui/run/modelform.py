@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from kvlens.chat import CHOICES
 from kvlens.models.catalogue import label
 from kvlens.models.device import expected
-from kvlens.prompts import QUESTIONS
+from kvlens.text.chat import CHOICES
+from kvlens.text.prompts import QUESTIONS
 from kvlens.ui.common.widgets import plain
 
 _CHAT = {

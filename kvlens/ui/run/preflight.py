@@ -7,11 +7,11 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
-from kvlens.prompts import PromptText
 from kvlens.runs.preflight import estimate
+from kvlens.text.prompts import PromptText
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
-from kvlens.units import si_bytes
 
 WANTED = "form_preset_wanted"
 """key of the session: (method, preset) that a button asked for"""

@@ -6,9 +6,9 @@ import streamlit as st
 
 from kvlens import tasks
 from kvlens.models.find import DEMO
-from kvlens.plaintext import visible
-from kvlens.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, asking, checked, decode, expecting
 from kvlens.tasks import Encoding
+from kvlens.text.plaintext import visible
+from kvlens.text.prompts import MAX_BYTES, SUFFIXES, BadPrompt, PromptText, asking, checked, decode, expecting
 from kvlens.ui.common.request import PromptChoice
 from kvlens.ui.common.sample import SAMPLE, generate
 from kvlens.ui.common.tokens import counting

@@ -8,12 +8,12 @@ import streamlit as st
 from kvlens.figures.metrics import head_label
 from kvlens.figures.passages import passage
 from kvlens.figures.spanlengths import length_histogram
-from kvlens.plaintext import visible
+from kvlens.text.plaintext import visible
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import session
 from kvlens.ui.common.chart import chart, menu
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.spans.data import View
-from kvlens.units import si_bytes
 
 _OWN_MOVES = "kvlens_span_rows_clicked"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvlens.chat import ChatForm, choose, template_of
+from kvlens.text.chat import ChatForm, choose, template_of
 
 QUESTIONS = ("in", "after")
 """in: the question is part of the prompt that is read and placed; after: it is fed once the context has been placed"""
