@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -104,5 +105,10 @@ class Server:
         raise AssertionError("the server did not become healthy")
 
     def stop(self) -> None:
+        """Once more as with Ctrl-C where it waits for a connection that the browser has kept open, as uvicorn does."""
         self._process.terminate()
-        self._process.wait(20)
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(20)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+from functools import cache
+
 import streamlit as st
 
 from kvlens import REPOSITORY
@@ -9,4 +12,11 @@ from kvlens import REPOSITORY
 
 def picture() -> None:
     """The Replay of a lost answer, as a picture."""
-    st.image(str(REPOSITORY / "docs/replay.png"), caption="What opens: the Replay of a lost answer", width=760)
+    st.image(_inline("docs/replay.png"), caption="What opens: the Replay of a lost answer", width=760)
+
+
+@cache
+def _inline(file: str) -> str:
+    """A picture as part of the page. As a file of Streamlit's it is gone once the page is left, and a browser that asks
+    for it then reports an error."""
+    return "data:image/png;base64," + base64.b64encode((REPOSITORY / file).read_bytes()).decode()
