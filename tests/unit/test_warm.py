@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvlens.runs.readings import FOLDER
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.ui.common import jobs, warm
 from kvlens.ui.common.jobs import Job, JobManager
@@ -102,6 +103,8 @@ def test_a_cancelled_job_stores_what_it_has(ready: Warm, tmp_path: Path, monkeyp
     manager.cancel(uid)
     assert waited(manager, uid).state == "cancelled"
     assert list(list_runs(tmp_path)["status"]) == ["cancelled"]
+    assert any(manager._folder.path("readings").iterdir()), "what it read is kept"
+    assert FOLDER not in os.environ, "what a job is told is not what the server's own code is told"
     assert ended(begun(ready, "--version"))[1] == 0, "it serves the next"
 
 

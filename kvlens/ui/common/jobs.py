@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,7 +28,9 @@ LOG_LINES = 60
 #: Seconds a cancelled process gets to store what it has before it is killed.
 GRACE_S = 15.0
 Process: TypeAlias = "subprocess.Popen[str] | Forked"
-Starter = Callable[[list[str]], Process]
+Environment = Mapping[str, str]
+"""variables that a job's process has beside the server's own"""
+Starter = Callable[[list[str], Environment], Process]
 
 
 @dataclass
@@ -67,12 +69,12 @@ class Job:
         return self.ended is None
 
 
-def start_process(argv: list[str]) -> Process:
+def start_process(argv: list[str], environment: Environment) -> Process:
     """The engine's process: own group, so that cancelling reaches its workers; stderr joins stdout in the log."""
-    return warm.start(argv) or start_cold(argv)
+    return warm.start(argv, environment) or start_cold(argv, environment)
 
 
-def start_cold(argv: list[str]) -> subprocess.Popen[str]:
+def start_cold(argv: list[str], environment: Environment) -> subprocess.Popen[str]:
     """The same, from nothing."""
     return subprocess.Popen(
         argv,
@@ -85,7 +87,7 @@ def start_cold(argv: list[str]) -> subprocess.Popen[str]:
         bufsize=1,
         start_new_session=True,
         cwd=REPOSITORY,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
     )
 
 
@@ -160,16 +162,16 @@ class JobManager:
 
     def _run(self, job: Job) -> None:
         job.started = time.time()
+        environment = {FOLDER: str(self._folder.path("readings"))}
         try:
             with self._lock:
                 if job.state != "queued":
                     return
-                os.environ[FOLDER] = str(self._folder.path("readings"))
-                self._process, self._running = self._start(job.argv), job.id
+                self._process, self._running = self._start(job.argv, environment), job.id
                 job.state = "running"
             code = self._follow(job, self._process)
             if isinstance(self._process, Forked) and not self._process.begun and job.state == "running":
-                self._process = start_cold(job.argv)
+                self._process = start_cold(job.argv, environment)
                 code = self._follow(job, self._process)
         except OSError as error:
             code = -1

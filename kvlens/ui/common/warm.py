@@ -14,8 +14,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kvlens import REPOSITORY
 
@@ -90,15 +91,20 @@ class Warm:
                 self._end()
                 self._begin()
 
-    def start(self, argv: list[str]) -> Forked | None:
-        """The job's process; None where it has to be started from nothing."""
+    def start(self, argv: list[str], environment: Mapping[str, str] = MappingProxyType({})) -> Forked | None:
+        """The job's process, with these variables beside the server's; None where it has to be started from
+        nothing."""
         if argv[: len(COMMAND)] != COMMAND:
             return None
         with self._lock:
             if not able() or self._busy or self._channel is None or not self._usable():
                 return None
             reading, writing = os.pipe()
-            order = {"argv": argv[len(COMMAND) - 1 :], "environment": dict(os.environ), "directory": str(REPOSITORY)}
+            order = {
+                "argv": argv[len(COMMAND) - 1 :],
+                "environment": {**os.environ, **environment},
+                "directory": str(REPOSITORY),
+            }
             try:
                 socket.send_fds(self._channel, [json.dumps(order).encode()], [writing])
             except OSError:
