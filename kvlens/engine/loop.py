@@ -94,6 +94,7 @@ class Generation:
                 self.options.prefill_chunk,
                 lambda done, total: self.progress("prefill", done, total),
                 self.check,
+                self.recorder is not None or session.method.needs_surprisal,
             )
         else:
             read = read if isinstance(read, ReadPrompt) else read()

@@ -82,7 +82,7 @@ class Result:
     text: str
     """the answer"""
     surprisal: torch.Tensor
-    """float32 [prompt tokens], nats, NaN at position 0"""
+    """float32 [prompt tokens], nats, NaN at position 0; of the last alone where nobody wanted more"""
     logprobs: list[float]
     stopped: str
     """eos | stop | length | forced"""

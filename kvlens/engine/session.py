@@ -251,7 +251,8 @@ class Session:
         )
         queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
         own = memory.prompt
-        prompt = Prefilled(surprisal, own.keys, own.values, queries, self._peeked, self._received, self._inputs)
+        nats = surprisal if self.method.needs_surprisal else None
+        prompt = Prefilled(nats, own.keys, own.values, queries, self._peeked, self._received, self._inputs)
         layout, placement = self.method.prefill_end(prompt)
         del prompt, own
         self._queries, self._peeked, self._received, self._inputs = [], None, None, None

@@ -121,6 +121,8 @@ class Method(ABC):
     peeks: ClassVar[bool] = False
     """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
     feeds that token"""
+    needs_surprisal: ClassVar[bool] = False
+    """every prompt token's surprisal is wanted at `prefill_end`; where nobody wants it, it is not computed"""
     watches: ClassVar[bool] = False
     """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
     needs_received: ClassVar[bool] = False
@@ -135,7 +137,7 @@ class Method(ABC):
         self.params, self.context = params, context
         self._journal: list[Note] = []
         self.keeps_journal = True
-        """False: notes are dropped, for a step that may not grow a list (kvlens/static)"""
+        """False: notes are dropped, for a step that may not grow a list (kvlens/gpu/static)"""
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:

@@ -80,8 +80,8 @@ class Inputs:
 class Prefilled:
     """The prompt when prefill has ended."""
 
-    surprisal: torch.Tensor
-    """float32 [n], nats; NaN at position 0, which nothing predicts"""
+    surprisal: torch.Tensor | None
+    """float32 [n], nats; NaN at position 0, which nothing predicts; None: the method does not need it"""
     keys: torch.Tensor
     """[L, H_kv, n, D], post-RoPE"""
     values: torch.Tensor

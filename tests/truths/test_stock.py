@@ -131,7 +131,8 @@ def test_our_loop_equals_generate(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "cohere", "granite"])
 def test_surprisal_equals_full_logits(family: str) -> None:
     model, prompt = build(family), random_prompt(N, seed=4)
-    ours = run(model, prompt, "full", max_new=1, prefill_chunk=37).surprisal
+    ours = Engine(model).read(prompt, prefill_chunk=37).surprisal
+    alone = run(model, prompt, "full", max_new=1, prefill_chunk=37).surprisal
     model.model.set_attn_implementation("sdpa")
     with torch.inference_mode():
         ids = torch.tensor([prompt.ids])
@@ -139,6 +140,8 @@ def test_surprisal_equals_full_logits(family: str) -> None:
     expected = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")
     assert torch.isnan(ours[0])
     torch.testing.assert_close(ours[1:].double(), expected, atol=1e-4, rtol=1e-4)
+    assert torch.isnan(alone[:-1]).all(), "nobody wants it"
+    torch.testing.assert_close(alone[-1], ours[-1], atol=1e-4, rtol=1e-4)
 
 
 def test_two_sessions_on_one_model_do_not_meet(tiny: Any) -> None:

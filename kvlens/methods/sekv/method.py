@@ -65,6 +65,7 @@ class SeKV(Method):
     floor_is_exact = False
     untrained = {"router": "pca"}  # noqa: RUF012
     observed_queries = 128
+    needs_surprisal = True
     journal_names = JOURNAL
     params: SeKVParameters
 
@@ -110,6 +111,7 @@ class SeKV(Method):
         from kvlens.methods.sekv.selecting import WholeHeads
 
         context, params = self.context, self.params
+        assert prompt.surprisal is not None
         self._nats = prompt.surprisal.tolist()
         self._stats = Surprisal.of(self._nats)
         spans, plan = self._cut(context.budget_bytes)
