@@ -50,14 +50,14 @@ class Part:
 
 
 PARTS = {
-    "writer": Part(1000, 10, 0.18),
-    "recover": Part(300, 6, 0.11),
-    "delete": Part(100, 4, 0.05),
+    "writer": Part(1000, 3, 0.18),
+    "recover": Part(300, 2, 0.11),
+    "delete": Part(100, 2, 0.05),
     "run": Part(100, 0, 0.15),
     "warm": Part(50, 0, 0.06),
-    "damage": Part(100 * len(DAMAGES), 12, 0.13),
-    "traces": Part(len(TRACES) * len(READS), len(TRACES) * len(READS), 0.03),
-    "prompts": Part(len(PROMPTS), len(PROMPTS), 0.02),
+    "damage": Part(100 * len(DAMAGES), len(DAMAGES), 0.13),
+    "traces": Part(len(TRACES) * len(READS), 6, 0.03),
+    "prompts": Part(len(PROMPTS), 6, 0.02),
     "models": Part(60, 0, 0.05),
     "queries": Part(300, 0, 0.1),
     "memory": Part(2, 0, 0.12),

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.soak import PARTS, bad, with_sitting
+from benchmarks.soakfiles import DAMAGES
 
 ROOT = Path(__file__).parents[2]
-CODE = "from benchmarks.soak import bad, soak; found, _ = soak(0.2, short=True); print(found); assert not bad(found)"
+CODE = "from benchmarks.soak import bad, soak; found, _ = soak(10, short=True); print(found); assert not bad(found)"
 
 
 def test_nothing_is_lost_hangs_or_crashes() -> None:
@@ -18,8 +19,17 @@ def test_nothing_is_lost_hangs_or_crashes() -> None:
         [sys.executable, "-c", CODE], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    for part in ("kills: writer", "kills: recover", "kills: delete", "damage: log flip", "prompt files", "foreign"):
-        assert part in done.stdout
+    found = ast.literal_eval(done.stdout)
+    counts = {label: sum(outcomes.values()) for label, outcomes in found.items()}
+    assert counts == {
+        "kills: writer": PARTS["writer"].short,
+        "kills: recover": PARTS["recover"].short,
+        "kills: delete": PARTS["delete"].short,
+        **{f"damage: {kind}": 1 for kind in DAMAGES},
+        "foreign traces, read": PARTS["traces"].short // 2,
+        "foreign traces, recover": PARTS["traces"].short // 2,
+        "prompt files": PARTS["prompts"].short,
+    }
 
 
 def test_sittings_add_up_and_go_on_where_the_last_one_ended() -> None:
