@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.tasks import metrics
-from kvlens.tasks.filetask import FileTask, texts
+from kvlens.tasks.filetask import FileTask, Posed, texts
 
 NEW_TOKENS = {
     "niah": 128,
@@ -54,8 +54,8 @@ class RulerFile(FileTask):
         if not line["outputs"]:
             raise self.wrong(number, "has an empty list 'outputs'")
 
-    def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        return line["input"] + str(line.get("answer_prefix") or ""), texts(line["outputs"]), {}
+    def ask(self, line: dict[str, Any]) -> Posed:
+        return Posed(line["input"] + str(line.get("answer_prefix") or ""), texts(line["outputs"]))
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         return (metrics.string_match_part if self.part else metrics.string_match_all)(output, answers)
