@@ -46,7 +46,15 @@ FILES = {
     "longbench": "kvlens.tasks.longbench:LongBench",
     "longbench2": "kvlens.tasks.longbench2:LongBench2",
     "ruler": "kvlens.tasks.rulerfile:RulerFile",
+    "rulerkv": "kvlens.tasks.rulerkv:RulerRows",
     "infinitebench": "kvlens.tasks.infinitebench:InfiniteBench",
+    "scbench": "kvlens.tasks.scbench:SCBench",
+    "gsm8k": "kvlens.tasks.gsm8k:Gsm8k",
+    "math500": "kvlens.tasks.math500:Math500",
+    "aime24": "kvlens.tasks.aime24:Aime24",
+    "gpqa": "kvlens.tasks.gpqa:Gpqa",
+    "longgenbench-wu": "kvlens.tasks.longgenbench_wu:LongGenBenchWu",
+    "longgenbench-liu": "kvlens.tasks.longgenbench_liu:LongGenBenchLiu",
     "niah": "kvlens.tasks.haystack:Haystack",
 }
 
@@ -133,6 +141,12 @@ def catalogue() -> list[dict[str, Any]]:
     ]
 
 
+def parameters() -> dict[str, dict[str, int | str]]:
+    """Kind of file -> what can be set behind its path, with the defaults; kinds without parameters are left out."""
+    found = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in FILES.items()}
+    return {kind: given for kind, given in found.items() if given}
+
+
 def score(task: str, answer: str, output: str) -> float:
     """0..1 for the output of a stored run of a task. Raises UnknownTask or ValueError with one sentence."""
     return get(task).score(answer, output)
@@ -195,6 +209,7 @@ __all__ = [
     "catalogue",
     "get",
     "is_right",
+    "parameters",
     "prompt_of",
     "registry",
     "remake",

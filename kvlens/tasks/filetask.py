@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvlens.tasks.base import CUE, Asked, Encode, Task
-from kvlens.tasks.filerows import read_rows
+from kvlens.tasks.filerows import Rows, read_rows
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,15 @@ class FileTask(Task):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name, self.title = path.stem, path.stem
-        self.unit, self.lines = read_rows(path, self.fields)
+        self.unit, self.lines = self.read()
         """how a row is named to people, and (its number, its fields)"""
         self.items: int = len(self.lines)
         for number, line in self.lines:
             self.check(number, line)
+
+    def read(self) -> tuple[str, Rows]:
+        """What people call a row, and the rows with their numbers. Raises ValueError with one sentence."""
+        return read_rows(self.path, self.fields)
 
     def check(self, number: int, line: dict[str, Any]) -> None:
         """Raises ValueError, naming row and field, for a row that cannot be asked or scored."""

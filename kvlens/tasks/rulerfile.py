@@ -37,6 +37,8 @@ class RulerFile(FileTask):
     fields: Mapping[str, type] = {"input": str, "outputs": list}
 
     def __init__(self, path: Path) -> None:
+        if path.suffix.lower() == ".parquet":
+            raise ValueError(f"'{path.name}' is RULER as kvpress stores it: name it rulerkv:{path}.")
         super().__init__(path)
         family = path.parent.name if path.stem in SUBSETS else path.stem
         known = next((name for name in NEW_TOKENS if family.lower().startswith(name)), None)
