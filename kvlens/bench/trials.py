@@ -102,7 +102,7 @@ class Prompts:
     def asked(self, trial: Trial) -> Asked:
         """The trial's prompt as text. Raises ValueError with one sentence."""
         if self._asked is None or self._key != trial.prompt:
-            self._prompt = self._read = None
+            self._prompt = None
             self._asked = tasks.remake(asdict(trial), self._encoding)
             self._key = trial.prompt
         return self._asked
@@ -111,16 +111,18 @@ class Prompts:
         """In tokens. Raises BadPrompt when the model cannot take it."""
         asked = self.asked(trial)
         if self._prompt is None:
-            loaded, new = self.engine.loaded, tasks.get(trial.task).new_tokens
+            loaded, new = self.engine.loaded, tasks.get(trial.task).generation(trial.index).new_tokens
             self._prompt = tokenize(
                 tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, new, question=trial.question
             )
         return self._prompt
 
     def read(self, trial: Trial, method: type[Method] = Method) -> ReadPrompt:
-        """Prefilled, with all that `method` asks to see of it."""
+        """Prefilled, with all that `method` asks to see of it. Prompts that follow one another and are the same tokens,
+        such as the context of several questions that are fed after it, are read once."""
         prompt = self.prompt(trial)
-        if self._read is None or not self._read.serves(method):
+        if self._read is None or self._read.ids != prompt.ids or not self._read.serves(method):
+            self._read = None  # two readings at a time are not held
             asking = (*self._methods, method)
             queries = max(128, *(one.observed_queries for one in asking))
             self._read = self.engine.read(prompt, queries=queries, received=any(one.needs_received for one in asking))
@@ -180,7 +182,9 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
         return row | {"refused": str(error)}
     method = methods.get(trial.method)
     limit = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
-    sink, options = Means(), Options(max_new=tasks.get(trial.task).new_tokens, coverage=True, oracle="off")
+    drawn = tasks.get(trial.task).generation(trial.index)
+    options = Options(drawn.new_tokens, drawn.seed, drawn.temperature, drawn.top_p, coverage=True, oracle="off")
+    sink = Means()
     try:
         found = chosen(engine, prompt, method, row, limit, options)
         row |= arm(found, row)

@@ -185,6 +185,8 @@ def show_tasks(as_json: Annotated[bool, typer.Option("--json", help="Print JSON 
         )
         typer.echo(f"{entry['name']:18} {entry['summary']} ({whose})\n{'':18} scored by {entry['metric']}")
     typer.echo(f"files: {', '.join(f'{kind}:PATH' for kind in tasks.FILES)}")
+    for kind, given in tasks.parameters().items():
+        typer.echo(f"{'':18} {kind}:PATH{''.join(f'@{name}={value}' for name, value in given.items())}")
     for sentence in tasks.refused().values():
         typer.echo(sentence, err=True)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
 from kvlens.methods import DEFAULT
@@ -55,7 +57,11 @@ def run(
         ),
     ] = "in",
     ask: Annotated[
-        str | None, typer.Option(help="A question about the prompt file's text, which is then its context.")
+        list[str] | None,
+        typer.Option(
+            help="A question about the prompt file's text, which is then its context. Given several times with "
+            "--question after: a run each, on a context that is read once and placed alike."
+        ),
     ] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -76,14 +82,16 @@ def run(
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
 ) -> None:
-    """Run a prompt under a method and store the trace. The last line of stdout is the run's uid."""
+    """Run a prompt under a method and store the trace. The last line of stdout is the run's uid; of several questions,
+    the last lines are, one each."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
-    from kvlens.runs.carrying import carry_out
+    from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.request import RunRequest, parse_set
     from kvlens.text.prompts import asking, checked, decode, expecting
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
+    done: list[tuple[str, str, str]] = []
     try:
         if prompt_file == "-":
             source = decode(sys.stdin.buffer.read(), "standard input")
@@ -93,7 +101,10 @@ def run(
                 raise ValueError(f"there is no prompt file '{prompt_file}'.")
             source = decode(path.read_bytes(), path.name)
         source = checked(source, prompt_file)
-        source = expecting(source if ask is None else asking(source, ask), answer, needle)
+        if answer and len(ask or ()) > 1:
+            raise ValueError("--answer is what one question's answer contains: leave it out, or ask one question.")
+        sources = [expecting(asking(source, words), answer, needle) for words in ask or ()]
+        sources = sources or [expecting(source, answer, needle)]
         request = RunRequest(
             model=model,
             method=method,
@@ -118,13 +129,37 @@ def run(
             against=against_full or forced,
             forced_reference=forced,
         )
-        uid, status, text = carry_out(request, source, runs_folder(runs), reporter.report, cancelled, reporter.say)
+        on = runs_folder(runs), reporter.report, cancelled, reporter.say
+        if len(sources) > 1:
+            done.extend(carry_out_each(request, sources, *on))
+        else:
+            done.append(carry_out(request, sources[0], *on))
     except BaseException as error:
         reporter.failed(error)
+        if not progress_json:
+            for uid, _, _ in done:  # what was run before is stored
+                typer.echo(uid)
         raise
-    reporter.done(uid, status)
-    if not progress_json:
-        typer.echo(terminal(text) if sys.stdout.isatty() else text)
-        typer.echo(uid)
+    for uid, status, _ in done:
+        reporter.done(uid, status)
+    if not progress_json and len(sources) > 1:
+        _table(ask or [], done)
+    elif not progress_json:
+        typer.echo(terminal(done[0][2]) if sys.stdout.isatty() else done[0][2])
+        typer.echo(done[0][0])
+    uid, status, _ = done[-1]
     if status != "completed":
         fail(f"the run was cancelled; what was recorded is stored as {uid}.")
+
+
+def _table(questions: list[str], done: list[tuple[str, str, str]]) -> None:
+    """Question and answer of every run, then the runs' uids, a line each."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table("question", "answer", "run", box=box.SIMPLE)
+    for question, (uid, _, text) in zip(questions, done, strict=False):
+        table.add_row(*(escape(terminal(" ".join(part.split()))) for part in (question, text)), uid)
+    Console(soft_wrap=False).print(table)
+    for uid, _, _ in done:
+        typer.echo(uid)

@@ -1,8 +1,9 @@
-"""One run from request to trace: foreseen, prepared, compared with its reference where that was asked for, stored."""
+"""One run from request to trace: foreseen, prepared, compared with its reference where that was asked for, stored; or
+several, of questions about one context."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +15,9 @@ from kvlens.models.device import settle
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
+from kvlens.runs.readings import kept
 from kvlens.runs.request import Report, RunRequest
-from kvlens.text.prompts import PromptText
+from kvlens.text.prompts import PromptText, tokenize
 
 if TYPE_CHECKING:
     from kvlens.runs.storing import Stored
@@ -49,15 +51,63 @@ def carry_out(
     planned = plan(request, prepared)
     if planned.chosen.said:
         say(planned.chosen.said)
+    stored = _advised(request, prepared, runs_dir, report, cancelled)
+    return stored.uid, stored.status, stored.text
+
+
+def carry_out_each(
+    request: RunRequest,
+    sources: Sequence[PromptText],
+    runs_dir: Path,
+    report: Report,
+    cancelled: Callable[[], bool],
+    say: Callable[[str], None] = _nobody,
+) -> Iterator[tuple[str, str, str]]:
+    """Like `carry_out`, a run for each of several questions about one context, which is read once and placed alike for
+    all: the device is divided for as many steps whatever the question, so that a shorter one leaves a few tokens more
+    for its answer. What is wrong with any of them is told before the first is run; a cancelled one is the last.
+
+    Raises ValueError as well where the questions are not fed after the context, or the context's tokens depend on
+    them."""
+    if request.question != "after":
+        raise ValueError("several questions share a placement only when they are fed after it: add --question after.")
+    check(request)
+    for source in sources:
+        refuse(request, source)
+    request = request.model_copy(update={"device": settle(request.device)})
+    prepared = [prepare(request, sources[0], report)]
+    for source in sources[1:]:
+        prompt = tokenize(
+            source, prepared[0].engine.loaded.tokenizer, None, request.max_new, request.chat, request.system, "after"
+        )
+        if prompt.ids != prepared[0].prompt.ids:
+            raise ValueError("the context has other tokens before another question: run the questions one by one.")
+        prepared.append(replace(prepared[0], prompt=prompt))
+    steps = request.max_new + max(len(one.prompt.asked) for one in prepared)
+    requests = [request.model_copy(update={"max_new": steps - len(one.prompt.asked)}) for one in prepared]
+    said = {plan(one, of).chosen.said for one, of in zip(requests, prepared, strict=True)}
+    for line in filter(None, said):
+        say(line)
+    with kept():
+        for one, of in zip(requests, prepared, strict=True):
+            stored = _advised(one, of, runs_dir, report, cancelled)
+            yield stored.uid, stored.status, stored.text
+            if stored.status != "completed":
+                return
+
+
+def _advised(
+    request: RunRequest, prepared: Prepared, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
+) -> Stored:
+    """The stored run; where its budget cannot be kept, the refusal says what would do."""
     try:
-        stored = _stored(request, prepared, runs_dir, report, cancelled)
+        return _stored(request, prepared, runs_dir, report, cancelled)
     except BudgetInfeasible as error:
         method = methods.get(request.method)
         sizes = sizes_of(request, prepared)
         raise advised(method, request.preset, request.overrides, sizes, error.smallest) from None
     finally:
         give_back()
-    return stored.uid, stored.status, stored.text
 
 
 def _stored(

@@ -7,7 +7,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,20 @@ class Reading:
         with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
             _save(path, made)
         return made
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Within it prompts that were read are kept, in a folder that goes with it unless one is named already."""
+    if os.environ.get(FOLDER):
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[FOLDER]
 
 
 def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:

@@ -1,7 +1,8 @@
 """The tasks. To add one: write its file, add its line to BUILT_IN, or announce it by an entry point `kvlens.tasks`.
 
 A generated task is known by its name. A file of a published benchmark is named KIND:PATH, for example
-ruler:data/niah_single_1.jsonl, where KIND is one of FILES. Nothing here imports torch.
+ruler:data/niah_single_1.jsonl, where KIND is one of FILES; some kinds have parameters, set behind the path
+(gsm8k:test.jsonl@shots=32). Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
-from kvlens.tasks.base import CUE, Asked, Encode, Encoding, Task
+from kvlens.tasks import filename
+from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task
 from kvlens.text.prompts import PromptText
 
 BUILT_IN = {
@@ -26,12 +28,17 @@ BUILT_IN = {
     "note": "kvlens.tasks.demo:NOTE",
     "list": "kvlens.tasks.demo:LIST",
     "niah_single": "kvlens.tasks.needles:SINGLE",
+    "niah_noise": "kvlens.tasks.shelves:NOISY",
+    "niah_identifier": "kvlens.tasks.shelves:IDENTIFIER",
     "niah_multikey": "kvlens.tasks.needles:MULTIKEY",
+    "niah_needles": "kvlens.tasks.shelves:AMONG",
+    "niah_needles_identifier": "kvlens.tasks.shelves:IDENTIFIERS",
     "niah_multiquery": "kvlens.tasks.needles:MULTIQUERY",
     "niah_multivalue": "kvlens.tasks.needles:MULTIVALUE",
     "kv_lookup": "kvlens.tasks.needles:LOOKUP",
     "variable_tracking": "kvlens.tasks.tracking:TRACKING",
     "common_words": "kvlens.tasks.common:COMMON_WORDS",
+    "frequent_words": "kvlens.tasks.frequent:FREQUENT_WORDS",
     "list_items": "kvlens.tasks.copying:ITEMS",
     "copy_text": "kvlens.tasks.copying:COPY",
 }
@@ -39,7 +46,15 @@ FILES = {
     "longbench": "kvlens.tasks.longbench:LongBench",
     "longbench2": "kvlens.tasks.longbench2:LongBench2",
     "ruler": "kvlens.tasks.rulerfile:RulerFile",
+    "rulerkv": "kvlens.tasks.rulerkv:RulerRows",
     "infinitebench": "kvlens.tasks.infinitebench:InfiniteBench",
+    "scbench": "kvlens.tasks.scbench:SCBench",
+    "gsm8k": "kvlens.tasks.gsm8k:Gsm8k",
+    "math500": "kvlens.tasks.math500:Math500",
+    "aime24": "kvlens.tasks.aime24:Aime24",
+    "gpqa": "kvlens.tasks.gpqa:Gpqa",
+    "longgenbench-wu": "kvlens.tasks.longgenbench_wu:LongGenBenchWu",
+    "longgenbench-liu": "kvlens.tasks.longgenbench_liu:LongGenBenchLiu",
     "niah": "kvlens.tasks.haystack:Haystack",
 }
 
@@ -83,7 +98,8 @@ def get(name: str) -> Task:
     """A task by name, or the task of a file by KIND:PATH. Raises UnknownTask or ValueError with one sentence."""
     kind, sign, path = name.partition(":")
     if sign and kind in FILES:
-        return _open(name, kind, path, _stamp(Path(path)))
+        file, given = filename.split(path)
+        return _open(name, kind, file, given, _stamp(Path(file)))
     tasks = registry()
     if name not in tasks and name in refused():
         raise UnknownTask(refused()[name])
@@ -102,8 +118,9 @@ def _stamp(path: Path) -> int:
 
 
 @lru_cache(maxsize=16)
-def _open(name: str, kind: str, path: str, stamp: int) -> Task:
-    task: Task = _load(FILES[kind])(Path(path))
+def _open(name: str, kind: str, path: str, given: tuple[tuple[str, str], ...], stamp: int) -> Task:
+    opens = _load(FILES[kind])
+    task: Task = opens(Path(path), **filename.values(kind, getattr(opens, "parameters", {}), given))
     task.name = name
     return task
 
@@ -122,6 +139,12 @@ def catalogue() -> list[dict[str, Any]]:
         }
         for task in registry().values()
     ]
+
+
+def parameters() -> dict[str, dict[str, int | str]]:
+    """Kind of file -> what can be set behind its path, with the defaults; kinds without parameters are left out."""
+    found = {kind: dict(getattr(_load(path), "parameters", {})) for kind, path in FILES.items()}
+    return {kind: given for kind, given in found.items() if given}
 
 
 def score(task: str, answer: str, output: str) -> float:
@@ -153,7 +176,7 @@ def ask(task: Task, length: int | None, depth: float | None, seed: int, encoding
     made = task.make(length, depth, seed, encoding.encode, encoding.special, index)
     if not encoding.chat:
         return replace(made, opening="")
-    cue, before = CUE if made.text.endswith(CUE) else "", len(encoding.encode(made.text))
+    cue, before = made.cue if made.text.endswith(made.cue) else "", len(encoding.encode(made.text))
     more = len(encoding.encode(made.opening)) - (before - len(encoding.encode(made.text.removesuffix(cue))))
     if length is not None and more != 0:
         made = task.make(length, depth, seed, encoding.encode, encoding.special + more, index)
@@ -179,12 +202,14 @@ __all__ = [
     "Asked",
     "Encode",
     "Encoding",
+    "Generation",
     "Task",
     "UnknownTask",
     "ask",
     "catalogue",
     "get",
     "is_right",
+    "parameters",
     "prompt_of",
     "registry",
     "remake",

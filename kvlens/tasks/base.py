@@ -40,6 +40,18 @@ class Asked:
     question: int | None = None
     """the character of `text` with which the question begins, and everything else that follows the context; None: it
     is not known apart"""
+    cue: str = CUE
+    """the end of a text that is simply continued, left out in the chat form"""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How a prompt of a task is answered: at most so many tokens, and how they are drawn (temperature 0: greedy)."""
+
+    new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
 
 
 class Task(ABC):
@@ -65,6 +77,10 @@ class Task(ABC):
     ) -> Asked:
         """A prompt of `length` tokens in all, `special` of which the tokenizer adds. Raises ValueError with one
         sentence."""
+
+    def generation(self, index: int = 0) -> Generation:
+        """How prompt `index` is answered."""
+        return Generation(self.new_tokens)
 
     @abstractmethod
     def score(self, answer: str, output: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from kvlens.tasks import texts
 from kvlens.tasks.base import Asked, Encode, Task, check_place
@@ -54,7 +55,12 @@ class Generated(Task):
         self, content: Content, length: int, rng: random.Random, encode: Encode, special: int
     ) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The prompt's text and the ranges of the asked facts in it."""
-        return compose(self.name, content, length, rng, encode, special, texts.sentences())
+        hay = self.haystack(content, length, rng)
+        return compose(self.name, content, length, rng, encode, special, hay)
+
+    def haystack(self, content: Content, length: int, rng: random.Random) -> Sequence[str]:
+        """The sentences that stand around the facts, in their order; enough, or begun again, for `length` tokens."""
+        return texts.sentences()
 
     def score(self, answer: str, output: str) -> float:
         return string_match_all(output, answer.strip().split(SEPARATOR))

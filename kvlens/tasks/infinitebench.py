@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.tasks import infinite_metrics as metrics
-from kvlens.tasks.filetask import FileTask, texts
+from kvlens.tasks.filetask import FileTask, Posed, texts
 
 TASKS: dict[str, tuple[Callable[[str, Sequence[str]], float], int, str]] = {
     "passkey": (metrics.first_number, 6, "{input}\nThe pass key is"),
@@ -71,14 +71,14 @@ class InfiniteBench(FileTask):
             raise self.wrong(number, "has an answer that is none of its options")
         return answers[0], LETTERS[texts(line["options"]).index(answers[0])]
 
-    def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    def ask(self, line: dict[str, Any]) -> Posed:
         answers = self._letter(0, line) if self.task in CHOICES else _listed(line["answer"])
         options = "\n".join(
             f"{letter}. {option}" for letter, option in zip(LETTERS, line.get("options") or (), strict=False)
         )
         call = _CALL.search(line["input"])
         question = self._question.replace("{options}", options).replace("{call}", call.group() if call else "")
-        return f"{line['context']}\n\n{question.replace('{input}', line['input'])}", answers, {}
+        return Posed(f"{line['context']}\n\n{question.replace('{input}', line['input'])}", answers)
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         return self.grader(output, answers)

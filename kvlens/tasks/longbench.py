@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.tasks import metrics
-from kvlens.tasks.filetask import FileTask, texts
+from kvlens.tasks.filetask import FileTask, Posed, texts
 
 Metric = Callable[[str, str], float]
 
@@ -77,8 +77,8 @@ class LongBench(FileTask):
         if DATASETS[_plain(line["dataset"])][0] is None and not isinstance(line.get("all_classes"), list):
             raise self.wrong(number, "lacks the field 'all_classes', which a classification needs")
 
-    def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        return self._prompt(line), texts(line["answers"]), {"classes": line.get("all_classes")}
+    def ask(self, line: dict[str, Any]) -> Posed:
+        return Posed(self._prompt(line), texts(line["answers"]), {"classes": line.get("all_classes")})
 
     def _prompt(self, line: dict[str, Any]) -> str:
         context, question = line["context"], line["input"]

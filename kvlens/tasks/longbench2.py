@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvlens.tasks import metrics
-from kvlens.tasks.filetask import FileTask
+from kvlens.tasks.filetask import FileTask, Posed
 
 LETTERS = "ABCD"
 
@@ -34,14 +34,14 @@ class LongBench2(FileTask):
         if line["answer"] not in set(LETTERS):
             raise self.wrong(number, f"has the answer '{line['answer'][:20]}', which is none of A, B, C, D")
 
-    def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+    def ask(self, line: dict[str, Any]) -> Posed:
         choices = "\n".join(f"({letter}) {line[f'choice_{letter}'].strip()}" for letter in LETTERS)
         text = (
             f"Read this text, then answer the question below it.\n\n{line['context'].strip()}\n\nQuestion: "
             f"{line['question'].strip()}\n"
             f'{choices}\n\nAnswer in the form "The correct answer is (letter)".'
         )
-        return text, (line["answer"],), {}
+        return Posed(text, (line["answer"],))
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         return float(metrics.choice(output) in answers)

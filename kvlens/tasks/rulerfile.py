@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens.tasks import metrics
-from kvlens.tasks.filetask import FileTask, texts
+from kvlens.tasks.filetask import FileTask, Posed, texts
 
 NEW_TOKENS = {
     "niah": 128,
@@ -37,6 +37,8 @@ class RulerFile(FileTask):
     fields: Mapping[str, type] = {"input": str, "outputs": list}
 
     def __init__(self, path: Path) -> None:
+        if path.suffix.lower() == ".parquet":
+            raise ValueError(f"'{path.name}' is RULER as kvpress stores it: name it rulerkv:{path}.")
         super().__init__(path)
         family = path.parent.name if path.stem in SUBSETS else path.stem
         known = next((name for name in NEW_TOKENS if family.lower().startswith(name)), None)
@@ -54,8 +56,8 @@ class RulerFile(FileTask):
         if not line["outputs"]:
             raise self.wrong(number, "has an empty list 'outputs'")
 
-    def ask(self, line: dict[str, Any]) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-        return line["input"] + str(line.get("answer_prefix") or ""), texts(line["outputs"]), {}
+    def ask(self, line: dict[str, Any]) -> Posed:
+        return Posed(line["input"] + str(line.get("answer_prefix") or ""), texts(line["outputs"]))
 
     def measure(self, output: str, answers: tuple[str, ...], facts: Mapping[str, Any]) -> float:
         return (metrics.string_match_part if self.part else metrics.string_match_all)(output, answers)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 
 ADJECTIVES = (
     "amber ancient bitter bold brisk calm clever coastal copper crooked dusty eager early faded fair feather "
@@ -52,9 +53,9 @@ def people(rng: random.Random, count: int) -> list[str]:
 
 
 def distinct(rng: random.Random, count: int, draw: str = "pair") -> list[str]:
-    """`count` different pairs ('pair'), five-digit numbers ('number'), five capital letters ('name') or made-up words
-    ('word')."""
-    makers = {"pair": pair, "number": number, "name": name, "word": word}
+    """`count` different pairs ('pair'), five-digit numbers ('number'), five capital letters ('name'), made-up words
+    ('word'), coded words ('coded') or identifiers ('identifier')."""
+    makers = {"pair": pair, "number": number, "name": name, "word": word, "coded": coded, "identifier": identifier}
     found: dict[str, None] = {}
     while len(found) < count:
         found[makers[draw](rng)] = None
@@ -74,3 +75,13 @@ def name(rng: random.Random) -> str:
 def word(rng: random.Random) -> str:
     """Two to four made-up syllables; there are hundreds of thousands of such words."""
     return "".join(rng.choice(_CONSONANTS) + rng.choice(_VOWELS) for _ in range(rng.choice((2, 3, 3, 4))))
+
+
+def coded(rng: random.Random) -> str:
+    """Six small letters."""
+    return "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(6))
+
+
+def identifier(rng: random.Random) -> str:
+    """A random UUID."""
+    return str(uuid.UUID(int=rng.getrandbits(128), version=4))

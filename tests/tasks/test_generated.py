@@ -16,10 +16,13 @@ from hypothesis import strategies as st
 
 from kvlens import tasks
 from kvlens.demo.encode import demo_encode
-from kvlens.tasks import Asked, Encode, Encoding, layout, texts, tracking
+from kvlens.tasks import Asked, Encode, Encoding, frequent, layout, shelves, texts, tracking
 
 NAMES = [name for name, task in tasks.registry().items() if not task.demo_language]
 PLACED = [name for name in NAMES if tasks.get(name).placed and name != "variable_tracking"]
+COUNTED = ("common_words", "frequent_words")
+NEEDLES = ("niah_needles", "niah_needles_identifier")
+SHELVES = (*NEEDLES, "niah_noise", "niah_identifier")
 HEADS = dict.fromkeys(NAMES, layout.HEAD) | {"variable_tracking": tracking.HEAD}
 SETTINGS = settings(max_examples=25, deadline=None)
 ASKED = {
@@ -63,6 +66,13 @@ def derived(asked: Asked) -> list[str]:
         return found
     if asked.task == "common_words":
         return [word for word, _ in Counter(re.findall(r"\d+\. (\w+)", text)).most_common(10)]
+    if asked.task == "frequent_words":
+        listed = Counter(re.findall(r"\b[a-z]{6}\b", text.partition("\n\n")[2])).most_common(4)
+        assert listed[2][1] > listed[3][1]
+        return [word for word, _ in listed[:3]]
+    if asked.task in SHELVES:
+        marks = dict(re.findall(r"The shelf mark of (?:the|entry) ([\w -]+) is ([\w-]+)\.", text))
+        return [marks[key] for key in re.findall(r"shelf mark of (?:the|entry) ([\w -]+)\?", question)]
     if asked.task == "list_items":
         entries = dict(re.findall(r"The (\w+) entry of the list is ([a-z ]+)\.", text))
         return [entries[ordinal] for ordinal in ("first second third fourth fifth sixth seventh eighth").split()]  # noqa: SIM905
@@ -84,7 +94,13 @@ def test_the_length_is_met_within_two_percent_and_never_exceeded(
     length *= 6 if which == "characters" else 3 if which == "pairs" else 2 if which == "demo" else 1
     encode = encoders()[which]
     asked = make(name, length, depth, seed, encode, special)
-    assert 0.98 * length <= special + len(encode(asked.text)) <= length
+    tokens = special + len(encode(asked.text))
+    assert tokens <= length
+    if name in NEEDLES:  # whose sentences are about as long as one another
+        start, end = asked.needle[0]
+        assert length - tokens <= max(0.02 * length, 1.3 * len(encode(" " + asked.text[start:end])))
+    else:
+        assert 0.98 * length <= tokens
 
 
 @SETTINGS
@@ -93,7 +109,7 @@ def test_around_the_facts_stand_whole_sentences_of_the_text_in_their_order(
     name: str, length: int, depth: float, seed: int
 ) -> None:
     asked = make(name, length, depth, seed)
-    if name == "common_words":
+    if name in (*COUNTED, *NEEDLES, "niah_noise"):
         return
     text, known = asked.text[: asked.question].removeprefix(HEADS[name]), texts.sentences()
     places = sorted((at, sentence) for sentence in set(known) if (at := text.find(sentence)) >= 0)
@@ -162,7 +178,7 @@ def test_needles_cut_out_the_asked_facts(name: str, length: int, depth: float, s
             f"VAR {new} = VAR {old}." == fact
             for (old, new), fact in zip(pairwise(asked.answers), facts[1:], strict=True)
         )
-    elif name != "common_words":
+    elif name not in COUNTED:
         assert len(facts) == len(asked.answers)
         assert all(part in fact for part, fact in zip(asked.answers, facts, strict=True))
 
@@ -177,6 +193,41 @@ def test_the_first_asked_fact_stands_at_its_depth(name: str, depth: float) -> No
     if len(asked.needle) == 1 and name != "kv_lookup":  # of a list, the needle is one entry
         assert depth != 0.0 or start == body[0]
         assert depth != 1.0 or end == body[1]
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_around_the_fact_stands_noise_and_nothing_else(seed: int) -> None:
+    asked = make("niah_noise", 900, 0.5, seed)
+    (start, end), text = asked.needle[0], asked.text[: asked.question]
+    around = text[len(layout.HEAD) : start] + text[end + 1 :]
+    found = re.findall(r"[A-Z][a-z ]+\.", around)
+    assert " ".join(found) == around
+    assert all(
+        (shelves.NOISE.index(b) - shelves.NOISE.index(a)) % len(shelves.NOISE) == 1 for a, b in pairwise(found[:-1])
+    ), "in their order, but for the last, which is fitted in"
+
+
+@settings(max_examples=10, deadline=None)
+@given(name=st.sampled_from(NEEDLES), seed=st.integers(0, 2**31))
+def test_every_sentence_of_a_haystack_of_needles_is_one_and_only_one_is_asked(name: str, seed: int) -> None:
+    asked = make(name, 1500, 0.5, seed)
+    body = asked.text[len(layout.HEAD) : asked.question]
+    facts = re.findall(r"The shelf mark of (?:the|entry) ([\w -]+) is ([\w-]+)\.", body)
+    assert len(facts) == body.count(".") > 40
+    keys, values = Counter(key for key, _ in facts), Counter(value for _, value in facts)
+    assert max(keys.values()) == max(values.values()) == 1
+
+
+def test_frequent_words_are_as_often_as_rulers_formula_has_them() -> None:
+    # n = 1,000: 607.9, 151.9, 67.5, 37.9, 24.3 of zeta(2) = 1.644934
+    assert frequent.counts(1000, 5) == [607, 151, 67, 37, 24]
+    body = make("frequent_words", 2000, 0.5, 7).text.partition("\n\n")[2].partition("\n\n")[0].split()
+    found = Counter(body)
+    drawn = next(n for n in range(4000) if frequent.counts(n, 1)[0] == found["..."])
+    wanted = [frequent.counts(n, 40) for n in range(drawn, drawn + 3)]
+    assert [count for _, count in found.most_common()] in [[c for c in counts if c] for counts in wanted]
+    assert len(found) <= 2000 // frequent.PER_WORD
 
 
 def test_partial_answers_score_their_share() -> None:

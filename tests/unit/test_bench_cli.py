@@ -17,7 +17,9 @@ def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in said["tasks"]] == list(tasks.registry())
     assert said["files"] == list(tasks.FILES)
     kvlens("bench", "tasks")
-    assert "not in the demo model's language" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "not in the demo model's language" in shown
+    assert "gsm8k:PATH@shots=8@tokens=256@samples=1\n" in shown
 
 
 def test_prompt_makes_any_task_in_the_demo_models_tokens(capsys: pytest.CaptureFixture[str]) -> None:

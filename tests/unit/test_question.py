@@ -32,7 +32,7 @@ TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-NAMES = [name for name, task in tasks.registry().items() if not task.demo_language and name != "common_words"]
+NAMES = [name for name, task in tasks.registry().items() if not task.demo_language and task.placed]
 
 
 def carry(request: RunRequest, source: PromptText, runs: Path) -> tuple[str, str, str]:

@@ -30,7 +30,7 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         asked, prompt = prompts.asked(trial), prompts.prompt(trial)
     except ValueError as error:
         return row | {"refused": str(error)}
-    full = trial.method == "full"
+    full, drawn = trial.method == "full", tasks.get(trial.task).generation(trial.index)
     request = RunRequest(
         model=place.model,
         method=trial.method,
@@ -38,7 +38,10 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
         device=place.device,
         dtype=trial.dtype or place.dtype,
         budget=trial.budget if row["rule"] == "resident bytes" else None,
-        max_new=tasks.get(trial.task).new_tokens,
+        max_new=drawn.new_tokens,
+        seed=drawn.seed,
+        temperature=drawn.temperature,
+        top_p=drawn.top_p,
         against=not full,
         question=trial.question,
     )

@@ -1,0 +1,108 @@
+"""Rows of benchmark files in the forms they are published in: a JSON object a line, a JSON array, Parquet, CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+KINDS = {str: "a text", list: "a list", int: "a number", dict: "an object"}
+Rows = list[tuple[int, dict[str, Any]]]
+
+
+def read_rows(path: Path, fields: Mapping[str, type]) -> tuple[str, Rows]:
+    """(how people call a row, (its number from 1, its fields) of every row that is not empty), by the file's suffix:
+    .json an array, .parquet, .csv with a header, anything else a JSON object a line.
+
+    Raises ValueError with one sentence that names row and field.
+    """
+    unit, rows = _read(path)
+    found = []
+    for number, row in rows:
+        place = f"{unit} {number} of '{path.name}'"
+        for name, kind in fields.items():
+            if name not in row:
+                raise ValueError(f"{place} lacks the field '{name}'.")
+            if not isinstance(row[name], kind) or isinstance(row[name], bool):
+                raise ValueError(f"{place}: the field '{name}' is not {KINDS[kind]}.")
+        found.append((number, row))
+    if not found:
+        raise ValueError(f"'{path.name}' holds no prompts.")
+    return unit, found
+
+
+def _read(path: Path) -> tuple[str, Iterator[tuple[int, dict[str, Any]]]]:
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        return "row", _parquet(path)
+    if suffix == ".csv":
+        return "row", _csv(path)
+    if suffix == ".json":
+        return "entry", _array(path)
+    return "line", _lines(path)
+
+
+def read_text(path: Path) -> str:
+    """Raises ValueError with one sentence for a file that cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{path.name}' is not UTF-8 text (byte {error.start:,} cannot be decoded).") from None
+    except OSError as error:
+        raise ValueError(f"'{path}' cannot be read: {error.strerror}.") from None
+
+
+def read_table(path: Path) -> list[list[str]]:
+    """Rows of a CSV file that are not empty. Raises ValueError with one sentence."""
+    try:
+        return [row for row in csv.reader(io.StringIO(read_text(path), newline=""), strict=True) if row]
+    except csv.Error as error:
+        raise ValueError(f"'{path.name}' is not CSV ({error}).") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, raw in enumerate(read_text(path).split("\n"), 1):
+        if not raw.strip():
+            continue
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            raise ValueError(f"line {number} of '{path.name}' is not JSON.") from None
+        if not isinstance(line, dict):
+            raise ValueError(f"line {number} of '{path.name}' is not a JSON object.")
+        yield number, line
+
+
+def _array(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        found = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError):
+        raise ValueError(f"'{path.name}' is not JSON.") from None
+    if not isinstance(found, list):
+        raise ValueError(f"'{path.name}' is not a JSON array.")
+    for number, entry in enumerate(found, 1):
+        if not isinstance(entry, dict):
+            raise ValueError(f"entry {number} of '{path.name}' is not a JSON object.")
+        yield number, entry
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
+    yield from enumerate(found, 1)
+
+
+def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    header, *rows = read_table(path) or [[]]
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise ValueError(f"row {number} of '{path.name}' has {len(row)} columns, its header {len(header)}.")
+        yield number, dict(zip(header, row, strict=True))

@@ -1,0 +1,81 @@
+"""Prompts of a file that begin with the same tokens: read once, with the same figures as when each is read by itself;
+samples of one problem, each drawn with its own seed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlens.bench.sweep.place import Place
+from kvlens.bench.sweep.trace import carry_out_stored
+from kvlens.bench.trials import Prompts, Trial, carry_out
+from kvlens.engine.engine import Engine
+from kvlens.engine.models import load
+from kvlens.store.reader import TraceReader
+
+
+class Counting(Engine):
+    """An engine that counts the prompts it reads."""
+
+    def __init__(self, loaded: Any) -> None:
+        super().__init__(loaded)
+        self.readings = 0
+
+    def read(self, *given: Any, **named: Any) -> Any:
+        self.readings += 1
+        return super().read(*given, **named)
+
+
+@pytest.fixture
+def engine() -> Counting:
+    return Counting(load("demo"))
+
+
+def trial(task: str, index: int, question: str = "in") -> Trial:
+    return Trial(task, None, None, 0, index, "streaming_llm", "50%", question)
+
+
+def test_the_context_of_several_questions_is_read_once(tmp_path: Path, engine: Counting) -> None:
+    turns = [{"input": f"What is the value of key {n}?", "answer": str(n)} for n in range(3)]
+    line = {"context": "The value of every key is its number. " * 20, "multi_turns": turns}
+    path = tmp_path / "scbench_mf.jsonl"
+    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"context": "Another. " * 40}) + "\n")
+    prompts = Prompts(engine)
+    rows = [carry_out(engine, prompts, trial(f"scbench:{path}", index, "after")) for index in range(6)]
+    assert engine.readings == 2, "one per context"
+    assert len({row["prompt_tokens"] for row in rows[:3]}) == 1
+    alone = [carry_out(engine, Prompts(engine), trial(f"scbench:{path}", index, "after")) for index in range(6)]
+    assert engine.readings == 8
+    assert rows == alone
+    carry_out(engine, prompts, trial(f"scbench:{path}", 0))
+    carry_out(engine, prompts, trial(f"scbench:{path}", 1))
+    assert engine.readings == 10, "a question that is read with its context is another prompt"
+
+
+def test_samples_of_a_problem_are_drawn_with_their_seeds(tmp_path: Path, engine: Counting) -> None:
+    path = tmp_path / "aime.jsonl"
+    path.write_text(json.dumps({"problem": "How much is it? " * 20, "answer": 7}) + "\n")
+    prompts, task = Prompts(engine), f"aime24:{path}@samples=3@tokens=24"
+    rows = [carry_out(engine, prompts, trial(task, index)) for index in range(3)]
+    assert engine.readings == 1
+    assert len({row["output"] for row in rows}) > 1
+    assert carry_out(engine, Prompts(engine), trial(task, 2))["output"] == rows[2]["output"]
+    greedy = [carry_out(engine, prompts, trial(f"aime24:{path}@tokens=24", 0))["output"] for _ in range(2)]
+    assert greedy[0] == greedy[1]
+
+
+def test_a_stored_sample_says_how_it_was_drawn(tmp_path: Path, engine: Counting) -> None:
+    path = tmp_path / "aime.jsonl"
+    path.write_text(json.dumps({"problem": "How much is it? " * 20, "answer": 7}) + "\n")
+    asked = trial(f"aime24:{path}@samples=2@tokens=8", 1)
+    runs = tmp_path / "runs"
+    place = Place(engine.loaded.name, "cpu", "float32", {}, str(runs))
+    for one in (asked, replace(asked, method="full", budget="")):
+        row = carry_out_stored(engine, Prompts(engine), one, place, runs)
+        with TraceReader.open(runs, row["uid"]) as reader:
+            meta = reader.meta
+            assert (meta.temperature, meta.top_p, meta.seed, reader.n_steps <= 8) == (0.6, 0.95, 1, True)
