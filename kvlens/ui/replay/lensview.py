@@ -6,6 +6,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import data, lensdata, lensjobs, places
@@ -64,8 +65,10 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
 
 def lines(reader: TraceReader, found: Verdict) -> list[str]:
     """The verdict as lines of Markdown; text of tokens is escaped."""
+    how = severity(reader, found)
+    means = f" · {plain(how.sentence())}" if how.sentence() else ""
     said = [
-        f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · "
+        f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
         f"logit difference "
         f"{plain(signed(found.logit_diff))} · KL {plain(f'{found.kl:.3g}')} nats"
     ]

@@ -8,6 +8,7 @@ from importlib.resources import files
 import streamlit as st
 
 from kvlens import gallery
+from kvlens.lens.severity import Severity, severity
 from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
 from kvlens.store.reader import TraceReader
@@ -27,17 +28,19 @@ VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
 
 def tour(reader: TraceReader, found: Verdict, tried: Counterfactual | None) -> None:
     """The button that asks for the marks. `tried`: what holding came to, where it stands on the page."""
-    data = {"run": reader.uid, "marks": marks(found, tried), "unasked": gallery.loss_of(reader.uid) is not None}
+    how = severity(reader, found)
+    data = {"run": reader.uid, "marks": marks(found, how, tried), "unasked": gallery.loss_of(reader.uid) is not None}
     _tour(key="tour", data=data, width="content")
 
 
-def marks(found: Verdict, tried: Counterfactual | None) -> list[dict[str, str]]:
+def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[dict[str, str]]:
     """What each mark points at and says: title, text (shown as they are, never as markup), within (a selector) and
     begins (the first words of a line there; '': all of it)."""
 
     def line(begins: str, title: str, text: str) -> dict[str, str]:
         return {"within": f".st-key-{VERDICT}", "begins": begins, "title": title, "text": text}
 
+    told = f": {how.sentence()}" if how.sentence() else ""
     missed = found.missed
     wanted = "Which part of the text was missed is said here, where it was recorded."
     why = "Where the method had put that part of the text, and why the step could not read it, is said here."
@@ -55,10 +58,10 @@ def marks(found: Verdict, tried: Counterfactual | None) -> list[dict[str, str]]:
         )
     return [
         line(
-            "Lost at step",
+            how.headline(found.step),
             "Lost here",
             f"Before step {found.step} both say the same. Here full KV says {found.expected!r} and this run "
-            f"{found.got!r}: the answer is lost.",
+            f"{found.got!r}{told}.",
         ),
         line("Missed most", "Wanted this", wanted),
         line("Why it was", "Why it was not there", why),
