@@ -91,3 +91,19 @@ def test_a_run_that_lost_nothing_has_no_marks(visit: Visit, tmp_path: Path) -> N
     lens = write_lens_runs(tmp_path)
     app = visit(tmp_path, "replay", run=lens.kept)
     assert "kvlens_tour" not in {element.proto.component_name for element in app.get("bidi_component")}
+
+
+def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(visit: Visit, tmp_path: Path) -> None:
+    loss = next(loss for loss in gallery.losses() if loss.held.restored)
+    gallery.bring(loss, tmp_path)
+    app = visit(tmp_path)
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["run"], row["outcome"], row["expected"], row["what it is"]) == (
+        loss.uid,
+        "wrong answer",
+        loss.expected,
+        "against full KV; 1 more",
+    )
+    assert row["lost at step"] == int(loss.verdict.split()[3].rstrip(":"))
+    table = app.toggle[0].set_value(True).run().dataframe[0].value.set_index("run")
+    assert table.loc[loss.held.uid, "outcome"].startswith("right answer")
