@@ -6,6 +6,7 @@ from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
 from kvlens.ui.common.submit import sample_buttons
 from kvlens.ui.common.warm import warm
+from kvlens.ui.home.gallery import shelf
 from kvlens.ui.home.picture import picture
 from kvlens.ui.home.runtable import run_details, run_table
 
@@ -19,6 +20,7 @@ if table.empty:
         "what that cost."
     )
     sample_buttons()
+    shelf(folded=False)
     st.page_link(
         "pages/run.py", label="Or set up your own run: your prompt, any method and budget", icon=":material/tune:"
     )
@@ -41,4 +43,5 @@ else:
     else:
         run_details(table, uid)
         links(uid)
+    shelf(folded=True)
 warm.prepare()  # jobs begin on this page

@@ -63,8 +63,9 @@ class Verdict:
     """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
 
 
-def verdict(reader: TraceReader) -> Verdict | None:
-    """None when the loss was not recorded or no step was lost; `reader.loss()` tells which."""
+def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
+    """None when the loss was not recorded or no step was lost; `reader.loss()` tells which. missed: ask what was missed
+    there, and why, which most of the time goes to."""
     loss = reader.loss()
     lost = loss[~loss["agrees"].astype(bool)]
     if lost.empty:
@@ -81,8 +82,8 @@ def verdict(reader: TraceReader) -> Verdict | None:
         float(first["logit_diff"]),
         int(moved["bytes"].sum()),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
-        missed_most(reader, step, moved),
-        next(iter(inside(reader, step)), None),
+        missed_most(reader, step, moved) if missed else None,
+        next(iter(inside(reader, step)), None) if missed else None,
     )
 
 

@@ -8,6 +8,7 @@ from kvlens import methods, tasks
 from kvlens.compare.groups import generated
 from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
+from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.recording import sampling
@@ -71,8 +72,10 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         if reader.meta.method == "full":
             return paragraph("This run is full KV itself, so there is nothing to compare it with.", "calm")
         return paragraph("The loss against full KV was not recorded in this run.", "calm")
+    how = severity(reader, found)
+    means = f"; {how.sentence()}" if how.sentence() else ""
     text = (
-        f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}; logit difference "
+        f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; logit difference "
         f"{found.logit_diff:+.3g}, "
         f"KL {found.kl:.3g} nats. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
     )

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from streamlit.testing.v1 import AppTest
@@ -15,9 +16,10 @@ from uiruns import Visit
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common import lensjobs
+from kvlens.ui.common import lensdata, lensjobs
 from kvlens.ui.common.jobview import manager
 from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command
+from kvlens.ui.home import outcomes
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +187,48 @@ def test_a_repeat_that_failed_says_why(visit: Visit, lens: LensRuns, monkeypatch
 
 
 def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) -> None:
-    table = visit(lens.folder).dataframe[0].value.set_index("run")["what it is"]
+    app = visit(lens.folder)
+    folded = app.dataframe[0].value.set_index("run")["what it is"]
+    assert set(folded.index) == {lens.lost, lens.repeated, lens.kept, lens.plain}
+    more = {uid: role.rpartition("; ")[2] for uid, role in folded.items() if "more" in role}
+    assert more == {lens.repeated: "2 more", lens.kept: "1 more"}
+    (toggle,) = app.toggle
+    assert toggle.label == "Show references and repeats (3)"
+    table = toggle.set_value(True).run().dataframe[0].value.set_index("run")["what it is"]
     assert table[lens.held] == f"what-if of …{lens.repeated[-6:]}"
     assert table[lens.forced] == "against full KV, forced"
     assert table[lens.lost] == "against full KV"
     assert table[lens.full] == "reference of 5"
     assert table[lens.plain] == ""
+
+
+def test_the_runs_page_says_what_came_of_each(visit: Visit, lens: LensRuns, found: Verdict) -> None:
+    table = visit(lens.folder).dataframe[0].value.set_index("run")
+    lost, kept, plain = (table.loc[uid] for uid in (lens.lost, lens.kept, lens.plain))
+    assert (lost["outcome"], lost["expected"], lost["lost at step"]) == ("other token", "4172", STEP)
+    assert lost["KL there (nats)"] == pytest.approx(found.kl)
+    assert pd.isna(kept["lost at step"])
+    assert (kept["outcome"], plain["outcome"]) == ("nothing lost", "")
+
+
+def test_runs_that_point_at_each_other_stand_by_themselves() -> None:
+    rows = [
+        {"uid": "a", "parent": "b", "hold": True, "forced": False, "reference": None},
+        {"uid": "b", "parent": "a", "hold": True, "forced": False, "reference": "b"},
+        {"uid": "c", "parent": "gone", "hold": True, "forced": False, "reference": "d"},
+        {"uid": "d", "parent": None, "hold": False, "forced": False, "reference": None},
+        {"uid": "e", "parent": "c", "hold": True, "forced": False, "reference": "d"},
+    ]
+    assert lensdata.owners(pd.DataFrame(rows)) == [None, None, None, "c", "c"]
+
+
+def test_a_slow_disk_fills_the_table_look_by_look(
+    visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "LOOK_S", 0.0)
+    assert set(visit(lens.folder).dataframe[0].value["outcome"]) == {outcomes.UNREAD}
+    monkeypatch.setattr(outcomes, "LOOK_S", 60.0)
+    assert outcomes.UNREAD not in set(visit(lens.folder).dataframe[0].value["outcome"])
 
 
 def test_the_commands_carry_every_choice(tmp_path: Path) -> None:

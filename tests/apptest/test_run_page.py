@@ -85,7 +85,7 @@ def test_the_real_model_is_what_the_form_opens_with(
     prompt, choice = submit.sample_choice()
     assert (choice.model, choice.preset, prompt.prompt.answer) == ("smollm2", "no-coarse", " 48213")
     home = visit(tmp_path)
-    assert [button.label for button in home.button] == [
+    assert [button.label for button in home.button][:2] == [
         "Watch a real model lose an answer",
         "The same prompt under SeKV, which answers",
     ]

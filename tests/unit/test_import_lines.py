@@ -29,6 +29,7 @@ ROOMS: tuple[tuple[str, ...], ...] = (
     ("tasks",),
     ("runs",),
     ("lens",),
+    ("gallery",),
     ("calibrate",),
     ("bench",),
     ("gpu",),

@@ -84,6 +84,30 @@ def roles(table: pd.DataFrame) -> list[str]:
     return words
 
 
+def owners(table: pd.DataFrame) -> list[str | None]:
+    """For each run the stored one it belongs under: what a repeat repeats, the newest run that a reference was made
+    for; None for a run that stands by itself. Nothing stands under a run that itself stands under another."""
+    stored: set[str] = set(table["uid"])
+    under: dict[str, str] = {}
+    for _, row in table.iterrows():
+        if row["parent"] in stored and (_true(row["hold"]) or _true(row["forced"])):
+            under[row["uid"]] = row["parent"]
+    for _, row in table.iterrows():
+        if row["reference"] in stored:
+            under.setdefault(row["reference"], row["uid"])
+
+    def top(uid: str) -> str | None:
+        """Whoever wrote a run.json may have made a circle of it: then each stands by itself."""
+        seen = {uid}
+        while (above := under.get(uid)) is not None:
+            if above in seen:
+                return None
+            seen.add(uid := above)
+        return uid
+
+    return [top(uid) if uid in under else None for uid in map(str, table["uid"])]
+
+
 def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
     """(in words, uid) of the stored runs that a run belongs with: its reference, what it repeats, what repeats it; at
     most eight."""

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pandas as pd
 import streamlit as st
 
 from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensdata, places, widgets
+from kvlens.ui.home.outcomes import outcomes
 
 
 def run_table(table: pd.DataFrame) -> str | None:
-    """Draws the runs and returns the uid of the selected row."""
+    """Draws the runs and returns the uid of the selected row. References and repeats stand under the run they belong
+    to: they are counted there and shown on request."""
+    roles, owners = lensdata.roles(table), lensdata.owners(table)
+    under = [owner for owner in owners if owner is not None]
+    whole = bool(under) and st.toggle(
+        f"Show references and repeats ({len(under)})", key="runs_whole", persist_state="session"
+    )
+    counts = Counter(under)
+    words = [
+        role if whole or not counts[uid] else "; ".join(part for part in (role, f"{counts[uid]} more") if part)
+        for role, uid in zip(roles, table["uid"], strict=True)
+    ]
+    table = table.assign(role=words)
+    if not whole:
+        table = table[[owner is None for owner in owners]].reset_index(drop=True)
+    found = outcomes(table)
     shown = pd.DataFrame(
         {
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
             "status": table["status"],
-            "what it is": lensdata.roles(table),
-            "model": table["model"].fillna(""),
+            "outcome": [one.words for one in found],
+            "expected": [_line(one.expected) for one in found],
+            "output": table["output_text"].fillna(""),
+            "lost at step": pd.array([one.lost_at for one in found], "Int64"),
+            "KL there (nats)": [one.kl for one in found],
+            "model": table["model"].fillna("").map(short_model),
             "method": table["method"].fillna(""),
             "preset": table["preset"].fillna(""),
             "budget": table["budget"]
             .fillna("")
             .astype(str)
             .mask(table["budget"].notna() & table["budget_bytes"].isna(), "no limit"),
+            "what it is": table["role"],
             "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
             "steps": table["steps"].astype("Int64"),
@@ -30,14 +53,15 @@ def run_table(table: pd.DataFrame) -> str | None:
             "full KV": _bytes(table["full_kv_bytes"]),
             "to device": _bytes(table["h2d_bytes"]),
             "duration (s)": table["duration_s"].round(1),
-            "output": table["output_text"].fillna(""),
             "run": table["uid"],
         }
     )
     columns = {
-        "output": st.column_config.TextColumn(width="medium"),
+        "status": st.column_config.TextColumn(width=90),
+        "output": st.column_config.TextColumn(width=130),
         "method": st.column_config.TextColumn(width=115),
         "what it is": st.column_config.TextColumn(width=175),
+        "KL there (nats)": st.column_config.NumberColumn(format="%.3g"),
     }
     event = st.dataframe(
         shown,
@@ -45,12 +69,21 @@ def run_table(table: pd.DataFrame) -> str | None:
         width="stretch",
         on_select="rerun",
         selection_mode="single-row",
-        key="run_table",
+        key=f"run_table_{'whole' if whole else 'folded'}",
         column_config=columns,
         height=min(560, 40 + 35 * len(shown)),
     )
     rows = event["selection"]["rows"]
     return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
+
+
+def short_model(name: str) -> str:
+    """A model's name without the folders or the publisher before it."""
+    return name.rstrip("/").rpartition("/")[2] or name
+
+
+def _line(text: str | None) -> str:
+    return "" if text is None else " ".join(text.split())
 
 
 def run_details(table: pd.DataFrame, uid: str) -> None:

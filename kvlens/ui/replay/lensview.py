@@ -6,6 +6,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import data, lensdata, lensjobs, places
@@ -15,7 +16,7 @@ from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.spantext import span_text
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.replay import lenswhatif
+from kvlens.ui.replay import lenswhatif, tour
 from kvlens.ui.replay.lensbars import token_range
 
 
@@ -42,7 +43,8 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
     table = data.runs_lately()
     found = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
-    with st.container(border=True, key="verdict"):
+    outcomes = lensdata.whatifs(reader.uid, table)
+    with st.container(border=True, key=tour.VERDICT):
         if found is None:
             _without_loss(reader, table, busy=job is not None)
         else:
@@ -53,16 +55,20 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
                     st.markdown("\n\n".join(more(reader, found)))
                     _contexts(reader, table, busy=job is not None)
             with right:
-                lenswhatif.form(reader, chosen, found, busy=job is not None)
+                lenswhatif.form(reader, chosen, found, job is not None, outcomes)
         if job is not None:
             lensjobs.follow(job)
-        lenswhatif.tried(reader, table, chosen)
+        if outcomes:
+            with st.container(key=tour.TRIED):
+                lenswhatif.tried(outcomes, chosen)
 
 
 def lines(reader: TraceReader, found: Verdict) -> list[str]:
     """The verdict as lines of Markdown; text of tokens is escaped."""
+    how = severity(reader, found)
+    means = f" · {plain(how.sentence())}" if how.sentence() else ""
     said = [
-        f"**Lost at step {found.step}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)} · "
+        f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
         f"logit difference "
         f"{plain(signed(found.logit_diff))} · KL {plain(f'{found.kl:.3g}')} nats"
     ]

@@ -13,19 +13,21 @@ from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
 from kvlens.text.plaintext import visible
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import lensdata, lensjobs, places
+from kvlens.ui.common import lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.lensdata import WhatIf
 from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.request import HoldChoice
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
+from kvlens.ui.replay import tour
 
 _RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 
 
-def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> None:
-    """The selected span (else the one of the verdict) or more, for which heads and from which step."""
+def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool, outcomes: list[WhatIf]) -> None:
+    """The selected span (else the one of the verdict) or more, for which heads and from which step. `outcomes`: of what
+    was tried before."""
     missed = found.missed
     span = chosen.span if chosen.span is not None else (missed.span if missed is not None else None)
     if span is None:
@@ -48,9 +50,11 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool) -> 
     )
     with st.container(horizontal=True):
         exact = "Repeats the run with the exact keys and values of these tokens on the device, all else the same."
-        hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy, help=exact)
+        with st.container(key=tour.HOLD, width="content"):
+            hold = st.button("Hold it resident", type="primary", icon=":material/push_pin:", disabled=busy, help=exact)
         how = "Repeats the run again and again, heads with most regret first, until the answer is back."
         search = st.button("Find the smallest set of heads", icon=":material/search:", disabled=busy, help=how)
+        tour.tour(reader, found, outcome_shown(outcomes).summary if outcomes else None)
     if hold or search:
         layers, heads = places[str(where)]
         st.query_params["job"] = lensjobs.start_whatif(
@@ -107,14 +111,9 @@ def _choice(spans: tuple[int, ...] = (), tokens: tuple[tuple[int, int], ...] = (
     return HoldChoice(spans, "all", "all", 0, tokens=tokens)
 
 
-def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
-    """What was tried on this run: the outcome of the one in the URL (?whatif=), else of the newest, and a list of
-    all."""
-    found = lensdata.whatifs(reader.uid, table)
-    if not found:
-        return
-    asked = st.query_params.get("whatif")
-    shown = next((one for one in found if one.uid == asked), found[0])
+def tried(found: list[WhatIf], chosen: Selection) -> None:
+    """What was tried on a run: the outcome of one, and a list of all."""
+    shown = outcome_shown(found)
     st.markdown(f"**Tried:** {plain(held_words(shown))}.")
     outcome(shown)
     left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
@@ -127,6 +126,12 @@ def tried(reader: TraceReader, table: pd.DataFrame, chosen: Selection) -> None:
     if len(found) > 1:
         with right.expander(f"All {len(found)} tries on this run"):
             st.dataframe(pd.DataFrame([_row(one) for one in found]), hide_index=True, width="stretch")
+
+
+def outcome_shown(found: list[WhatIf]) -> WhatIf:
+    """Of what was tried, the one in the URL (?whatif=), else the newest."""
+    asked = st.query_params.get("whatif")
+    return next((one for one in found if one.uid == asked), found[0])
 
 
 def outcome(one: WhatIf) -> None:

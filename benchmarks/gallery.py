@@ -1,0 +1,215 @@
+"""Makes the gallery of recorded losses: `kvlens/gallery/losses.json` and a file of two runs per method.
+
+Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER]. For each method the lengths and, under each, the
+seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV gives and
+the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and what the Replay
+offers to hold is held, as `kvlens whatif` does, in the order in which it is offered, until the answer is back.
+`--methods`: others keep what they have."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens import gallery, methods, tasks
+from kvlens.bench.provenance import about, origin
+from kvlens.bench.trials import DEPTHS, settings
+from kvlens.engine.engine import Engine
+from kvlens.engine.models import load
+from kvlens.lens.asked import Asked as Holding
+from kvlens.lens.verdict import verdict
+from kvlens.lens.whatif import whatif
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.models.find import SMOLLM2
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.fingerprint import fingerprint
+from kvlens.runs.preparing import Prepared, plan
+from kvlens.runs.request import RunRequest
+from kvlens.store.bundle import hand_on
+from kvlens.store.reader import TraceReader
+from kvlens.tasks import Asked
+from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import PromptText, tokenize
+from kvlens.ui.replay.lenswhatif import spans_to_hold
+
+METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streaming_llm", "h2o", "keydiff")
+"""the papers' five, and four that everybody knows"""
+BUDGET = "20%"
+TASK, LENGTHS, SEEDS, STEPS = "niah_single", (384, 512, 640), 20, 8
+HOLDS = 4
+"""of the things that may be held, how many are tried"""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A prompt that a method loses."""
+
+    asked: Asked
+    length: int
+    depth: float
+    seed: int
+    tried: int
+    request: RunRequest
+
+
+class Search:
+    """One model, and the prompts in order."""
+
+    def __init__(self, model: str) -> None:
+        self.loaded = load(model)
+        self.engine, self.print = Engine(self.loaded), fingerprint(self.loaded)
+        self._full: dict[tuple[int, int], bool] = {}
+
+    def prompts(self, first: int) -> Iterator[tuple[int, float, int, Asked]]:
+        """(length, depth, seed, prompt), lengths first; seeds from `first` on."""
+        encoding = encoding_of(self.loaded.tokenizer)
+        for length in LENGTHS:
+            for seed in range(first, first + SEEDS):
+                depth = DEPTHS[seed % len(DEPTHS)]
+                yield length, depth, seed, tasks.ask(tasks.get(TASK), length, depth, seed, encoding)
+
+    def first(self, method: str) -> Found | None:
+        """The first prompt that is lost; None where the method loses none of them, or none is within its budget."""
+        _, overrides, rule = settings(methods.get(method), self.loaded.name, BUDGET)
+        request = RunRequest(
+            model=self.loaded.name,
+            method=method,
+            budget=BUDGET if rule == "resident bytes" else None,
+            overrides=overrides,
+            max_new=STEPS,
+            against=True,
+            oracle="all",
+        )
+        full = RunRequest(model=self.loaded.name, method=methods.REFERENCE, max_new=STEPS)
+        for tried, (length, depth, seed, asked) in enumerate(self.prompts(SEEDS * METHODS.index(method)), 1):
+            source = tasks.prompt_of(asked)
+            if (length, seed) not in self._full:
+                self._full[length, seed] = self.right(full, source)
+            if not self._full[length, seed]:
+                continue
+            try:
+                if not self.right(request, source):
+                    return Found(asked, length, depth, seed, tried, request)
+            except BudgetInfeasible:
+                continue
+        return None
+
+    def right(self, request: RunRequest, source: PromptText) -> bool:
+        """Whether the answer comes out, nothing recorded."""
+        prompt = tokenize(source, self.loaded.tokenizer, self.loaded.max_positions, request.max_new)
+        planned = plan(request, Prepared(self.engine, prompt, self.print))
+        options = replace(planned.options, coverage=False, oracle="off")
+        done = self.engine.run(prompt, planned.method, planned.params, planned.budget, options)
+        assert source.answer is not None
+        return tasks.is_right(source.task, source.answer, done.text)
+
+
+def silent(phase: str, done: int, total: int) -> None:
+    """Nobody watches."""
+
+
+def recorded(found: Found, runs: Path, folder: Path) -> gallery.Loss:
+    """The loss run for real, what was missed held, both written as one file."""
+    source = tasks.prompt_of(found.asked)
+    uid, status, text = carry_out(found.request, source, runs, silent, lambda: False)
+    assert status == "completed"
+    assert not tasks.is_right(source.task, str(source.answer), text)
+    held = restored(runs, uid)
+    with TraceReader.open(runs, uid) as reader:
+        meta, (said, why) = reader.meta, gallery.spoken(reader)
+    file = folder / f"{found.request.method}.tar.xz"
+    hand_on(runs, {uid: gallery.LEFT_OUT["run"], held.uid: gallery.LEFT_OUT["held"]}, file)
+    data = file.read_bytes()
+    assert meta.prompt_tokens is not None
+    assert meta.full_kv_bytes is not None
+    return gallery.Loss(
+        method=found.request.method,
+        preset=meta.preset,
+        overrides=found.request.overrides,
+        budget=BUDGET,
+        model=found.request.model,
+        task=TASK,
+        length=found.length,
+        depth=found.depth,
+        seed=found.seed,
+        tried=found.tried,
+        prompt_tokens=meta.prompt_tokens,
+        full_kv_bytes=meta.full_kv_bytes,
+        question=source.text[source.question :].strip().removeprefix("Question: "),
+        expected=str(source.answer).strip(),
+        came=text.strip().partition("\n")[0],
+        uid=uid,
+        verdict=said,
+        why=why,
+        held=held,
+        file=file.name,
+        sha256=hashlib.sha256(data).hexdigest(),
+        bytes=len(data),
+    )
+
+
+def restored(runs: Path, uid: str) -> gallery.Held:
+    """The first of what may be held that brings the answer back; the first of all where none does."""
+    with TraceReader.open(runs, uid) as reader:
+        found = verdict(reader)
+        assert found is not None
+        assert found.missed is not None
+        choices = spans_to_hold(reader, found.missed.span, found)
+    made = []
+    for words, choice in list(choices.items())[:HOLDS]:
+        stored, said = whatif(runs, uid, Holding(choice.spans, from_step=found.step, tokens=choice.tokens), silent)
+        assert said is not None
+        assert said.restored is not None
+        made.append((stored.uid, words, said))
+        if said.restored:
+            break
+    held, words, said = made[-1] if made[-1][2].restored else made[0]
+    return gallery.Held(
+        uid=held,
+        words=words,
+        answer=str(said.answer_after).strip().partition("\n")[0],
+        restored=bool(said.restored),
+        kl_before=float(said.kl_before or 0),
+        kl_after=float(said.kl_after or 0),
+        bytes=int(said.held_bytes or 0),
+    )
+
+
+def main() -> None:
+    """Makes the losses and writes the index."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--keep", type=Path, help="folder for the whole runs; default: none is kept")
+    given = parser.parse_args()
+    names = tuple(given.methods.split(","))
+    torch.set_num_threads(1)
+    search = Search(SMOLLM2)
+    kept = {loss.method: loss for loss in gallery.losses()} if gallery.INDEX.is_file() else {}
+    made: dict[str, Any] = {"origin": {}}
+    if kept:
+        made = dict(gallery.index().about)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in names:
+            found = search.first(name)
+            if found is None:
+                print(f"{name}: loses none of these prompts at {BUDGET}", flush=True)
+                continue
+            kept[name] = recorded(found, given.keep or Path(temporary), gallery.FOLDER)
+            made["origin"] = {**made["origin"], name: origin(SMOLLM2, name)}
+            print(f"{name}: {kept[name].verdict} {kept[name].held.restored} {kept[name].bytes:,} bytes", flush=True)
+            made |= about((), SMOLLM2) | {"task": TASK, "lengths": LENGTHS, "seeds_per_method": SEEDS, "steps": STEPS}
+            ordered = [kept[name].model_dump() for name in METHODS if name in kept]
+            text = json.dumps({"about": made, "losses": ordered}, ensure_ascii=False, indent=1)
+            gallery.INDEX.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

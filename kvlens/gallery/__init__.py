@@ -1,0 +1,154 @@
+"""The gallery: recorded losses on a real model, one per method, that open without loading a model.
+
+`losses.json` is the index, each `NAME.tar.xz` beside it holds two runs: the one that lost, and the same run with what
+it missed held. `benchmarks/gallery.py` makes them all; what the index says of a run is computed from its trace.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from kvlens.lens.verdict import Verdict, verdict
+from kvlens.store.bundle import take_in
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import si_bytes
+
+FOLDER = Path(__file__).parent
+INDEX = FOLDER / "losses.json"
+LEFT_OUT = {"run": ("span_key",), "held": ("span_key", "oracle")}
+"""tables of the two runs that are not handed on: they would be most of the bytes"""
+
+
+class Held(BaseModel):
+    """What came of holding what was missed: a run of its own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    uid: str
+    words: str
+    """what was held"""
+    answer: str
+    restored: bool
+    kl_before: float
+    kl_after: float
+    """nats, at the step of loss"""
+    bytes: int
+    """of keys and values that were held"""
+
+    def sentence(self, full_kv_bytes: int) -> str:
+        """What holding it gave back, and for how much."""
+        cost = f"{si_bytes(self.bytes)}, {self.bytes / full_kv_bytes:.2%} of full KV"
+        came = "brings the answer back" if self.restored else f"leaves it lost: “{self.answer}”"
+        return f"Holding {self.words} ({cost}) {came}."
+
+
+class Loss(BaseModel):
+    """One recorded loss."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    method: str
+    preset: str | None
+    overrides: dict[str, float]
+    budget: str
+    """a share of full KV, or of attended tokens for a method that keeps every token"""
+    model: str
+    task: str
+    length: int
+    depth: float
+    seed: int
+    """the first one, in order, with which the method loses an answer that full KV gives"""
+    tried: int
+    """seeds up to it"""
+    prompt_tokens: int
+    full_kv_bytes: int
+    question: str
+    expected: str
+    came: str
+    """the output's first line"""
+    uid: str
+    verdict: str
+    why: str
+    held: Held
+    file: str
+    sha256: str
+    bytes: int
+
+    @property
+    def cause(self) -> str:
+        """The first clause of why what was missed was not there, without what stands in brackets."""
+        return re.split("[,;]", re.sub(r" \([^()]*\)", "", self.why))[0]
+
+    @property
+    def limit(self) -> str:
+        """'20% of its KV cache', or of the tokens it attends."""
+        return f"{self.budget} of {'the tokens to attend' if self.overrides else 'its KV cache'}"
+
+
+class Index(BaseModel):
+    """All of them, and on what they were made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    about: dict[str, object]
+    losses: tuple[Loss, ...]
+
+
+@cache
+def index() -> Index:
+    """The index that comes with this kvlens."""
+    return Index.model_validate(json.loads(INDEX.read_text(encoding="utf-8")))
+
+
+def losses() -> tuple[Loss, ...]:
+    """The recorded losses, in the order in which they are shown."""
+    return index().losses
+
+
+def loss_of(uid: str) -> Loss | None:
+    """The recorded loss whose run this is; None for any other run."""
+    return next((loss for loss in losses() if loss.uid == uid), None)
+
+
+def bring(loss: Loss, runs_dir: Path) -> str:
+    """Puts a loss's runs among the runs, unless they are there; returns the uid of the one that lost.
+
+    Raises TraceError with one sentence where its file is not the one of the index, or cannot be unpacked."""
+    uids = [uid for uid in (loss.uid, loss.held.uid) if not (runs_dir / uid).is_dir()]
+    if uids:
+        file = FOLDER / loss.file
+        try:
+            same = hashlib.sha256(file.read_bytes()).hexdigest() == loss.sha256
+        except OSError:
+            same = False
+        if not same:
+            raise TraceError(f"{loss.file} is missing from the gallery or was changed; install kvlens again.")
+        take_in(file, runs_dir, (loss.uid, loss.held.uid))
+    return loss.uid
+
+
+def verdict_sentence(found: Verdict) -> str:
+    """The verdict as one sentence, as the index keeps it."""
+    said = f"Lost at step {found.step}: full KV says {found.expected!r}, this run {found.got!r}"
+    if (missed := found.missed) is None:
+        return f"{said}; what was missed most was not recorded."
+    masses = f"full KV's mass on it {missed.full:.2f}, this run's {missed.mass:.2f}"
+    return (
+        f"{said}; L{missed.layer} KV{missed.kv_head} missed span {missed.span}, tokens "
+        f"{missed.tok_start}–{missed.tok_end - 1}: {masses}."
+    )
+
+
+def spoken(reader: TraceReader) -> tuple[str, str]:
+    """(verdict, why) of a run, from its trace. Raises TraceError for a run that lost nothing."""
+    found = verdict(reader)
+    if found is None or found.missed is None:
+        raise TraceError(f"Run {reader.uid} has no loss with a missed span.")
+    return verdict_sentence(found), found.missed.reason.says

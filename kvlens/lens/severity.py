@@ -1,0 +1,78 @@
+"""How much a first step of loss took: the answer, or only words on the way to a right one, a stop, a near tie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlens import tasks
+from kvlens.lens.verdict import Verdict
+from kvlens.store.reader import TraceReader
+
+NEAR_TIE = 0.5
+"""difference of two logits below which the choice between their tokens is called a near tie: the less probable one is
+at least 0.6 times as probable"""
+
+
+@dataclass(frozen=True)
+class Severity:
+    """What is known of a step of loss beyond that its token is another."""
+
+    right: bool | None
+    """the output is the expected answer; None: no answer is known, or the method did not choose the tokens"""
+    stop: bool
+    """one of the two tokens ends the output"""
+    margin: float | None
+    """logit of the method's token minus that of full KV's, under the method, >= 0; None: not recorded (the method's
+    choice was not followed, or was drawn by chance)"""
+
+    @property
+    def near_tie(self) -> bool:
+        return self.margin is not None and self.margin < NEAR_TIE
+
+    @property
+    def mild(self) -> bool:
+        """Nothing that was asked for is known to be lost."""
+        return self.right is True or (self.right is None and (self.stop or self.near_tie))
+
+    def headline(self, step: int) -> str:
+        """How the verdict begins."""
+        return f"{'Diverged' if self.mild else 'Lost'} at step {step}"
+
+    def words(self) -> str:
+        """In a table: 'wrong answer', 'right answer, near tie'."""
+        answer = {True: "right answer", False: "wrong answer", None: ""}[self.right]
+        where = "at the stop token" if self.stop else "near tie" if self.near_tie else ""
+        if not answer:
+            return f"other token, {where}" if where else "other token"
+        return f"{answer}, {where}" if where and self.right else answer
+
+    def sentence(self) -> str:
+        """What it comes to; '' where nothing more is known."""
+        said = {True: "the answer is right anyway", False: "the answer is wrong", None: ""}[self.right]
+        parts = [said] if said else []
+        if self.stop:
+            parts.append("one of the two tokens ends the output")
+        if self.near_tie:
+            parts.append(f"a near tie: its logit is {self.margin:.2g} above, less than {NEAR_TIE}")
+        return "; ".join(parts)
+
+
+def severity(reader: TraceReader, found: Verdict) -> Severity:
+    """From recorded columns alone."""
+    meta, loss, tokens = reader.meta, reader.loss(), reader.tokens()
+    lost = loss[loss["step"] == found.step].iloc[0]
+    said = tokens[tokens["step"] == found.step]
+    pair = int(lost["ref_token"]), int(lost["top_token"])
+    margin = None
+    if len(said) and int(said["token_id"].iloc[0]) == pair[1] and not meta.temperature:
+        difference = float(said["logprob"].iloc[0]) - float(lost["logprob"])
+        margin = difference if difference >= 0 else None  # NaN too: not recorded
+    return Severity(right(reader), any(token in meta.stop_ids for token in pair), margin)
+
+
+def right(reader: TraceReader) -> bool | None:
+    """Whether the output is the expected answer; None where none is known, or the run was fed its tokens."""
+    meta = reader.meta
+    if not meta.answer or meta.forced or meta.output_text is None:
+        return None
+    return tasks.is_right(meta.task, meta.answer, meta.output_text)

@@ -1,0 +1,109 @@
+"""The gallery on Home: cards that open a recorded loss, and the marks that lead through it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lensruns import write_lens_runs
+from streamlit.testing.v1 import AppTest
+from test_pages import words
+from uiruns import Visit
+
+from kvlens import gallery
+from kvlens.store.reader import list_runs
+
+LOSS = gallery.losses()[0]
+
+
+def opener(app: AppTest, loss: gallery.Loss) -> object:
+    return app.button(key=f"open_{loss.method}")
+
+
+def tour(app: AppTest) -> dict[str, object]:
+    """What the marks were told."""
+    protos = [element.proto for element in app.get("bidi_component")]
+    return json.loads(next(proto.json for proto in protos if proto.component_name == "kvlens_tour"))  # type: ignore[no-any-return]
+
+
+def test_an_empty_folder_shows_a_card_for_every_loss(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path)
+    text = words(app).replace("\\", "")
+    for loss in gallery.losses():
+        assert opener(app, loss)
+        assert loss.question in text
+        assert f"Expected **{loss.expected}** · came :red[**{loss.came}**]" in text
+        assert loss.held.sentence(loss.full_kv_bytes) in text
+        assert loss.cause[1:] in text
+    assert not app.expander
+
+
+def test_a_click_brings_the_loss_and_opens_it_where_it_was_lost(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path)
+    opener(app, LOSS).click().run()  # type: ignore[attr-defined]
+    assert not app.exception
+    assert set(list_runs(tmp_path)["uid"]) == {LOSS.uid, LOSS.held.uid}
+    app = visit(tmp_path, "replay", run=LOSS.uid)
+    text = words(app).replace("\\", "")
+    assert f"**Lost at step {LOSS.verdict.split()[3].rstrip(':')}**" in text
+    assert f"**Why it was not there**: {LOSS.why}." in text
+    assert f"Answer with it held: {LOSS.held.answer}" in text
+
+
+def test_with_runs_the_cards_are_folded(visit: Visit, tmp_path: Path) -> None:
+    write_lens_runs(tmp_path)
+    (shelf,) = visit(tmp_path).expander
+    assert shelf.label.startswith("Recorded losses of smollm2")
+    assert not shelf.proto.expanded
+
+
+def test_a_file_that_is_missing_is_one_sentence(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = visit(tmp_path)
+    monkeypatch.setattr(gallery, "FOLDER", tmp_path)
+    opener(app, LOSS).click().run()  # type: ignore[attr-defined]
+    assert "is missing from the gallery or was changed" in app.error[0].value.replace("\\", "")
+
+
+def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: Visit, tmp_path: Path) -> None:
+    gallery.bring(LOSS, tmp_path)
+    told = tour(visit(tmp_path, "replay", run=LOSS.uid))
+    assert (told["run"], told["unasked"]) == (LOSS.uid, True)
+    marks = told["marks"]
+    assert isinstance(marks, list)
+    assert [mark["title"] for mark in marks] == [
+        "Lost here",
+        "Wanted this",
+        "Why it was not there",
+        "Hold it",
+        "Is it back?",
+    ]
+    assert LOSS.why in marks[2]["text"]
+    assert repr(LOSS.held.answer) in marks[4]["text"]
+    assert marks[4]["within"] == ".st-key-tried"
+    lens = write_lens_runs(tmp_path)
+    told = tour(visit(tmp_path, "replay", run=lens.lost))
+    assert told["unasked"] is False
+    assert told["marks"][4]["within"] == ".st-key-hold_resident"  # type: ignore[index]
+
+
+def test_a_run_that_lost_nothing_has_no_marks(visit: Visit, tmp_path: Path) -> None:
+    lens = write_lens_runs(tmp_path)
+    app = visit(tmp_path, "replay", run=lens.kept)
+    assert "kvlens_tour" not in {element.proto.component_name for element in app.get("bidi_component")}
+
+
+def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(visit: Visit, tmp_path: Path) -> None:
+    loss = next(loss for loss in gallery.losses() if loss.held.restored)
+    gallery.bring(loss, tmp_path)
+    app = visit(tmp_path)
+    (row,) = app.dataframe[0].value.to_dict("records")
+    assert (row["run"], row["outcome"], row["expected"], row["what it is"]) == (
+        loss.uid,
+        "wrong answer",
+        loss.expected,
+        "against full KV; 1 more",
+    )
+    assert row["lost at step"] == int(loss.verdict.split()[3].rstrip(":"))
+    table = app.toggle[0].set_value(True).run().dataframe[0].value.set_index("run")
+    assert table.loc[loss.held.uid, "outcome"].startswith("right answer")

@@ -1,0 +1,89 @@
+"""How much a first step of loss took, from recorded columns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import pytest
+from lensruns import STEP, write_lens_runs
+
+from kvlens.lens.severity import NEAR_TIE, Severity, severity
+from kvlens.lens.verdict import verdict
+from kvlens.store.reader import TraceReader
+
+
+def judged(folder: Path, uid: str, statements: list[str], **meta: object) -> Severity:
+    """The severity of a run's loss after its trace was changed so."""
+    trace = folder / uid / "trace.duckdb"
+    trace.chmod(0o644)
+    with duckdb.connect(str(trace)) as con:
+        for statement in statements:
+            con.execute(statement)
+        for key, value in meta.items():
+            con.execute("DELETE FROM meta WHERE key = ?", [key])
+            con.execute("INSERT INTO meta VALUES (?, ?)", [key, json.dumps(value)])
+    with TraceReader.open(folder, uid) as reader:
+        found = verdict(reader)
+        assert found is not None
+        assert found.step == STEP
+        return severity(reader, found)
+
+
+def followed(margin: float) -> list[str]:
+    """The run went on with its own token, whose logit is so much above full KV's."""
+    return [
+        f"UPDATE token SET token_id = (SELECT top_token FROM loss WHERE step = {STEP}), logprob = -0.25 "
+        f"WHERE step = {STEP}",
+        f"UPDATE loss SET logprob = {-0.25 - margin} WHERE step = {STEP}",
+    ]
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> tuple[Path, str]:
+    return tmp_path, write_lens_runs(tmp_path).lost
+
+
+def test_a_wrong_answer_is_lost_however_near_the_tokens_were(lost: tuple[Path, str]) -> None:
+    how = judged(*lost, followed(0.1), output_text="not that", answer="4172")
+    assert (how.right, how.mild, how.headline(STEP)) == (False, False, f"Lost at step {STEP}")
+    assert how.margin == pytest.approx(0.1, abs=1e-6)
+    assert how.words() == "wrong answer"
+    assert how.sentence() == f"the answer is wrong; a near tie: its logit is 0.1 above, less than {NEAR_TIE}"
+
+
+def test_a_right_answer_diverged(lost: tuple[Path, str]) -> None:
+    how = judged(*lost, followed(2.0), output_text="It is 4172.", answer="4172")
+    assert (how.right, how.mild, how.near_tie) == (True, True, False)
+    assert how.headline(STEP) == f"Diverged at step {STEP}"
+    assert (how.words(), how.sentence()) == ("right answer", "the answer is right anyway")
+
+
+@pytest.mark.parametrize(("margin", "tie"), [(0.0, True), (NEAR_TIE - 0.01, True), (NEAR_TIE + 0.01, False)])
+def test_a_near_tie_is_told_by_the_difference_of_two_logits(lost: tuple[Path, str], margin: float, tie: bool) -> None:
+    how = judged(*lost, followed(margin), answer=None)
+    assert (how.right, how.near_tie, how.mild) == (None, tie, tie)
+    assert how.words() == ("other token, near tie" if tie else "other token")
+
+
+def test_a_stop_token_is_told_by_the_ids_that_end_the_output(lost: tuple[Path, str]) -> None:
+    with TraceReader.open(*lost) as reader:
+        row = reader.loss().set_index("step").loc[STEP]
+    for token in (int(row["ref_token"]), int(row["top_token"])):
+        how = judged(*lost, [], answer=None, stop_ids=[token])
+        assert how.stop
+        assert how.mild
+        assert how.words() == "other token, at the stop token"
+    assert not judged(*lost, [], stop_ids=[]).stop
+
+
+def test_what_was_not_followed_or_drawn_by_chance_has_no_margin(lost: tuple[Path, str]) -> None:
+    assert judged(*lost, followed(0.1), temperature=0.7).margin is None
+    assert judged(*lost, [f"UPDATE token SET token_id = -1 WHERE step = {STEP}"], temperature=0.0).margin is None
+    how = judged(*lost, [*followed(0.1), f"UPDATE loss SET logprob = '-infinity'::FLOAT WHERE step = {STEP}"])
+    assert not how.near_tie
+
+
+def test_a_run_that_was_fed_its_tokens_is_not_judged(lost: tuple[Path, str]) -> None:
+    assert judged(*lost, [], answer="4172", output_text="4172", forced=True).right is None
