@@ -16,6 +16,7 @@ from kvlens.bench.trials import Prompts, Trial, carry_out
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common.submit import submit_trial
 
 
 class Counting(Engine):
@@ -66,6 +67,14 @@ def test_samples_of_a_problem_are_drawn_with_their_seeds(tmp_path: Path, engine:
     assert carry_out(engine, Prompts(engine), trial(task, 2))["output"] == rows[2]["output"]
     greedy = [carry_out(engine, prompts, trial(f"aime24:{path}@tokens=24", 0))["output"] for _ in range(2)]
     assert greedy[0] == greedy[1]
+
+
+def test_the_app_runs_no_trial_that_was_drawn_as_if_it_were_greedy(tmp_path: Path) -> None:
+    path = tmp_path / "aime.jsonl"
+    path.write_text(json.dumps({"problem": "How much is it?", "answer": 7}) + "\n")
+    made = {"task": f"aime24:{path}@samples=2", "length": None, "depth": None, "seed": 0, "index": 1, "method": "h2o"}
+    with pytest.raises(ValueError, match=r"--temperature 0\.6 --top-p 0\.95 --seed 1\.$"):
+        submit_trial(made | {"budget": ""})
 
 
 def test_a_stored_sample_says_how_it_was_drawn(tmp_path: Path, engine: Counting) -> None:

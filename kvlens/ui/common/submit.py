@@ -40,12 +40,18 @@ def submit_trial(trial: Mapping[str, Any]) -> str:
     entry = next((entry for entry in data.catalogue() if entry["name"] == trial["method"]), None)
     if entry is None:
         raise ValueError(f"the method '{trial['method']}' is not installed here.")
+    drawn = tasks.get(asked.task).generation(asked.index)
+    if drawn.temperature:
+        how = f"--temperature {drawn.temperature:g} --top-p {drawn.top_p:g} --seed {drawn.seed}"
+        raise ValueError(
+            f"this trial's tokens were drawn, and the app's are not: run its prompt by `kvlens run` {how}."
+        )
     place = "" if asked.depth is None else f", depth {asked.depth:.0%}"
     source = f"{asked.task}, {asked.length or 'whole'} tokens{place}, seed {asked.seed}"
     prompt = PromptChoice(tasks.prompt_of(asked), source)
     # A method that keeps every token on the device is held to its budget by a parameter, which is among the overrides.
     budget = "100%" if entry["keeps_all"] or not trial["budget"] else str(trial["budget"])
-    most = int(trial.get("max_new") or tasks.get(asked.task).new_tokens)
+    most = int(trial.get("max_new") or drawn.new_tokens)
     choice = MethodChoice(
         str(trial["method"]),
         model,
