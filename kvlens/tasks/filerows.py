@@ -94,7 +94,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as pq
 
     try:
-        found = pq.read_table(path).to_pylist()
+        found = pq.read_table(path, partitioning=None).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"'{path.name}' cannot be read as Parquet: {str(error).partition(chr(10))[0]}.") from None
     yield from enumerate(found, 1)

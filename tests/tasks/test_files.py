@@ -8,24 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filetasks import ask, by_word, write
 
 from kvlens import tasks
 from kvlens.tasks import Encoding
 from kvlens.tasks.filetask import cut_middle
-
-
-def by_word(text: str) -> list[int]:
-    return list(range(len(text.split())))
-
-
-def write(path: Path, *lines: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-def ask(spec: str, index: int = 0, length: int | None = None) -> tasks.Asked:
-    return tasks.get(spec).make(length, None, 0, by_word, 1, index)
 
 
 LONGBENCH = {
