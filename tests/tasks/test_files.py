@@ -14,7 +14,6 @@ from kvlens import tasks
 from kvlens.tasks import Encoding
 from kvlens.tasks.filetask import cut_middle
 
-
 LONGBENCH = {
     "input": "Who wrote it?",
     "context": "Passage 1:\nAnna Berg wrote the {report} in May.",
