@@ -18,7 +18,7 @@ from typing import Any
 from kvlens.models.find import DEMO
 from kvlens.plugins import plugins
 from kvlens.tasks import filename
-from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task
+from kvlens.tasks.base import Asked, Encode, Encoding, Generation, Task, Unscored
 from kvlens.text.prompts import PromptText
 
 BUILT_IN = {
@@ -154,10 +154,13 @@ def score(task: str, answer: str, output: str) -> float:
 
 def is_right(task: str | None, answer: str, output: str) -> bool:
     """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one
-    that is not known here, the output's first line has to contain the answer: whole words, letters of either case."""
+    that is not known here, the output's first line has to contain the answer: whole words, letters of either case.
+    What cannot be scored here is not called right."""
     if task:
         try:
             return score(task, answer, output) == 1.0
+        except Unscored:
+            return False
         except ValueError:
             pass  # a task of a plugin or of a file that is not here any more
     line = output.strip().partition("\n")[0]

@@ -10,6 +10,12 @@ from typing import Any, ClassVar
 
 CUE = " Answer:"
 """ends a question of a text that is simply continued"""
+
+
+class Unscored(ValueError):
+    """A task is known, and what would score it is not installed; one sentence."""
+
+
 Encode = Callable[[str], list[int]]
 """text -> token ids without special tokens"""
 

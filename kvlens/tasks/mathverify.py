@@ -6,16 +6,18 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from kvlens.tasks.base import Unscored
+
 SECONDS = 5
 """that an expression may be parsed or compared for"""
 
 
 def package() -> Any:
-    """The module math_verify. Raises ValueError with one sentence when it is not installed."""
+    """The module math_verify. Raises Unscored with one sentence when it is not installed."""
     try:
         import math_verify
     except ImportError:
-        raise ValueError(
+        raise Unscored(
             "this task's answers are compared by the package math-verify, which is not installed: "
             "pip install 'math-verify[antlr4_13_2]'."
         ) from None
@@ -23,7 +25,7 @@ def package() -> Any:
 
 
 def equal(answer: str, output: str) -> bool:
-    """`answer` is LaTeX without its dollar signs. Raises ValueError as `package` does."""
+    """`answer` is LaTeX without its dollar signs. Raises Unscored as `package` does."""
     verifier = package()
     # The package limits its time by a signal, which only the main thread receives.
     limit = SECONDS if threading.current_thread() is threading.main_thread() else None

@@ -165,6 +165,7 @@ def test_math500_is_refused_without_math_verify(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="package math-verify, which is not installed"):
         task.score("\\frac{1}{2}", "\\frac{1}{2}")
     assert not said
+    assert not tasks.is_right(f"math500:{path}", "\\frac{1}{2}", "\\frac{1}{2}"), "no comparison of ours instead"
 
 
 def test_gpqa_shuffles_by_its_seed(tmp_path: Path) -> None:
