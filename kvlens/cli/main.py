@@ -14,6 +14,7 @@ from kvlens import __version__
 from kvlens.cli.bench import bench_app
 from kvlens.cli.calibrate import calibrate_app
 from kvlens.cli.claims import claims, rates
+from kvlens.cli.diagnose import diagnose
 from kvlens.cli.explain import explain
 from kvlens.cli.freetext import text
 from kvlens.cli.lens import pair, whatif
@@ -41,7 +42,7 @@ bench_app.command()(claims)
 bench_app.command()(rates)
 bench_app.command()(explain)
 bench_app.command()(text)
-for command in (run, pair, whatif, report, methods):
+for command in (run, pair, whatif, diagnose, report, methods):
     app.command()(command)
 
 

@@ -1,0 +1,125 @@
+"""`kvlens diagnose`: why the stored runs lost, grouped by cause, and what brings their answers back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
+
+if TYPE_CHECKING:
+    from kvlens.lens.diagnosis import Cause, Diagnosis
+    from kvlens.lens.remedies import Remedy
+
+HEADS = 4
+"""(layer, KV head) pairs that a line names, the most frequent"""
+
+
+def diagnose(
+    method: Annotated[str | None, typer.Option(help="Of this method's runs alone.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of this model's runs alone, as the list of runs names it.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Of runs at this budget alone, such as 20%.")] = None,
+    task: Annotated[str | None, typer.Option(help="Of this task's prompts alone.")] = None,
+    try_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            help="Run all that lost again with budget=SHARE, preset=NAME or parameter=value; may be repeated, the "
+            "smallest change first.",
+        ),
+    ] = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Why stored runs lost against full KV, grouped by method, budget and cause, with the heads that missed most and a
+    run to open; with --try, how many answers each change brings back."""
+    from kvlens.cli.progress import Bar, stop_signals
+    from kvlens.lens.diagnosis import Wanted
+    from kvlens.lens.diagnosis import diagnose as look
+    from kvlens.lens.remedies import Change, attempt
+    from kvlens.runs.readings import kept
+
+    changes = [Change.of(text) for text in try_ or ()]
+    folder, cancelled = runs_folder(runs), stop_signals()
+    found = look(folder, Wanted(method, model, budget, task))
+    if changes and len({one.method for one in found.lost}) > 1:
+        raise ValueError("a change is one method's: add --method NAME.")
+    remedies: list[Remedy] = []
+    with kept():
+        for change in changes if found.lost else ():
+            bar = Bar(err)
+            try:
+                remedies.append(attempt(folder, found.lost, change, bar.report, cancelled))
+            except BaseException as error:
+                bar.failed(error)
+                raise
+            bar.done("", "completed")
+            if remedies[-1].most:
+                break  # the smallest that helps most of them
+    if as_json:
+        typer.echo(json.dumps(_plain(found, remedies), ensure_ascii=False))
+        return
+    _say(found, remedies, changes, folder)
+
+
+def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:
+    from kvlens.lens.reasons import KINDS
+
+    for sentence in found.unread:
+        typer.echo(sentence, err=True)
+    typer.echo(
+        f"{found.compared} runs compared with full KV, {len(found.lost)} lost"
+        + (f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else "")
+        + "."
+    )
+    if found.causes:
+        columns = ["method", "budget", "runs", "cause", "missed most by", "of the answer", "for example"]
+        show_table(columns, [_row(cause, KINDS) for cause in found.causes])
+    for remedy in remedies:
+        refused = [one.refused for one in remedy.tried if one.refused]
+        typer.echo(
+            f"{remedy.change}: {remedy.restored} of {len(remedy.tried)} restored"
+            + (f"; {len(refused)} refused: {refused[0]}" if refused else ".")
+        )
+    if remedies and remedies[-1].most and len(remedies) < len(changes):
+        typer.echo("More than half came back: the changes after it were not tried.")
+
+
+def _row(cause: Cause, kinds: dict[str, str]) -> list[Any]:
+    heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])
+    more = len(cause.heads) - HEADS
+    answer = cause.of_the_answer
+    return [
+        cause.method,
+        cause.budget,
+        len(cause.lost),
+        kinds.get(cause.kind, cause.lost[0].says),
+        heads + (f" and {more} more" if more > 0 else ""),
+        "" if answer is None else f"{answer} of {len(cause.lost)}",
+        cause.lost[0].uid,
+    ]
+
+
+def _plain(found: Diagnosis, remedies: list[Remedy]) -> dict[str, Any]:
+    return {
+        "compared": found.compared,
+        "mild": found.mild,
+        "unread": list(found.unread),
+        "lost": [dataclasses.asdict(one) for one in found.lost],
+        "remedies": [
+            {
+                "change": str(remedy.change),
+                "restored": remedy.restored,
+                "of": len(remedy.tried),
+                "tried": [
+                    {"lost": one.lost.uid, "run": one.uid, "restored": one.restored, "refused": one.refused}
+                    for one in remedy.tried
+                ],
+            }
+            for remedy in remedies
+        ],
+    }

@@ -1,0 +1,160 @@
+"""Many losses at once: why the stored runs of a folder lost, grouped by cause, each with where it was missed most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlens.lens.severity import severity
+from kvlens.lens.verdict import verdict
+from kvlens.store.reader import TraceError, TraceReader, list_runs
+
+NOT_RECORDED = "not_recorded"
+"""the kind of a loss whose full attention was not recorded at its step"""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs are asked about; None: all."""
+
+    method: str | None = None
+    model: str | None = None
+    budget: str | None = None
+    task: str | None = None
+
+    def takes(self, row: dict[str, object]) -> bool:
+        asked = (("method", self.method), ("model", self.model), ("budget", self.budget), ("task", self.task))
+        return all(value is None or str(row[name]) == value for name, value in asked)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A run that lost, and what it missed most at the step where it did."""
+
+    uid: str
+    method: str
+    preset: str | None
+    budget: str
+    step: int
+    outcome: str
+    """as Severity.words has it"""
+    kind: str
+    """one of lens.reasons.KINDS, or NOT_RECORDED"""
+    says: str
+    layer: int | None = None
+    kv_head: int | None = None
+    tokens: tuple[int, int] | None = None
+    """[start, end) of the span"""
+    needle: bool | None = None
+    """the span holds part of the answer's words; None: they are not known"""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Losses of one kind of one method at one budget."""
+
+    method: str
+    budget: str
+    kind: str
+    lost: tuple[Lost, ...]
+
+    @property
+    def heads(self) -> list[tuple[tuple[int, int], int]]:
+        """((layer, KV head), runs in which it missed most), the most frequent first."""
+        found = Counter((one.layer, one.kv_head) for one in self.lost if one.layer is not None)
+        return [((layer, head), n) for (layer, head), n in sorted(found.items(), key=lambda item: (-item[1], item[0]))]  # type: ignore[misc]
+
+    @property
+    def of_the_answer(self) -> int | None:
+        """Runs in which what was missed most holds part of the answer's words; None: known of none."""
+        known = [one.needle for one in self.lost if one.needle is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """compared: runs that were compared with full KV; mild: of these, runs whose first other token cost nothing that
+    was asked for (lens.severity); unread: one sentence per run that cannot be read."""
+
+    compared: int
+    mild: int
+    causes: tuple[Cause, ...]
+    unread: tuple[str, ...]
+
+    @property
+    def lost(self) -> tuple[Lost, ...]:
+        return tuple(one for cause in self.causes for one in cause.lost)
+
+
+def diagnose(runs_dir: Path, wanted: Wanted, told: Callable[[int, int], None] = lambda done, total: None) -> Diagnosis:
+    """Of the runs that chose their own tokens and were compared with full KV; what-ifs and fed runs are none. Causes
+    come most frequent first. told(done, total): runs that were read."""
+    table = list_runs(runs_dir)
+    rows = [row for row in table.to_dict("records") if _stands_alone(row) and wanted.takes(row)]
+    found, mild, compared, unread = [], 0, 0, []
+    for done, row in enumerate(rows):
+        told(done, len(rows))
+        try:
+            with TraceReader.open(runs_dir, row["uid"]) as reader:
+                if reader.loss().empty:
+                    continue
+                compared += 1
+                one = _lost(reader)
+        except TraceError as problem:
+            unread.append(str(problem))
+            continue
+        if one is None:
+            continue
+        if isinstance(one, str):
+            mild += 1
+        else:
+            found.append(one)
+    told(len(rows), len(rows))
+    return Diagnosis(compared, mild, tuple(_grouped(found)), tuple(unread))
+
+
+def _stands_alone(row: dict[str, object]) -> bool:
+    return row["status"] == "completed" and not row["hold"] and row["forced"] is not True
+
+
+def _lost(reader: TraceReader) -> Lost | str | None:
+    """None: nothing was lost; words: something was, and nothing that was asked for."""
+    found = verdict(reader, missed=False)
+    if found is None:
+        return None
+    outcome = severity(reader, found)
+    if outcome.mild:
+        return outcome.words()
+    whole, meta = verdict(reader), reader.meta
+    missed = None if whole is None else whole.missed
+    about = (reader.uid, str(meta.method), meta.preset, meta.budget or "100%", found.step, outcome.words())
+    if missed is None:
+        return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step")
+    return Lost(
+        *about,
+        missed.reason.kind,
+        missed.reason.says,
+        missed.layer,
+        missed.kv_head,
+        (missed.tok_start, missed.tok_end),
+        _holds(reader, missed.tok_start, missed.tok_end),
+    )
+
+
+def _holds(reader: TraceReader, start: int, end: int) -> bool | None:
+    """Whether tokens [start, end) hold part of the answer's words."""
+    ranges = reader.meta.needle
+    if not ranges:
+        return None
+    tokens = reader.tokens().query("pos >= @start and pos < @end")
+    return any(bool(((tokens["char_start"] < b) & (tokens["char_end"] > a)).any()) for a, b in ranges)
+
+
+def _grouped(lost: Iterable[Lost]) -> list[Cause]:
+    groups: dict[tuple[str, str, str], list[Lost]] = {}
+    for one in lost:
+        groups.setdefault((one.method, one.budget, one.kind), []).append(one)
+    causes = [Cause(*key, tuple(found)) for key, found in groups.items()]
+    return sorted(causes, key=lambda cause: (-len(cause.lost), cause.method, cause.budget, cause.kind))

@@ -1,0 +1,124 @@
+"""Changes of a method's parameters or budget, tried on runs that lost: which answers come back. Tried, never
+guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlens.engine import kept
+from kvlens.lens.diagnosis import Lost
+from kvlens.lens.severity import severity
+from kvlens.lens.verdict import verdict
+from kvlens.models.device import settle
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.preparing import check
+from kvlens.runs.repeat import read_run
+from kvlens.runs.request import Report, RunRequest
+from kvlens.store.reader import TraceReader
+
+
+@dataclass(frozen=True)
+class Change:
+    """name: 'budget', 'preset', or a parameter of the method."""
+
+    name: str
+    value: str
+
+    @classmethod
+    def of(cls, text: str) -> Change:
+        """'budget=30%'. Raises ValueError with one sentence."""
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not (sign and name and value):
+            raise ValueError(f"--try takes budget=SHARE, preset=NAME or parameter=value, not '{text}'.")
+        return cls(name, value)
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}"
+
+    def applied(self, request: RunRequest) -> RunRequest:
+        """A run's request with this changed and all else as it was, its other parameters included; a preset replaces
+        them all. Raises ValueError with one sentence."""
+        if self.name == "budget":
+            changed: dict[str, object] = {"budget": self.value}
+        elif self.name == "preset":
+            changed = {"preset": self.value, "overrides": {}}
+        else:
+            changed = {"overrides": {**request.overrides, self.name: self.value}}
+        return RunRequest.model_validate({**request.model_dump(), **changed, "against": True})
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A change on one run that lost."""
+
+    lost: Lost
+    uid: str | None
+    """of the run with it, which is stored; None: it was refused"""
+    restored: bool
+    """nothing that was asked for is lost any more"""
+    refused: str | None = None
+    """why it could not be run, one sentence"""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change and what it came to on every run it was tried on."""
+
+    change: Change
+    tried: tuple[Tried, ...]
+
+    @property
+    def restored(self) -> int:
+        return sum(one.restored for one in self.tried)
+
+    @property
+    def most(self) -> bool:
+        """More than half of the losses are gone."""
+        return 2 * self.restored > len(self.tried)
+
+
+def attempt(
+    runs_dir: Path,
+    lost: Sequence[Lost],
+    change: Change,
+    report: Report,
+    cancelled: Callable[[], bool],
+    told: Callable[[Tried], None] = lambda one: None,
+) -> Remedy:
+    """Run everything in `lost` again with `change`, each stored beside what is there and compared with full KV.
+
+    A change that is refused for a run's size is a run that is not restored. Raises CannotRepeat for a run that does not
+    say how it was made, ValueError for what no run of the method can have, and when cancelled; what was run by then is
+    stored."""
+    found = []
+    for request in {one.method: read_run(runs_dir, one.uid).request for one in lost}.values():
+        check(change.applied(request))
+    for one in lost:
+        past = read_run(runs_dir, one.uid)
+        _load_once(past.request)
+        try:
+            uid, status, _ = carry_out(change.applied(past.request), past.source, runs_dir, report, cancelled)
+        except ValueError as problem:
+            found.append(Tried(one, None, False, str(problem)))
+        else:
+            if status != "completed":
+                raise ValueError(f"cancelled; what was recorded is stored as {uid}.")
+            found.append(Tried(one, uid, not _still_lost(runs_dir, uid)))
+        told(found[-1])
+    return Remedy(change, tuple(found))
+
+
+def _load_once(request: RunRequest) -> None:
+    """The model of the run stays in memory for the next one."""
+    from kvlens.engine.models import load
+
+    if settle(request.device) == "cpu" and request.dtype == "float32" and kept.kept(request.model) is None:
+        kept.keep(request.model, load(request.model))
+
+
+def _still_lost(runs_dir: Path, uid: str) -> bool:
+    with TraceReader.open(runs_dir, uid) as reader:
+        found = verdict(reader, missed=False)
+        return found is not None and not severity(reader, found).mild
