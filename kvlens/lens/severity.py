@@ -1,11 +1,12 @@
-"""How much a first step of loss took: the answer, or only words on the way to a right one, a stop, a near tie."""
+"""How much a first step of loss took: the answer, or only words on the way to a right one, a stop, a near tie. And what
+came of a run, in a few words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvlens import tasks
-from kvlens.lens.verdict import Verdict
+from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
 
 NEAR_TIE = 0.5
@@ -76,3 +77,27 @@ def right(reader: TraceReader) -> bool | None:
     if not meta.answer or meta.forced or meta.output_text is None:
         return None
     return tasks.is_right(meta.task, meta.answer, meta.output_text)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. None: not recorded, or there is none."""
+
+    words: str
+    """'right answer', 'wrong answer', 'nothing lost'; '' where nothing is known"""
+    expected: str | None = None
+    lost_at: int | None = None
+    """the first step whose most probable token is not full KV's"""
+    kl: float | None = None
+    """KL(full || method) there, nats"""
+
+
+def outcome(reader: TraceReader) -> Outcome:
+    """From recorded columns; what was missed is not asked, so it is quick."""
+    found, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
+    if found is not None:
+        return Outcome(severity(reader, found).words(), expected, found.step, found.kl)
+    compared = len(reader.loss()) > 0
+    if answer is None:
+        return Outcome("nothing lost" if compared else "", expected)
+    return Outcome("right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer", expected)

@@ -9,7 +9,7 @@ import streamlit as st
 
 from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensdata, places, widgets
-from kvlens.ui.home.outcomes import outcomes
+from kvlens.ui.home.outcomes import UNREAD, outcomes
 
 
 def run_table(table: pd.DataFrame) -> str | None:
@@ -73,6 +73,8 @@ def run_table(table: pd.DataFrame) -> str | None:
         column_config=columns,
         height=min(560, 40 + 35 * len(shown)),
     )
+    if any(one.words == UNREAD for one in found):
+        st.caption("Outcomes that are not read yet are read at the next looks at this page.")
     rows = event["selection"]["rows"]
     return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
 
