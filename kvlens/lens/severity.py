@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from kvlens import tasks
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
+from kvlens.tasks.base import Unscored
 
 NEAR_TIE = 0.5
 """difference of two logits below which the choice between their tokens is called a near tie: the less probable one is
@@ -72,10 +73,18 @@ def severity(reader: TraceReader, found: Verdict) -> Severity:
 
 
 def right(reader: TraceReader) -> bool | None:
-    """Whether the output is the expected answer; None where none is known, or the run was fed its tokens."""
+    """Whether the output is the expected answer; None where none is known, it cannot be scored here, or the run was fed
+    its tokens."""
     meta = reader.meta
     if not meta.answer or meta.forced or meta.output_text is None:
         return None
+    if meta.task:
+        try:
+            tasks.score(meta.task, meta.answer, meta.output_text)
+        except Unscored:
+            return None
+        except ValueError:
+            pass  # a task that is not here any more: `is_right` looks for the answer in the first line
     return tasks.is_right(meta.task, meta.answer, meta.output_text)
 
 
