@@ -1,4 +1,5 @@
-"""The first minute, in a browser: from an empty folder to a lost answer that a click brings back, on the default model.
+"""The first minute, in a browser: from an empty folder to a recorded loss of the gallery; and to a lost answer that a
+click brings back, on the default model.
 
 Usage: python -m benchmarks.story [--chromium PATH]. Starts the app on a temporary folder, clicks what a person clicks
 and prints one JSON object: clicks, and seconds from each click to what it is for. Wall clock on this machine, under
@@ -52,20 +53,53 @@ def told(url: str, chromium: str) -> dict[str, Any]:
     return found
 
 
+def opened(url: str, chromium: str) -> dict[str, Any]:
+    """Seconds from the click on a card of the gallery to its verdict and what holding gave back, and to the first of
+    the marks, which waits until the page stands still; of the first card and, with the page's code loaded, of the
+    second."""
+    from playwright.sync_api import sync_playwright
+
+    took: list[list[float]] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_ARGUMENTS)
+        for card in range(2):
+            page = browser.new_context(viewport={"width": 1440, "height": 900}).new_page()
+            page.set_default_timeout(60_000)
+            page.goto(url)
+            if card:
+                page.get_by_text("Recorded losses of").click()
+            button = page.get_by_role("button", name=re.compile("^Open .* loss$")).nth(card)
+            button.wait_for()
+            page.wait_for_timeout(3000)
+            began = time.perf_counter()
+            button.click()
+            page.get_by_text("Answer with it held").wait_for()
+            page.locator("#player[data-step]").wait_for()
+            told = time.perf_counter() - began
+            page.locator("#box").wait_for(state="visible")
+            took.append([round(told, 1), round(time.perf_counter() - began, 1)])
+            page.close()
+        browser.close()
+    return {"gallery_s": [told for told, _ in took], "marks_s": [marked for _, marked in took]}
+
+
 def main() -> None:
     """Tells the story once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--gallery", action="store_true", help="the gallery alone; no model is loaded")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        process, url, health = start(Path(folder))
-        try:
-            found = told(url, given.chromium)
-        finally:
-            process.terminate()
-            process.wait(20)
+    found: dict[str, Any] = {}
+    for tell in [opened] if given.gallery else [opened, told]:
+        with tempfile.TemporaryDirectory() as folder:
+            process, url, health = start(Path(folder))
+            try:
+                found |= {"health_s": round(health, 2)} | tell(url, given.chromium)
+            finally:
+                process.terminate()
+                process.wait(20)
     about = {"model": default_model(), "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
-    print(json.dumps({**about, "health_s": round(health, 2), **found}, indent=1))
+    print(json.dumps({**about, **found}, indent=1))
 
 
 if __name__ == "__main__":

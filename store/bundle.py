@@ -78,22 +78,21 @@ def take_in(file: Path, runs_dir: Path, uids: Sequence[str]) -> None:
 
     Raises TraceError with one sentence for a file that is not what `hand_on` writes, lacks one of the runs, holds a
     trace that cannot be read to its end, or a run that did not pass its own checks."""
-    runs_dir.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".taken-", dir=runs_dir))
     try:
-        _unpack(file, folder, [check_uid(uid) for uid in uids])
-        for uid in uids:
-            _read_through(folder, uid)
-            freeze(folder / uid)
-        for uid in uids:
-            _put(folder / uid, runs_dir / uid)
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".taken-", dir=runs_dir) as temporary:
+            folder = Path(temporary)
+            _unpack(file, folder, [check_uid(uid) for uid in uids])
+            for uid in uids:
+                _read_through(folder, uid)
+                freeze(folder / uid)
+            for uid in uids:
+                _put(folder / uid, runs_dir / uid)
     except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
         raise TraceError(
-            f"The runs in {file.name} cannot be taken in ({sentence(error)}); restore the file from a copy, or free "
-            f"disk space."
+            f"The runs in {file.name} cannot be taken in ({sentence(error)}); restore the file from a copy, or make "
+            f"room in the folder of runs."
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _put(source: Path, target: Path) -> None:

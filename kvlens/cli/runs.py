@@ -43,10 +43,11 @@ def runs_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """What a run is, what came out, and its self-check."""
+    from kvlens.lens.severity import outcome
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
-        meta, tokens, steps = reader.meta, reader.tokens(), reader.steps()
+        meta, tokens, steps, came = reader.meta, reader.tokens(), reader.steps(), outcome(reader)
         checks = json.loads(reader.self_checks().to_json(orient="records"))
         generated = tokens[tokens["step"] >= meta.asked_steps].sort_values("step")["text"]
         keys = (
@@ -85,6 +86,8 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             **meta.pick(keys),
             "steps": reader.n_steps,
             "output_text": meta.output_text or "".join(generated),
+            "outcome": came.words or None,
+            "lost_at_step": came.lost_at,
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
         }

@@ -1,12 +1,14 @@
-"""How much a first step of loss took: the answer, or only words on the way to a right one, a stop, a near tie."""
+"""How much a first step of loss took: the answer, or only words on the way to a right one, a stop, a near tie. And what
+came of a run, in a few words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvlens import tasks
-from kvlens.lens.verdict import Verdict
+from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.reader import TraceReader
+from kvlens.tasks.base import Unscored
 
 NEAR_TIE = 0.5
 """difference of two logits below which the choice between their tokens is called a near tie: the less probable one is
@@ -71,8 +73,40 @@ def severity(reader: TraceReader, found: Verdict) -> Severity:
 
 
 def right(reader: TraceReader) -> bool | None:
-    """Whether the output is the expected answer; None where none is known, or the run was fed its tokens."""
+    """Whether the output is the expected answer; None where none is known, it cannot be scored here, or the run was fed
+    its tokens."""
     meta = reader.meta
     if not meta.answer or meta.forced or meta.output_text is None:
         return None
+    if meta.task:
+        try:
+            tasks.score(meta.task, meta.answer, meta.output_text)
+        except Unscored:
+            return None
+        except ValueError:
+            pass  # a task that is not here any more: `is_right` looks for the answer in the first line
     return tasks.is_right(meta.task, meta.answer, meta.output_text)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. None: not recorded, or there is none."""
+
+    words: str
+    """'right answer', 'wrong answer', 'nothing lost'; '' where nothing is known"""
+    expected: str | None = None
+    lost_at: int | None = None
+    """the first step whose most probable token is not full KV's"""
+    kl: float | None = None
+    """KL(full || method) there, nats"""
+
+
+def outcome(reader: TraceReader) -> Outcome:
+    """From recorded columns; what was missed is not asked, so it is quick."""
+    found, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
+    if found is not None:
+        return Outcome(severity(reader, found).words(), expected, found.step, found.kl)
+    compared = len(reader.loss()) > 0
+    if answer is None:
+        return Outcome("nothing lost" if compared else "", expected)
+    return Outcome("right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer", expected)

@@ -33,7 +33,7 @@ def test_an_empty_folder_shows_a_card_for_every_loss(visit: Visit, tmp_path: Pat
     for loss in gallery.losses():
         assert opener(app, loss)
         assert loss.question in text
-        assert f"Expected **{loss.expected}** · came :red[**{loss.came}**]" in text
+        assert f"Expected **{loss.expected}**, got :red[**{loss.came}**]" in text
         assert loss.held.sentence(loss.full_kv_bytes) in text
         assert loss.cause[1:] in text
     assert not app.expander
@@ -79,12 +79,20 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
         "Is it back?",
     ]
     assert LOSS.why in marks[2]["text"]
+    assert "red" not in marks[1]["text"]  # only its summary was read, which is no hole
     assert repr(LOSS.held.answer) in marks[4]["text"]
     assert marks[4]["within"] == ".st-key-tried"
     lens = write_lens_runs(tmp_path)
     told = tour(visit(tmp_path, "replay", run=lens.lost))
     assert told["unasked"] is False
     assert told["marks"][4]["within"] == ".st-key-hold_resident"  # type: ignore[index]
+
+
+def test_the_marks_say_what_the_map_shows_red(visit: Visit, tmp_path: Path) -> None:
+    evicted = next(loss for loss in gallery.losses() if "evicted" in loss.why)
+    gallery.bring(evicted, tmp_path)
+    marks = tour(visit(tmp_path, "replay", run=evicted.uid))["marks"]
+    assert marks[1]["text"].endswith("The cache map below shows it red.")  # type: ignore[index]
 
 
 def test_a_run_that_lost_nothing_has_no_marks(visit: Visit, tmp_path: Path) -> None:

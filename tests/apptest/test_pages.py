@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.common.frame import run_label, short_model
 from kvlens.ui.common.player.codec import unpack
 
 
@@ -192,3 +193,13 @@ def test_a_page_drawn_again_sets_no_choice_in_the_browser(visit: Visit, runs: Ru
     drawn = [*app.selectbox, *app.number_input]
     assert drawn
     assert [box.label for box in drawn if box.proto.set_value and not box.disabled] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("smollm2", "smollm2"), ("models/big/weights.gguf", "weights.gguf"), ("org/model", "model"), ("here/", "here")],
+)
+def test_a_model_is_shown_without_its_folders(name: str, short: str) -> None:
+    row = {"created": "2026-01-01T00:00:00", "method": "m", "model": name, "status": "completed", "uid": "u"}
+    assert short_model(name) == short
+    assert f"· model {short} ·" in run_label(row)

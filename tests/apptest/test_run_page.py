@@ -310,3 +310,20 @@ def test_the_question_can_be_fed_after_the_context(
     ((prompt, argv),) = asked
     assert argv[argv.index("--question") + 1] == "after"
     assert prompt["text"][prompt["question"] :] == "\n\nWhat is the code of the gate?"
+
+
+def test_a_refused_run_can_be_run_again_with_what_would_do(visit: Visit, tmp_path: Path) -> None:
+    said = json.dumps({"phase": "error", "message": "budget_infeasible: it needs more; raise --budget to 0.235."})
+    argv = [*script(f"print({said!r}); raise SystemExit('--budget 10%' in ' '.join(__import__('sys').argv))")]
+    argv += ["run", "p.json", "--budget", "10%"]
+    app = visit(tmp_path, "run")
+    job = wait(manager(), manager().submit(argv, "a run"))
+    app.query_params["job"] = job.id
+    app.run()
+    assert "raise the budget to 0.235" in app.error[0].value.replace("\\", "")
+    next(button for button in app.button if button.label == "Run again with the budget 23.5%").click().run()
+    newest = manager().jobs()[0]
+    assert newest.argv == [*argv[:-1], "23.5%"]
+    assert newest.title == "a run · run again with the budget 23.5%"
+    assert app.query_params["job"] in (newest.id, [newest.id])
+    wait(manager(), newest.id)

@@ -148,3 +148,9 @@ def test_a_run_under_another_name_or_with_a_failed_check_is_refused(handed: Path
         take_in(file, tmp_path / "in", (UID,))
     with pytest.raises(TraceError, match="lacks"):
         take_in(file, tmp_path / "in", (UID, other))
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(handed: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(TraceError, match="cannot be taken in"):
+        take_in(handed, tmp_path / "file" / "runs", (UID,))

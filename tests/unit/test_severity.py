@@ -9,9 +9,11 @@ import duckdb
 import pytest
 from lensruns import STEP, write_lens_runs
 
+from kvlens import tasks
 from kvlens.lens.severity import NEAR_TIE, Severity, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
+from kvlens.tasks.base import Unscored
 
 
 def judged(folder: Path, uid: str, statements: list[str], **meta: object) -> Severity:
@@ -87,3 +89,17 @@ def test_what_was_not_followed_or_drawn_by_chance_has_no_margin(lost: tuple[Path
 
 def test_a_run_that_was_fed_its_tokens_is_not_judged(lost: tuple[Path, str]) -> None:
     assert judged(*lost, [], answer="4172", output_text="4172", forced=True).right is None
+
+
+def test_an_answer_that_cannot_be_scored_here_is_not_called_wrong(
+    lost: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unscored(*_: str) -> float:
+        raise Unscored("it needs a package that is not installed.")
+
+    monkeypatch.setattr(tasks, "score", unscored)
+    how = judged(*lost, followed(2.0), answer="4172", output_text="4172", task="niah_single")
+    assert (how.right, how.words()) == (None, "other token")
+    monkeypatch.undo()
+    gone = judged(*lost, [], answer="4172", output_text="It is 4172.", task="gone:somewhere")
+    assert gone.right is True

@@ -38,11 +38,13 @@ def _saver(name: str, script: str, *labels: str) -> Any:
 _save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
 _save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
 
-#: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`.
+#: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`. Plotly's own
+#: bar of buttons, there while the pointer is, covers no title.
 STYLE = (
     '[class*="st-key-save_"] { margin-top: -3.1rem; margin-bottom: -0.4rem; position: relative; z-index: 2; '
     "pointer-events: none; } "
-    '[class*="st-key-save_"] button { pointer-events: auto; }'
+    '[class*="st-key-save_"] button { pointer-events: auto; } '
+    ".js-plotly-plot .modebar-group { background: transparent !important; }"
 )
 
 

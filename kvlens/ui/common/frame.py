@@ -71,7 +71,7 @@ def run_label(row: object) -> str:
     elif _true(get("forced")):
         parts.append("forced")
     if text := _text(get("model")):
-        parts.append(f"model {text}")
+        parts.append(f"model {short_model(text)}")
     if text := _text(get("budget")):
         parts.append(f"budget {text}" if _text(get("budget_bytes")) else "no budget limit")
     for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
@@ -80,6 +80,11 @@ def run_label(row: object) -> str:
     if get("status") != "completed":
         parts.append(str(get("status")))
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
+
+
+def short_model(name: str) -> str:
+    """A model's name without the folders or the publisher before it."""
+    return name.rstrip("/").rpartition("/")[2] or name
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from kvlens.text.plaintext import visible
-from kvlens.ui.common import places, widgets
+from kvlens.ui.common import places, retry, widgets
 from kvlens.ui.common.jobs import Job, JobManager
 
 SETTLE_S = 0.4
@@ -124,13 +124,24 @@ def outcome(job: Job) -> None:
     """How it ended, and the ways to look at what came out."""
     took = f" after {job.ended - job.started:.1f} s" if job.ended and job.started else ""
     if job.state == "failed":
-        widgets.error(job.message or "The run failed without saying why.", job.log)
+        widgets.error(retry.spoken(job.message or "The run failed without saying why."), job.log)
+        if options := retry.advice(job):
+            _offer(job, options)
     elif job.state == "cancelled":
         st.warning(f"Cancelled{took}.")
     else:
         st.success(f"Done{took}.")
     if job.uid:
         links(job.uid)
+
+
+def _offer(job: Job, options: dict[str, str]) -> None:
+    """The run once more, with what its refusal says would do."""
+    words = retry.label(options)
+    if st.button(words, key=f"again_{job.id}", icon=":material/replay:", type="primary"):
+        title = f"{job.title} · {words[0].lower()}{words[1:]}"
+        st.query_params["job"] = manager().submit(retry.again(job.argv, options), title, job.about, job.then)
+        st.rerun()
 
 
 def links(uid: str) -> None:

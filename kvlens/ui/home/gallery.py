@@ -37,7 +37,7 @@ def _card(loss: gallery.Loss) -> None:
     title = data.titles().get(loss.method, loss.method)
     widgets.method_mark(loss.method, title)
     st.text(visible(loss.question))
-    st.markdown(f"Expected **{plain(loss.expected)}** · came :red[**{plain(loss.came or 'nothing')}**]")
+    st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
     st.caption(
         plain(f"With {loss.limit}, {loss.prompt_tokens} tokens. {cause}. {loss.held.sentence(loss.full_kv_bytes)}")

@@ -4,33 +4,18 @@ once."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 
-from kvlens.lens.severity import right, severity
-from kvlens.lens.verdict import verdict
+from kvlens.lens.severity import Outcome, outcome
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.ui.common import data
 
 LOOK_S = 1.0
 """how long one look at the table may read traces that were not read before; the rest is read at the next"""
 UNREAD = "not read yet"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one run; None: not recorded, or there is none."""
-
-    words: str
-    """'right answer', 'wrong answer', 'nothing lost'; '' where nothing is known"""
-    expected: str | None = None
-    lost_at: int | None = None
-    """the first step whose most probable token is not full KV's"""
-    kl: float | None = None
-    """nats, there"""
 
 
 def outcomes(table: pd.DataFrame) -> list[Outcome]:
@@ -55,13 +40,6 @@ def _known(folder: str) -> dict[tuple[str, int], Outcome]:
 def _outcome(folder: Path, uid: str) -> Outcome:
     try:
         with TraceReader.open(folder, uid) as reader:
-            answer, expected = right(reader), reader.meta.answer
-            found = verdict(reader, missed=False)
-            if found is not None:
-                return Outcome(severity(reader, found).words(), expected, found.step, found.kl)
-            compared = len(reader.loss()) > 0
+            return outcome(reader)
     except TraceError:
         return Outcome("")
-    if answer is None:
-        return Outcome("nothing lost" if compared else "", expected)
-    return Outcome("right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer", expected)

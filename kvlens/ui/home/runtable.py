@@ -9,7 +9,8 @@ import streamlit as st
 
 from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensdata, places, widgets
-from kvlens.ui.home.outcomes import outcomes
+from kvlens.ui.common.frame import short_model
+from kvlens.ui.home.outcomes import UNREAD, outcomes
 
 
 def run_table(table: pd.DataFrame) -> str | None:
@@ -73,13 +74,10 @@ def run_table(table: pd.DataFrame) -> str | None:
         column_config=columns,
         height=min(560, 40 + 35 * len(shown)),
     )
+    if any(one.words == UNREAD for one in found):
+        st.caption("Outcomes that are not read yet are read at the next looks at this page.")
     rows = event["selection"]["rows"]
     return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
-
-
-def short_model(name: str) -> str:
-    """A model's name without the folders or the publisher before it."""
-    return name.rstrip("/").rpartition("/")[2] or name
 
 
 def _line(text: str | None) -> str:

@@ -13,6 +13,7 @@ from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common.chart import canvas_menu
 from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.frame import short_model
 from kvlens.ui.common.player.payload import cube
 from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
@@ -34,7 +35,7 @@ def facts(reader: TraceReader) -> None:
     )
     drawn = f"temperature {meta.temperature:g}, top-p {meta.top_p or 1:g}, " if meta.temperature else ""
     said = (
-        f"{meta.model} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
+        f"{short_model(str(meta.model))} · {method} · {limit} · {meta.prompt_tokens} prompt tokens · "
         f"{counted(reader.n_steps, 'step')} · "
         f"{meta.device}, {meta.dtype} · {drawn}seed {meta.seed} · {passed}"
         + (" · prompt kept from an earlier run" if meta.prompt_kept else "")

@@ -114,17 +114,17 @@ def _choice(spans: tuple[int, ...] = (), tokens: tuple[tuple[int, int], ...] = (
 def tried(found: list[WhatIf], chosen: Selection) -> None:
     """What was tried on a run: the outcome of one, and a list of all."""
     shown = outcome_shown(found)
-    st.markdown(f"**Tried:** {plain(held_words(shown))}.")
-    outcome(shown)
-    left, middle, right = st.columns([2, 2, 5], vertical_alignment="center")
+    said, replay, both = st.columns([7, 3, 2], vertical_alignment="center")
+    said.markdown(f"**Tried:** {plain(held_words(shown))}.")
     place = places.in_run(shown.uid, chosen)
-    left.page_link(
+    replay.page_link(
         "pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place
     )
-    both = chosen.query() | {"cmp": shown.uid}
-    middle.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=both)
+    two = chosen.query() | {"cmp": shown.uid}
+    both.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=two)
+    outcome(shown)
     if len(found) > 1:
-        with right.expander(f"All {len(found)} tries on this run"):
+        with st.expander(f"All {len(found)} tries on this run"):
             st.dataframe(pd.DataFrame([_row(one) for one in found]), hide_index=True, width="stretch")
 
 

@@ -24,6 +24,8 @@ _tour = st.components.v2.component("kvlens_tour", html=_read("tour.html"), css=_
 
 VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
 """keys of what the marks point at"""
+_READ_SOMEHOW = ("coarse", "reconstructed", "quantised")
+"""states of a span that is no hole in the cache map: it was read, if not exactly"""
 
 
 def tour(reader: TraceReader, found: Verdict, tried: Counterfactual | None) -> None:
@@ -47,13 +49,15 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
     if missed is not None:
         wanted = (
             f"With its whole cache the model puts {missed.full:.0%} of this head's attention on one passage. "
-            f"Here it got {missed.mass:.0%}. The cache map below shows it red."
+            f"Here it got {missed.mass:.0%}."
         )
+        if missed.state not in _READ_SOMEHOW:
+            wanted += " The cache map below shows it red."
         why = f"The record says so: {missed.reason.says}."
     back = "The outcome comes here: the answer before and after, and what holding it would have cost."
     if tried is not None:
         back = (
-            f"This has been done for this run: it said {_line(tried.answer_before)}, with the passage held it says "
+            f"It has been done: without, the run said {_line(tried.answer_before)}; with what stands here held it says "
             f"{_line(tried.answer_after)}. Expected: {_line(tried.expected)}."
         )
     return [
