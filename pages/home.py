@@ -6,6 +6,7 @@ from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import links
 from kvlens.ui.common.submit import sample_buttons
 from kvlens.ui.common.warm import warm
+from kvlens.ui.home.causes import why_lost
 from kvlens.ui.home.gallery import shelf
 from kvlens.ui.home.picture import picture
 from kvlens.ui.home.runtable import run_details, run_table
@@ -43,5 +44,6 @@ else:
     else:
         run_details(table, uid)
         links(uid)
+    why_lost(table)
     shelf(folded=True)
 warm.prepare()  # jobs begin on this page
