@@ -40,10 +40,10 @@ else:
             "decoding and "
             "storing, without loading the model. The output of a forced run is what it was fed, full KV's tokens."
         )
+        why_lost(table)
         sample_buttons()
     else:
         run_details(table, uid)
         links(uid)
-    why_lost(table)
     shelf(folded=True)
 warm.prepare()  # jobs begin on this page
