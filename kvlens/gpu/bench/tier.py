@@ -5,7 +5,7 @@ in fp32. What runs first on a machine with a GPU: pinned memory, streams, events
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CheckRow
 from kvlens.gpu.bench.settings import on_device
 from kvlens.rows import PrefillRecord, StepRecord
+
+if TYPE_CHECKING:
+    from kvlens.engine.models import LoadedModel
 
 LENGTH, NEW, SHARE = 512, 16, "0.3"
 
@@ -43,31 +46,42 @@ def measure(bench: Bench) -> list[CheckRow]:
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
-    return [CheckRow(name, gap, 0.0, gap == 0), *rows(bench.device.at, 3 if bench.dry else NEW)]
+    return [
+        CheckRow(name, gap, 0.0, gap == 0),
+        *(rows(bench.device.at, 3, 256) if bench.dry else rows(bench.device.at)),
+    ]
 
 
-def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
+def rows(device: torch.device, steps: int = NEW, length: int = LENGTH) -> list[CheckRow]:
     """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
     go on."""
     from kvlens import methods
+    from kvlens.engine.models import load
     from kvlens.memory.links import link_name
 
-    found = []
+    found, loaded = [], (load("demo", "cpu"), load("demo", str(device)))
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
     ways = [(name, *way) for name, method in methods.registry().items() for way in on_device(method)]
     for name, overrides, tolerance in ways:
         label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
         try:
-            found += _compare(label, name, overrides, device, tolerance, steps)
+            found += _compare(label, name, overrides, loaded, tolerance, steps, length)
         except Exception as problem:
             found.append(CheckRow(f"{label}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False))
     return found
 
 
 def _compare(
-    label: str, name: str, overrides: dict[str, Any], device: torch.device, tolerance: float, steps: int
+    label: str,
+    name: str,
+    overrides: dict[str, Any],
+    loaded: tuple[LoadedModel, LoadedModel],
+    tolerance: float,
+    steps: int,
+    length: int,
 ) -> list[CheckRow]:
-    (host, host_sink), (ours, our_sink) = (_run(name, overrides, where, steps) for where in ("cpu", str(device)))
+    """loaded: the model on the host and on the device."""
+    (host, host_sink), (ours, our_sink) = (_run(name, overrides, one, steps, length) for one in loaded)
     wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
     gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
     failed = [check.name for check in ours.checks if not check.passed]
@@ -91,18 +105,17 @@ def _compare(
     ]
 
 
-def _run(name: str, overrides: dict[str, Any], device: str, steps: int) -> tuple[Any, _Sink]:
+def _run(name: str, overrides: dict[str, Any], loaded: LoadedModel, steps: int, length: int) -> tuple[Any, _Sink]:
     from kvlens import methods
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
     from kvlens.engine.engine import Engine, Options
-    from kvlens.engine.models import load
     from kvlens.memory.budget import Budget
     from kvlens.text.prompts import PromptText, tokenize
 
-    method, loaded = methods.get(name), load("demo", device)
+    method = methods.get(name)
     params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)
-    text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
+    text = make_prompt("multikey", length, 0.5, 0, demo_encode()).text
     prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
     budget = None if method.keeps_all else Budget.parse(SHARE)
     sink = _Sink()
