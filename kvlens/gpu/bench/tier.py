@@ -46,13 +46,10 @@ def measure(bench: Bench) -> list[CheckRow]:
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
-    return [
-        CheckRow(name, gap, 0.0, gap == 0),
-        *(rows(bench.device.at, 3, 256) if bench.dry else rows(bench.device.at)),
-    ]
+    return [CheckRow(name, gap, 0.0, gap == 0), *rows(bench.device.at, 3 if bench.dry else NEW)]
 
 
-def rows(device: torch.device, steps: int = NEW, length: int = LENGTH) -> list[CheckRow]:
+def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
     """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
     go on."""
     from kvlens import methods
@@ -65,7 +62,7 @@ def rows(device: torch.device, steps: int = NEW, length: int = LENGTH) -> list[C
     for name, overrides, tolerance in ways:
         label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
         try:
-            found += _compare(label, name, overrides, loaded, tolerance, steps, length)
+            found += _compare(label, name, overrides, loaded, tolerance, steps)
         except Exception as problem:
             found.append(CheckRow(f"{label}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False))
     return found
@@ -78,10 +75,9 @@ def _compare(
     loaded: tuple[LoadedModel, LoadedModel],
     tolerance: float,
     steps: int,
-    length: int,
 ) -> list[CheckRow]:
     """loaded: the model on the host and on the device."""
-    (host, host_sink), (ours, our_sink) = (_run(name, overrides, one, steps, length) for one in loaded)
+    (host, host_sink), (ours, our_sink) = (_run(name, overrides, one, steps) for one in loaded)
     wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
     gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
     failed = [check.name for check in ours.checks if not check.passed]
@@ -105,7 +101,7 @@ def _compare(
     ]
 
 
-def _run(name: str, overrides: dict[str, Any], loaded: LoadedModel, steps: int, length: int) -> tuple[Any, _Sink]:
+def _run(name: str, overrides: dict[str, Any], loaded: LoadedModel, steps: int) -> tuple[Any, _Sink]:
     from kvlens import methods
     from kvlens.demo.encode import demo_encode
     from kvlens.demo.tasks import make_prompt
@@ -115,7 +111,7 @@ def _run(name: str, overrides: dict[str, Any], loaded: LoadedModel, steps: int, 
 
     method = methods.get(name)
     params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)
-    text = make_prompt("multikey", length, 0.5, 0, demo_encode()).text
+    text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
     prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
     budget = None if method.keeps_all else Budget.parse(SHARE)
     sink = _Sink()
