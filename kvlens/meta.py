@@ -135,6 +135,8 @@ class RunMeta(Outcome):
     mass_codec: str | None = None
     oracle_codec: str | None = None
     recovered: bool | None = None
+    left_out: tuple[str, ...] = ()
+    """tables whose rows stayed behind when the run was handed on, see kvlens.store.bundle"""
     trace_stalls: Size = None
     """how often the engine waited for the disk"""
     # versions and machine

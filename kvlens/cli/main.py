@@ -17,6 +17,7 @@ from kvlens.cli.claims import claims, rates
 from kvlens.cli.diagnose import diagnose
 from kvlens.cli.explain import explain
 from kvlens.cli.freetext import text
+from kvlens.cli.gallery import gallery
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
@@ -38,6 +39,7 @@ app.add_typer(train_app, name="train")
 app.add_typer(calibrate_app, name="calibrate")
 app.add_typer(bench_app, name="bench")
 app.add_typer(models_app, name="models")
+app.command()(gallery)
 bench_app.command()(claims)
 bench_app.command()(rates)
 bench_app.command()(explain)

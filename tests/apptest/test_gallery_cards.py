@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,9 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
     assert row["lost at step"] == int(loss.verdict.split()[3].rstrip(":"))
     table = app.toggle[0].set_value(True).run().dataframe[0].value.set_index("run")
     assert table.loc[loss.held.uid, "outcome"].startswith("right answer")
+
+
+def test_the_held_run_says_what_was_left_out_of_it(visit: Visit, tmp_path: Path) -> None:
+    gallery.bring(LOSS, tmp_path)
+    text = words(visit(tmp_path, "replay", run=LOSS.held.uid))
+    assert re.search(r"masses were not recorded for L\d+ .* they were left out when this run was handed on\.", text)

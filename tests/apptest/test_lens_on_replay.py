@@ -14,6 +14,7 @@ from test_pages import player_header, words
 from uiruns import Visit
 
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.store.lease import Lease
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common import lensdata, lensjobs
@@ -209,6 +210,18 @@ def test_the_runs_page_says_what_came_of_each(visit: Visit, lens: LensRuns, foun
     assert lost["KL there (nats)"] == pytest.approx(found.kl)
     assert pd.isna(kept["lost at step"])
     assert (kept["outcome"], plain["outcome"]) == ("nothing lost", "")
+
+
+def test_a_run_that_is_being_written_is_read_when_it_has_ended(visit: Visit, tmp_path: Path) -> None:
+    uid = write_lens_runs(tmp_path).lost
+
+    def said(app: AppTest) -> object:
+        return app.dataframe[0].value.set_index("run").loc[uid, "outcome"]
+
+    with Lease(tmp_path / uid):
+        app = visit(tmp_path)
+        assert said(app) == ""
+    assert said(app.run()) == "other token"
 
 
 def test_runs_that_point_at_each_other_stand_by_themselves() -> None:

@@ -67,7 +67,7 @@ def test_what_is_left_out_is_said_and_reads_as_not_recorded(runs: Path, tmp_path
     take_in(file, tmp_path, (UID,))
     assert rows(tmp_path, UID, "oracle") == []
     with TraceReader.open(tmp_path, UID) as reader:
-        assert reader.meta.stored()["left_out"] == ["oracle", "span_key"]
+        assert reader.meta.left_out == ("oracle", "span_key")
         assert reader.oracle_step(0).empty
         assert reader.n_steps == 6
 

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.lens.severity import Outcome, outcome
-from kvlens.store.reader import TraceError, TraceReader
+from kvlens.store.reader import RunBusy, TraceError, TraceReader
 from kvlens.ui.common import data
 
 LOOK_S = 1.0
@@ -26,7 +26,11 @@ def outcomes(table: pd.DataFrame) -> list[Outcome]:
     for uid in map(str, table["uid"]):
         place = uid, data.stamp(uid)
         if place not in known and time.monotonic() - began < LOOK_S:
-            known[place] = _outcome(folder, uid)
+            try:
+                known[place] = _outcome(folder, uid)
+            except RunBusy:  # it is being written, and will be another when it has ended
+                found.append(Outcome(""))
+                continue
         found.append(known.get(place, Outcome(UNREAD)))
     return found
 
@@ -41,5 +45,7 @@ def _outcome(folder: Path, uid: str) -> Outcome:
     try:
         with TraceReader.open(folder, uid) as reader:
             return outcome(reader)
+    except RunBusy:
+        raise
     except TraceError:
         return Outcome("")

@@ -110,6 +110,8 @@ def sampling(reader: TraceReader) -> str:
     sampled = reader.meta.oracle
     if not sampled:
         return ": this run did not record them"
+    if "oracle" in reader.meta.left_out:
+        return ": they were left out when this run was handed on"
     return f"; recorded were {words(sampled, reader.n_layers)}"
 
 
