@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlens import methods, tasks
 from kvlens.bench.intervals import wilson
+from kvlens.bench.names import measured_on
 from kvlens.models.find import DEMO
 
 TOPS = (1, 5, 20)
@@ -92,7 +93,7 @@ def markdown(result: dict[str, Any]) -> str:
     machine = said["machine"]
     text += [
         "",
-        f"Model {said['model']}, {said['length']} tokens, {said['date']}, {machine['processor']}, "
+        f"Model {said['model']}, {said['length']} tokens, {measured_on(said)}, {machine['processor']}, "
         f"{machine['cores']} cores, "
         f"torch {said['torch']}, transformers {said['transformers']}.",
     ]

@@ -1,8 +1,9 @@
-"""Names that a request may hold: of methods and tasks, refused with the known ones where there is none of that name."""
+"""Names that a request may hold: of methods and tasks, refused with the known ones where there is none of that name;
+and of what was measured when."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
@@ -19,6 +20,16 @@ def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         tasks.get(name)
     return names
+
+
+def measured_on(about: dict[str, Any]) -> str:
+    """'2026-01-01 (StreamingLLM's rows 2026-01-02)': the date of a result, and of the rows that were made again since
+    (`remade`: method -> date)."""
+    dates: dict[str, list[str]] = {}
+    for name, date in (about.get("remade") or {}).items():
+        dates.setdefault(date, []).append(methods.get(name).title)
+    again = "; ".join(f"{', '.join(titles)}'s rows {date}" for date, titles in dates.items())
+    return f"{about['date']} ({again})" if again else str(about["date"])
 
 
 MethodNames = Annotated[tuple[str, ...], AfterValidator(_methods)]

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvlens import methods
+from kvlens.bench.names import measured_on
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
 
@@ -95,8 +96,9 @@ def markdown(result: dict[str, Any]) -> str:
     text += [
         "",
         f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['length']} tokens, "
-        f"{ORDER[request.get('question', 'in')]}, {about['date']}, {machine['processor']}, {machine['cores']} cores, "
-        f"torch {about['torch']}, transformers {about['transformers']}.",
+        f"{ORDER[request.get('question', 'in')]}, {measured_on(about)}, "
+        f"{machine['processor']}, {machine['cores']} cores, torch {about['torch']}, "
+        f"transformers {about['transformers']}.",
     ]
     return "\n".join(text) + "\n"
 

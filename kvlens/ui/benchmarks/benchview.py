@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from kvlens.bench.names import measured_on
 from kvlens.bench.qualitypage import ORDER
 from kvlens.bench.summary import arm_titles
 from kvlens.figures.quality import AXES, COSTS, quality, table
@@ -25,7 +26,7 @@ def where(about: dict[str, Any]) -> str:
     """'2026-01-01, AMD EPYC, 2 cores, torch 2.13.0': on what a figure was measured."""
     machine = about.get("machine", {})
     parts = [
-        about.get("date"),
+        measured_on(about) if about.get("date") else None,
         machine.get("processor"),
         f"{machine.get('cores')} cores" if machine.get("cores") else None,
     ]
