@@ -23,7 +23,7 @@ def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def measured_on(about: dict[str, Any]) -> str:
-    """'2026-01-01 (StreamingLLM's rows 2026-01-02)': the date of a result, and of the rows that were made again since
+    """'2026-01-01 (one method's rows 2026-01-02)': the date of a result, and of the rows that were made again since
     (`remade`: method -> date)."""
     dates: dict[str, list[str]] = {}
     for name, date in (about.get("remade") or {}).items():

@@ -95,7 +95,7 @@ def quality(
                 showlegend=name not in legend,
                 mode="lines+markers",
                 line={"color": look.color, "width": 1.5, "dash": look.dash},
-                hovertext=[_hover(row, titles) for _, row in part.iterrows()],
+                hovertext=[hover(row, titles) for _, row in part.iterrows()],
                 marker={"color": look.color, "symbol": look.symbol, "size": 9},
                 hoverinfo="text",
                 error_y={
@@ -130,7 +130,7 @@ def quality(
     return figure
 
 
-def _hover(row: pd.Series, titles: dict[str, str]) -> str:
+def hover(row: pd.Series, titles: dict[str, str]) -> str:
     parts = [
         f"{titles.get(str(row['method']), row['method'])}, {row['budget'] or 'no limit'}"
         + (f" of {row['rule']}" if row["budget"] else ""),

@@ -12,13 +12,17 @@ import streamlit as st
 from kvlens.bench.names import measured_on
 from kvlens.bench.qualitypage import ORDER
 from kvlens.bench.summary import arm_titles
+from kvlens.figures.methodmarks import mark
 from kvlens.figures.quality import AXES, COSTS, quality, table
+from kvlens.figures.qualityranks import ranked
 from kvlens.ui.benchmarks import measured
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.parts import download
 from kvlens.ui.common.widgets import error, plain
 
+RANKED = "by method"
+"""how a quality table is shown first"""
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
 
 
@@ -53,14 +57,15 @@ def show_quality(model: str | None) -> None:
         return
     titles = arm_titles(data.titles(), frame["method"])
     axis = st.segmented_control(
-        "Against",
-        COSTS,
-        default="resident_share",
-        format_func=lambda a: AXES[a][0].partition(":")[0],
+        "Exact match",
+        (RANKED, *COSTS),
+        default=RANKED,
+        format_func=lambda a: RANKED if a == RANKED else f"against {_low(AXES[a][0].partition(':')[0])}",
         key="bench_axis",
         required=True,
     )
-    figure = quality(frame, str(axis), titles)
+    frame = _of_families(frame)
+    figure = ranked(frame, titles) if axis == RANKED else quality(frame, str(axis), titles)
     chart(figure, frame, "kvlens-quality", "bench_quality", "Exact match by method, task and budget")
     st.caption(
         plain(
@@ -68,7 +73,7 @@ def show_quality(model: str | None) -> None:
             f"are 95 % Wilson intervals. "
             "Budgets are shares of full KV held on the device; methods that keep every token there are "
             "held to the same share of "
-            "attended tokens instead. Slot tables, a method's index and generated tokens count as well, so "
+            "attended tokens instead (*). Slot tables, a method's index and generated tokens count as well, so "
             "shares can pass 100 %. "
             f"Measured {where(about)}."
         )
@@ -78,6 +83,24 @@ def show_quality(model: str | None) -> None:
     )
     st.dataframe(show.dropna(axis=1, how="all"), hide_index=True, column_config=columns(), height=320)
     download(frame, "kvlens-quality")
+
+
+def _of_families(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the families that are chosen; all of them where none is."""
+    families = [mark(str(name)).family for name in frame["method"]]
+    chosen = st.pills(
+        "Families",
+        list(dict.fromkeys(families)),
+        selection_mode="multi",
+        format_func=lambda family: family.replace("_", " "),
+        key="bench_families",
+        help="None chosen: all.",
+    )
+    return frame[[family in chosen for family in families]] if chosen else frame
+
+
+def _low(title: str) -> str:
+    return title[0].lower() + title[1:]
 
 
 def _one(found: list[measured.Measured]) -> measured.Measured:
