@@ -24,7 +24,7 @@ ATTENDED = "attended tokens"
 
 def ranked(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
     """Exact match with 95 % Wilson intervals: a panel per task, a row per method in its family's colour, a symbol per
-    budget; * behind a method that keeps every token on the device and was held to that share of attended tokens instead.
+    budget; * behind a method that keeps every token on the device and was held to that share of attended tokens.
     A budget at which every prompt was infeasible is a cross at 0. frame: as kvlens.figures.quality.table makes
     it."""
     titles = _labels(frame, titles)
