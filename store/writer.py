@@ -50,6 +50,8 @@ class TraceWriter:
         self._started = time.monotonic()
         self.stalls = 0
         """how often the engine's thread had to wait for the flush thread"""
+        self.stood_s = 0.0
+        """how long the run has stood still for others, which is no part of its duration"""
         self._shape: tuple[int, int, int] | None = None
         self._block: Block | None = None
         self._free: queue.Queue[Block] = queue.Queue()
@@ -158,7 +160,7 @@ class TraceWriter:
         self._info |= {
             "heartbeat": now(),
             "steps": self._n_stored,
-            "duration_s": round(time.monotonic() - self._started, 3),
+            "duration_s": round(time.monotonic() - self._started - self.stood_s, 3),
             "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")},
             **self._file.totals(),
             **(override or {}),

@@ -22,6 +22,7 @@ from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
 from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder
+from kvlens.cli.race import race
 from kvlens.cli.report import report
 from kvlens.cli.run import run
 from kvlens.cli.runs import runs_app
@@ -44,7 +45,7 @@ bench_app.command()(claims)
 bench_app.command()(rates)
 bench_app.command()(explain)
 bench_app.command()(text)
-for command in (run, pair, whatif, diagnose, report, methods):
+for command in (run, race, pair, whatif, diagnose, report, methods):
     app.command()(command)
 
 

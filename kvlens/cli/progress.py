@@ -9,11 +9,16 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from kvlens.text.plaintext import json_text, terminal
+
+if TYPE_CHECKING:
+    from kvlens.runs.frames import Frame
+    from kvlens.runs.races import Lane, RaceInfo
 
 EVERY_S = 0.1
 """a phase reports at most this often, and when it ends"""
@@ -41,7 +46,8 @@ class _Rate:
 
 class JsonLines:
     """One object per line: {"phase", "done", "total", "tokens_per_s"}; what is worth knowing {"phase": "note",
-    "message"}; at the end {"phase": "done"|"error", ...}."""
+    "message"}; at the end {"phase": "done"|"error", ...}. Of a race also {"phase": "race"|"lane"|"frame", ...}, which
+    begin with the phase, so that a reader can put them by unread."""
 
     def __init__(self) -> None:
         self._rate = _Rate()
@@ -54,8 +60,19 @@ class JsonLines:
     def say(self, line: str) -> None:
         _line({"phase": "note", "message": line})
 
-    def done(self, uid: str, status: str) -> None:
-        _line({"phase": "done", "uid": uid, "status": status})
+    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
+        lanes = [{"method": lane.method, "preset": lane.preset, "note": lane.note} for lane in race.lanes]
+        said = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
+        _line({"phase": "race", **said, **about, "lanes": lanes})
+
+    def lane(self, number: int, lane: Lane) -> None:
+        _line({"phase": "lane", "lane": number, **lane.model_dump()})
+
+    def frame(self, frame: Frame) -> None:
+        _line({"phase": "frame", **frame})
+
+    def done(self, uid: str, status: str, race: str | None = None) -> None:
+        _line({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
 
     def failed(self, error: BaseException) -> None:
         _line({"phase": "error", "message": str(error) or type(error).__name__})

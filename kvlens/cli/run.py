@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, ProgressJson, RunsDir, err, fail, runs_folder
+from kvlens.cli.prompting import prompt_in
 from kvlens.methods import DEFAULT
 from kvlens.text.plaintext import terminal
 
@@ -87,20 +87,13 @@ def run(
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
     from kvlens.runs.carrying import carry_out, carry_out_each
     from kvlens.runs.request import RunRequest, parse_set
-    from kvlens.text.prompts import asking, checked, decode, expecting
+    from kvlens.text.prompts import asking, expecting
 
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     done: list[tuple[str, str, str]] = []
     try:
-        if prompt_file == "-":
-            source = decode(sys.stdin.buffer.read(), "standard input")
-        else:
-            path = Path(prompt_file)
-            if not path.is_file():
-                raise ValueError(f"there is no prompt file '{prompt_file}'.")
-            source = decode(path.read_bytes(), path.name)
-        source = checked(source, prompt_file)
+        source = prompt_in(prompt_file)
         if answer and len(ask or ()) > 1:
             raise ValueError("--answer is what one question's answer contains: leave it out, or ask one question.")
         sources = [expecting(asking(source, words), answer, needle) for words in ask or ()]

@@ -192,12 +192,15 @@ class Generation:
 
 def decode(step: Step, generations: Sequence[Generation]) -> None:
     """Make steps until every generation has ended, into their results. A sequence that ends before the others is fed on
-    with them, and nothing more is taken of it. Raises Cancelled between two steps."""
-    begun, number = time.perf_counter(), 0
+    with them, and nothing more is taken of it. Raises Cancelled between two steps; whoever is asked about that may take
+    their time, which is no part of the loop's."""
+    begun, number, stood_ns = time.perf_counter(), 0, 0
     going = list(generations)
     while going:
+        asking = time.perf_counter_ns()
         for generation in going:
             generation.check()
+        stood_ns += time.perf_counter_ns() - asking
         courses = [generation.course for generation in generations]
         began = time.perf_counter_ns()
         logits = step(number, [course.token for course in courses], [course.ended for course in courses])
@@ -209,6 +212,6 @@ def decode(step: Step, generations: Sequence[Generation]) -> None:
             else:
                 generation.take(row, token, began, ended)
         going = [generation for generation in going if not generation.result.stopped]
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - begun - stood_ns / 1e9
     for generation in generations:
         generation.result.decode_s = took - generation.compared_ns / 1e9

@@ -88,7 +88,7 @@ class Result:
     """eos | stop | length | forced"""
     prefill_s: float
     decode_s: float
-    """of the whole loop, without the comparison with a reference"""
+    """of the whole loop, without the comparison with a reference and without standing still between steps"""
     step_s: list[float]
     peak_bytes: int
     """largest device-resident KV bytes inside any decode step"""

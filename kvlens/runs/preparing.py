@@ -18,7 +18,20 @@ from kvlens.text.prompts import Prompt, PromptText, refuse_longer
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
     from kvlens.engine.engine import Engine, Options
+    from kvlens.engine.prefill import ReadPrompt
     from kvlens.methods.base import Method
+
+
+@dataclass
+class Kept:
+    """A prompt that one process reads once for several runs, with all that any of them asks to see."""
+
+    queries: int
+    """the last queries that are kept at least"""
+    received: bool
+    """whether some method needs the attention that prompt tokens received"""
+    read: ReadPrompt | None = None
+    """None until the first run has come to it"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,8 @@ class Prepared:
     prompt: Prompt
     fingerprint: str
     """of the model, see kvlens.runs.fingerprint"""
+    kept: Kept | None = None
+    """None: every run reads the prompt itself, or has it from the folder of readings"""
 
 
 @dataclass(frozen=True)

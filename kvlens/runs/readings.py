@@ -1,5 +1,6 @@
 """Prompts that were read before. The app names a folder of its own for them, so that a run's reference, its repeats and
-every what-if on the same prompt begin with placing it; anywhere else a run reads its prompt itself."""
+every what-if on the same prompt begin with placing it; the runs of a race share one in memory; anywhere else a run
+reads its prompt itself."""
 
 from __future__ import annotations
 
@@ -31,27 +32,36 @@ class Reading:
     """What reads a run's prompt for the engine (kvlens.engine.prefill.Reader), or has it of an earlier run. It is the
     same numbers as the run's own prefill: the key holds all that decides them."""
 
-    def __init__(self, prepared: Prepared, planned: Plan, folder: Path, told: Told) -> None:
+    def __init__(self, prepared: Prepared, planned: Plan, folder: Path | None, told: Told) -> None:
+        """folder: None where prompts are kept in this process alone."""
         self._prepared, self._planned, self._folder, self._told = prepared, planned, folder, told
         self.kept = False
         """whether an earlier run had read it"""
 
     def __call__(self) -> ReadPrompt:
-        prompt, method = self._prepared.prompt, self._planned.method
-        path = self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
-        found = _load(path, prompt.ids)
-        if found is not None and found.serves(method):
+        prompt, method, kept = self._prepared.prompt, self._planned.method, self._prepared.kept
+        if kept is not None and kept.read is not None and kept.read.serves(method):
             self.kept = True
-            with contextlib.suppress(OSError):
-                os.utime(path)
-            return found
-        queries = max(QUERIES, method.observed_queries)
-        received = method.needs_received or (found is not None and found.received is not None)
-        chunk = self._planned.options.prefill_chunk
-        made = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
-        with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
-            _save(path, made)
-        return made
+            return kept.read
+        path = None if self._folder is None else self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
+        found = None if path is None else _load(path, prompt.ids)
+        queries = max(QUERIES, method.observed_queries, 0 if kept is None else kept.queries)
+        received = method.needs_received or (kept is not None and kept.received)
+        if found is None or not found.serves(method) or (received and found.received is None):
+            chunk = self._planned.options.prefill_chunk
+            received = received or (found is not None and found.received is not None)
+            found = self._prepared.engine.read(prompt, chunk, queries, received, self._told)
+            if path is not None:
+                with contextlib.suppress(OSError):  # a full disk costs the next run its head start, nothing else
+                    _save(path, found)
+        else:
+            self.kept = True
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    os.utime(path)
+        if kept is not None:
+            kept.read = found
+        return found
 
 
 @contextlib.contextmanager
@@ -69,15 +79,17 @@ def kept() -> Iterator[None]:
 
 
 def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
-    """None where the run reads its prompt itself: no folder was named, the model is on a device, the reading would not
-    fit, or the method has to be there while it is read. told: as the engine's progress; what it raises ends the
-    reading."""
-    folder, method = os.environ.get(FOLDER), planned.method
-    if not folder or method.reads_itself(planned.params) or method.needs_inputs:
+    """None where the run reads its prompt itself: the method has to be there while it is read, or it is kept nowhere. A
+    folder has to be named, and keeps what was read on a CPU and fits. told: as the engine's progress; what it raises
+    ends the reading."""
+    named, method = os.environ.get(FOLDER), planned.method
+    if method.reads_itself(planned.params) or method.needs_inputs:
         return None
-    if prepared.engine.loaded.model.device.type != "cpu" or _size(prepared, planned) > MOST_BYTES // 2:
+    fits = prepared.engine.loaded.model.device.type == "cpu" and _size(prepared, planned) <= MOST_BYTES // 2
+    folder = Path(named) if named and fits else None
+    if folder is None and prepared.kept is None:
         return None
-    return Reading(prepared, planned, Path(folder), told)
+    return Reading(prepared, planned, folder, told)
 
 
 def _size(prepared: Prepared, planned: Plan) -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvlens.engine.comparison import Reference
 from kvlens.runs.preparing import Pairing, Prepared, plan
 from kvlens.runs.request import Report, RunRequest
-from kvlens.runs.storing import store
+from kvlens.runs.storing import Watcher, store
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader, list_runs
 
@@ -67,9 +67,10 @@ def obtain(
     runs_dir: Path,
     report: Report,
     cancelled: Callable[[], bool] = lambda: False,
+    watcher: Watcher | None = None,
 ) -> Reference:
-    """The reference of a request's prompt: loaded, or made and stored. Logits that are missing or damaged are computed
-    again.
+    """The reference of a request's prompt: loaded, or made and stored, which `watcher` sees. Logits that are missing or
+    damaged are computed again.
 
     Raises ValueError with one sentence when the logits would be too large, when the run itself would be refused (no
     reference is made for it then), or when it was cancelled.
@@ -87,7 +88,7 @@ def obtain(
         reference = load(runs_dir, uid, key) or _compute_again(prepared, request, runs_dir, uid, key, report, cancelled)
         if reference is not None:
             return reference
-    return _make(prepared, request, runs_dir, key, report, cancelled)
+    return _make(prepared, request, runs_dir, key, report, cancelled, watcher)
 
 
 def load(runs_dir: Path, uid: str, key: str) -> Reference | None:
@@ -121,13 +122,18 @@ def _full(request: RunRequest) -> RunRequest:
 
 
 def _make(
-    prepared: Prepared, request: RunRequest, runs_dir: Path, key: str, report: Report, cancelled: Callable[[], bool]
+    prepared: Prepared,
+    request: RunRequest,
+    runs_dir: Path,
+    key: str,
+    report: Report,
+    cancelled: Callable[[], bool],
+    watcher: Watcher | None,
 ) -> Reference:
     _rehearse(prepared, request, report, cancelled)
     full, pairing = _full(request), Pairing(reference_key=key)
-    stored = store(
-        prepared, full, plan(full, prepared), pairing, runs_dir, _renamed(report), cancelled, keep_logits=True
-    )
+    planned, told = plan(full, prepared), _renamed(report)
+    stored = store(prepared, full, planned, pairing, runs_dir, told, cancelled, keep_logits=True, watcher=watcher)
     if stored.result is None:
         raise ValueError(
             f"cancelled while the full-KV reference was being made; what was recorded of it is stored as {stored.uid}."

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kvlens.meta import Counterfactual, Outcome, RunMeta
 from kvlens.rows import PrefillRecord, StepRecord
@@ -32,6 +33,16 @@ class Stored:
     """None: cancelled"""
 
 
+class Watcher(Protocol):
+    """Sees what is stored of a run while it goes on; must change nothing."""
+
+    def begun(self, uid: str) -> None:
+        """The prompt is placed, and the run is there under this id."""
+
+    def step(self, record: StepRecord) -> None:
+        """A step was recorded: once each, in order, on the recorder's thread."""
+
+
 def store(
     prepared: Prepared,
     request: RunRequest,
@@ -42,8 +53,10 @@ def store(
     cancelled: Callable[[], bool],
     conclude: Callable[[Result], Counterfactual | None] = lambda result: None,
     keep_logits: bool = False,
+    watcher: Watcher | None = None,
 ) -> Stored:
-    """Run and store. `conclude`: what a counterfactual changed, from what came out, before the trace is closed.
+    """Run and store. `conclude`: what a counterfactual changed, from what came out, before the trace is closed. While
+    `cancelled` is asked between steps the run stands still, and the time is not its own.
 
     Raises ValueError when nothing could be decoded; nothing is stored then. Raises Shortage when the machine has too
     little memory or lacks a feature: the run is stored as failed then. Raises the store's TraceError when the trace
@@ -54,7 +67,7 @@ def store(
 
     engine, prompt = prepared.engine, prepared.prompt
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
-    sink = _LateSink(writer, describe(request, planned, pairing, prepared))
+    sink = _LateSink(writer, describe(request, planned, pairing, prepared), watcher)
     status, error, checks = "completed", None, []
     outcome: Outcome | None = None
     result: Result | None = None
@@ -69,6 +82,12 @@ def store(
             raise Cancelled
         tell(phase, done, total)
 
+    def asked() -> bool:
+        began = time.monotonic()
+        stop = cancelled()
+        writer.stood_s += time.monotonic() - began
+        return stop
+
     try:
         read = reading(prepared, planned, follow)
         result = engine.run(
@@ -79,7 +98,7 @@ def store(
             planned.options,
             sink,
             tell,
-            cancelled,
+            asked,
             keep_logits,
             read=read,
             against=pairing.reference,
@@ -121,8 +140,8 @@ def store(
 class _LateSink:
     """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
 
-    def __init__(self, writer: TraceWriter, meta: RunMeta) -> None:
-        self._writer, self._meta, self.begun = writer, meta, False
+    def __init__(self, writer: TraceWriter, meta: RunMeta, watcher: Watcher | None) -> None:
+        self._writer, self._meta, self._watcher, self.begun = writer, meta, watcher, False
         self._asked = meta.asked_steps
         self._pieces: list[str] = []
 
@@ -131,6 +150,8 @@ class _LateSink:
         if not self.begun:
             self._writer.begin(self._meta)
             self.begun = True
+            if self._watcher is not None:
+                self._watcher.begun(self._writer.uid)
 
     def prefill(self, record: PrefillRecord) -> None:
         self.begin_anyhow()
@@ -140,6 +161,8 @@ class _LateSink:
         if record.step >= self._asked:
             self._pieces.append(record.text)
         self._writer.step(record)
+        if self._watcher is not None:
+            self._watcher.step(record)
 
     def text(self) -> str:
         """What was generated so far, token by token."""

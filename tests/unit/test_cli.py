@@ -99,6 +99,50 @@ def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all({"done", "total", "tokens_per_s"} <= set(line) for line in lines[:-1])
 
 
+def test_a_race_of_two_methods(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per lane where nobody watches; JSON; frames for the dashboard; a sentence where it cannot be."""
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps({"text": "The river was wide and the bridge was old. " * 16, "answer": "bridge"}))
+    asked = (
+        "race",
+        str(file),
+        "--model",
+        "demo",
+        "--methods",
+        "streaming_llm,sekv",
+        "--budget",
+        "15%",
+        "--max-new",
+        "4",
+    )
+    kvlens(*asked)
+    full, streaming, sekv, race = capsys.readouterr().out.splitlines()
+    assert full.startswith("full 2")
+    assert ": as full KV" in full
+    assert streaming.startswith("streaming_llm 2")
+    assert sekv.startswith("sekv: refused: budget_infeasible")
+    assert (runs / "races" / f"{race}.json").is_file()
+    kvlens("runs", "--json")
+    assert {run["method"] for run in json.loads(capsys.readouterr().out)} == {"full", "streaming_llm"}
+
+    kvlens(*asked, "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert [lane["state"] for lane in found["lanes"]] == ["completed", "completed", "refused"]
+    assert found["lanes"][0]["uid"] in full, "full KV was there already"
+
+    kvlens(*asked, "--preset", "sekv:demo", "--progress-json")
+    said = capsys.readouterr().out.splitlines()
+    lines = [json.loads(line) for line in said]
+    assert [line["phase"] for line in lines if line["phase"] in ("race", "done")] == ["race", "done"]
+    assert [(f["lane"], f["step"]) for f in lines if f["phase"] == "frame" and f["lane"]] == [(1, n) for n in range(4)]
+    assert all(text.startswith('{"phase": "frame"') for text, line in zip(said, lines, strict=True) if "moved" in line)
+    assert lines[-1] | {"uid": 0, "race": 0} == {"phase": "done", "uid": 0, "status": "completed", "race": 0}
+
+    with pytest.raises(SystemExit):
+        kvlens("race", str(file), "--model", "demo", "--methods", "sekv,nothing")
+    assert "unknown method 'nothing'" in capsys.readouterr().err
+
+
 def test_prompt_from_standard_input(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,297 @@
+"""A race: one prompt under several methods at one budget, in one process. The model is loaded once and the prompt read
+once; full KV runs first, then all methods decode together, one step each in turn, each compared with full KV.
+
+Every lane is an ordinary stored run, the one that it would be alone. A lane has a thread, and the turn is handed
+on where the engine asks between two steps whether to stop: only one lane works at any time, and a step's time is its
+own.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvlens import methods, tasks
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.methods.fitting import advised
+from kvlens.models.device import settle
+from kvlens.runs.frames import Frame, frame_of, frames_of
+from kvlens.runs.freed import give_back
+from kvlens.runs.preflight import refuse
+from kvlens.runs.preparing import Kept, Pairing, Prepared, check, plan, prepare, sizes_of
+from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
+from kvlens.runs.readings import QUERIES
+from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.runs.turns import Hearing, Turns
+from kvlens.shortage import Shortage
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.store.runinfo import new_uid, now
+from kvlens.text.prompts import PromptText
+
+if TYPE_CHECKING:
+    from kvlens.engine.comparison import Reference
+    from kvlens.rows import StepRecord
+
+
+class Audience(Protocol):
+    """Who watches a race; called on the thread that carries it out."""
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
+
+    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
+        """All lanes are known. about: layers, kv_heads, full_kv_bytes, steps."""
+
+    def lane(self, number: int, lane: Lane) -> None:
+        """A lane has begun, was refused, or has ended."""
+
+    def frame(self, frame: Frame) -> None:
+        """A step of a lane, see kvlens.runs.frames."""
+
+
+def race(
+    request: RaceRequest, source: PromptText, runs_dir: Path, audience: Audience, cancelled: Callable[[], bool]
+) -> RaceInfo:
+    """Run and store -> the race as it is stored. A method that is refused or fails is a lane that says why; the others
+    go on. Cancelled, every lane keeps what was recorded of it.
+
+    Raises ValueError with one sentence for whatever is wrong with the prompt or the model, where every method is
+    refused, and when it was cancelled before full KV had ended; TraceError when the race cannot be stored.
+    """
+    return _Race(request, source, runs_dir, audience, cancelled).run()
+
+
+class _Race:
+    """One race on its way. What is said of it belongs to the thread that carries it out; lanes tell it by events."""
+
+    def __init__(
+        self,
+        request: RaceRequest,
+        source: PromptText,
+        runs_dir: Path,
+        audience: Audience,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        request.check()
+        shared = request.shared.model_copy(update={"device": settle(request.shared.device)})
+        request = request.model_copy(update={"shared": shared})
+        self._source, self._runs, self._audience, self._cancelled = source, runs_dir, audience, cancelled
+        self.hearing = Hearing()
+        self._requests = [request.reference]
+        self._lanes = [Lane(method=methods.REFERENCE)]
+        for asked, note in request.lanes():
+            self._requests.append(asked)
+            self._lanes.append(Lane(method=asked.method, preset=asked.preset, note=note))
+        self._info = RaceInfo(
+            id=new_uid(),
+            created=now(),
+            model=shared.model,
+            budget=shared.budget or DEFAULT_SHARE,
+            max_new=shared.max_new,
+            answer=source.answer,
+            request=request.model_dump(mode="json"),
+            lanes=self._lanes,
+        )
+        self._prepared: Prepared
+        self._reference: Reference | None = None
+        self._threads = 0
+        """of torch, for every lane"""
+        self._steps: dict[int, int] = {}
+        """that each lane has made"""
+
+    def run(self) -> RaceInfo:
+        """Carries it out."""
+        audience, reference = self._audience, self._requests[0]
+        check(reference)
+        refuse(reference, self._source)
+        self._unless_refused(self._foresee)
+        self._prepared = prepare(reference, self._source, audience.report)
+        plan(reference, self._prepared)
+        self._unless_refused(self._plan)
+        entered = self._entered()
+        self._prepared = replace(self._prepared, kept=self._kept(entered))
+        import torch
+
+        self._threads = torch.get_num_threads()
+        audience.begun(self._info, self._about())
+        for number, lane in enumerate(self._lanes):
+            if lane.state == REFUSED:
+                audience.lane(number, lane)
+        try:
+            self.hearing.run([self._full])
+            turns = Turns(len(entered))
+            self.hearing.run([partial(self._method, n, turns, place) for place, n in enumerate(entered)])
+        finally:
+            if self._reference is not None:
+                write(self._runs, self._info)
+            give_back()
+        return self._info
+
+    # ----------------------------------------------------------------------------------------------- before the lanes
+    def _unless_refused(self, look: Callable[[RunRequest], None]) -> None:
+        """Looks at every lane that may still run; raises ValueError where none is left."""
+        for number in self._entered():
+            try:
+                look(self._requests[number])
+            except ValueError as error:
+                self._lanes[number].state, self._lanes[number].message = REFUSED, str(error)
+        if not self._entered():
+            raise ValueError("; ".join(str(lane.message).rstrip(".") for lane in self._lanes[1:]) + ".")
+
+    def _foresee(self, request: RunRequest) -> None:
+        check(request)
+        refuse(request, self._source)
+
+    def _plan(self, request: RunRequest) -> None:
+        lane = self._lanes[self._requests.index(request)]
+        said = plan(request, self._prepared).chosen.said
+        lane.note = " ".join(sentence for sentence in (lane.note, said) if sentence) or None
+
+    def _entered(self) -> list[int]:
+        """Lanes of methods that were not refused."""
+        return [number for number, lane in enumerate(self._lanes) if number and lane.state != REFUSED]
+
+    def _kept(self, entered: list[int]) -> Kept:
+        """What is to be read of the prompt so that one reading serves all."""
+        kinds = [methods.get(self._lanes[number].method) for number in entered]
+        queries = max(QUERIES, *(method.observed_queries for method in kinds))
+        return Kept(queries, any(method.needs_received for method in kinds))
+
+    def _about(self) -> dict[str, Any]:
+        shape, prompt = self._prepared.engine.loaded.shape, self._prepared.prompt
+        steps = len(prompt.asked) + self._info.max_new
+        return {
+            "layers": shape.layers,
+            "kv_heads": shape.kv_heads,
+            "full_kv_bytes": shape.full_kv_bytes(len(prompt.ids) + steps),
+            "prompt_tokens": len(prompt.ids),
+            "asked": len(prompt.asked),
+            "steps": steps,
+        }
+
+    # ------------------------------------------------------------------------------------------------------- the lanes
+    def _stop(self) -> bool:
+        return self.hearing.broken is not None or self._cancelled()
+
+    def _full(self) -> None:
+        """Lane 0, stored before or made now."""
+        import torch
+
+        from kvlens.runs.reference import obtain
+
+        torch.set_num_threads(self._threads)
+        watched = self._watched(0)
+        try:
+            self._reference = obtain(
+                self._prepared,
+                self._requests[0],
+                self._runs,
+                partial(self.hearing.tell, self._audience.report),
+                self._stop,
+                watched,
+            )
+            with TraceReader.open(self._runs, self._reference.uid) as reader:
+                lane = {"uid": reader.uid, "state": "completed", "text": reader.meta.output_text or ""}
+                frames = [] if watched.seen else frames_of(0, reader)
+        except Exception as error:
+            self.hearing.tell(_raise, error)
+            return
+        for frame in frames:
+            self.hearing.tell(self.frame, frame)
+        self.hearing.tell(self.change, 0, lane)
+
+    def _method(self, number: int, turns: Turns, place: int) -> None:
+        """A lane under a method; nothing of it is done but in its turn."""
+        import torch
+
+        from kvlens.runs.reference import reference_key
+        from kvlens.runs.storing import store
+
+        request, prepared, reference = self._requests[number], self._prepared, self._reference
+        assert reference is not None
+        decoding = False
+
+        def report(phase: str, done: int, total: int) -> None:
+            nonlocal decoding
+            decoding = phase == "decode"
+            if decoding:
+                self.hearing.tell(self._step, number, done, total)
+
+        def cancelled() -> bool:
+            if decoding:
+                turns.hand_on(place)
+            return self._stop()
+
+        torch.set_num_threads(self._threads)
+        turns.wait(place)
+        try:
+            pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
+            planned, watched = plan(request, prepared), self._watched(number)
+            stored = store(prepared, request, planned, pairing, self._runs, report, cancelled, watcher=watched)
+            ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}
+        except Exception as error:
+            ended = self._failed(request, error)
+        finally:
+            turns.leave(place)
+        self.hearing.tell(self.change, number, ended)
+
+    def _watched(self, number: int) -> _Watched:
+        return _Watched(number, len(self._prepared.prompt.ids), self)
+
+    def _failed(self, request: RunRequest, error: Exception) -> dict[str, Any]:
+        """What is said of a lane whose run ended with an error."""
+        if isinstance(error, BudgetInfeasible):
+            sizes = sizes_of(request, self._prepared)
+            error = advised(methods.get(request.method), request.preset, request.overrides, sizes, error.smallest)
+        if not isinstance(error, ValueError | TraceError):
+            traceback.print_exception(error)
+            return {"state": "failed", "message": f"{type(error).__name__}: {error}"}
+        if isinstance(error, Shortage | TraceError):
+            return {"state": "failed", "message": str(error)}
+        return {"state": "cancelled" if self._stop() else REFUSED, "message": str(error)}
+
+    # ------------------------------------------------------------------------------------- events, on the race's thread
+    def _step(self, number: int, done: int, total: int) -> None:
+        self._steps[number] = done
+        self._audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
+
+    def frame(self, frame: Frame) -> None:
+        lane = self._lanes[frame["lane"]]
+        if lane.lost is None and frame["agrees"] is False:
+            lane.lost = frame["step"]
+        self._audience.frame(frame)
+
+    def change(self, number: int, said: dict[str, Any]) -> None:
+        """A lane is another than it was; the stored race says so at once."""
+        lane = self._lanes[number]
+        for name, value in said.items():
+            setattr(lane, name, value)
+        if lane.state == "completed" and self._info.answer:
+            lane.right = tasks.is_right(self._source.task, self._info.answer, lane.text)
+        write(self._runs, self._info)
+        self._audience.lane(number, lane)
+
+
+class _Watched:
+    """Makes frames of a lane's records, on its recorder's thread."""
+
+    def __init__(self, number: int, prompt_tokens: int, race: _Race) -> None:
+        self._number, self._prompt, self._race = number, prompt_tokens, race
+        self.seen = False
+
+    def begun(self, uid: str) -> None:
+        self._race.hearing.tell(self._race.change, self._number, {"uid": uid, "state": "running"})
+
+    def step(self, record: StepRecord) -> None:
+        self.seen = True
+        frame = frame_of(self._number, record, self._prompt + record.step)
+        self._race.hearing.tell(self._race.frame, frame)
+
+
+def _raise(error: Exception) -> None:
+    raise error

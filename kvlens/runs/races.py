@@ -1,0 +1,192 @@
+"""Races: what is asked for, and the stored race, a small file beside the runs that names the run of each lane."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvlens import methods
+from kvlens.memory.budget import Budget
+from kvlens.runs.request import DEFAULT_SHARE, RunRequest
+from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
+from kvlens.store.files import read_plain, write_plain
+from kvlens.store.runinfo import check_uid, sentence
+
+FOLDER = "races"
+"""of the runs' folder; too short a name to be a run's"""
+MOST = 8
+"""methods in a race, full KV apart"""
+_MOST_BYTES = 4 << 20
+
+
+class Entrant(BaseModel):
+    """A method with its configuration, as `kvlens run` takes them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str
+    preset: str | None = None
+    overrides: dict[str, Any] = {}
+
+
+class RaceRequest(BaseModel):
+    """One prompt, several methods, one budget."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    shared: RunRequest
+    """what all lanes have in common; its budget is what every method is held to, its method plays no part"""
+    entrants: tuple[Entrant, ...]
+
+    def check(self) -> None:
+        """Raises ValueError with one sentence for no method, too many, unknown ones and the same one twice."""
+        if not self.entrants:
+            raise ValueError("a race needs at least one method besides full KV.")
+        if len(self.entrants) > MOST:
+            raise ValueError(f"a race has at most {MOST} methods, not {len(self.entrants)}.")
+        for number, entrant in enumerate(self.entrants):
+            methods.get(entrant.method)
+            if entrant.method == methods.REFERENCE:
+                raise ValueError(f"{methods.REFERENCE} is in every race already: name what it is compared with.")
+            if entrant in self.entrants[:number]:
+                raise ValueError(f"{entrant.method} is named twice with the same preset.")
+
+    @property
+    def reference(self) -> RunRequest:
+        """Lane 0: the same prompt under full KV."""
+        changes: dict[str, Any] = {
+            "method": methods.REFERENCE,
+            "preset": None,
+            "budget": None,
+            "overrides": {},
+            "against": False,
+        }
+        return self.shared.model_copy(update=changes)
+
+    def lanes(self) -> list[tuple[RunRequest, str | None]]:
+        """Of each entrant its run, compared with full KV, and one sentence where its budget means something else. A
+        method that keeps every token on the device is held to the share of the tokens it attends, where it has a
+        parameter for it, as the benchmarks do."""
+        return [self._lane(entrant) for entrant in self.entrants]
+
+    def _lane(self, entrant: Entrant) -> tuple[RunRequest, str | None]:
+        method, budget, said = methods.get(entrant.method), self.shared.budget or DEFAULT_SHARE, None
+        overrides, limit = dict(entrant.overrides), Budget.parse(budget)
+        if method.keeps_all:
+            said = "Keeps all KV on the device and saves reading."
+            parameters = {parameter["name"] for parameter in methods.entry(entrant.method)["parameters"]}
+            if "keep" in parameters and limit.unit == "share" and limit.amount < 1:
+                overrides.setdefault("keep", limit.amount)
+                said = f"Keeps all KV on the device and attends {overrides['keep']:.4g} of it."
+        changes = {
+            "method": entrant.method,
+            "preset": entrant.preset,
+            "overrides": overrides,
+            "budget": None if method.keeps_all else budget,
+            "against": True,
+        }
+        return self.shared.model_copy(update=changes), said
+
+
+REFUSED = "refused"
+
+
+def entrants(names: str, presets: list[str], values: list[str]) -> tuple[Entrant, ...]:
+    """'a,b', ['b:paper'], ['a:window=8'] -> the entrants. A method named twice has its first preset first. Raises
+    ValueError with one sentence."""
+    found = [name.strip() for name in names.split(",") if name.strip()]
+    preset: dict[str, list[str]] = {}
+    overrides: dict[str, dict[str, Any]] = {}
+    for item in presets:
+        name, sign, value = item.rpartition(":")
+        if not sign or name not in found:
+            raise ValueError(f"--preset takes method:preset of a method of the race, not '{item}'.")
+        preset.setdefault(name, []).append(value)
+    for item in values:
+        of, sign, value = item.partition("=")
+        name, colon, parameter = of.rpartition(":")
+        if not sign or not colon or name not in found:
+            raise ValueError(f"--set takes method:parameter=value of a method of the race, not '{item}'.")
+        overrides.setdefault(name, {})[parameter.strip()] = value
+    return tuple(
+        Entrant(
+            method=name, preset=preset[name].pop(0) if preset.get(name) else None, overrides=overrides.get(name, {})
+        )
+        for name in found
+    )
+
+
+class Lane(BaseModel):
+    """One method's part of a stored race."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    method: str
+    preset: str | None = None
+    note: str | None = None
+    """one sentence on what it runs with, where that is worth knowing"""
+    state: str = "waiting"
+    """waiting | running | completed | cancelled | failed | refused"""
+    message: str | None = None
+    """one sentence on why it was refused or failed"""
+    uid: str | None = None
+    """of its run; None: nothing was stored"""
+    text: str = ""
+    """the output when it ended"""
+    lost: int | None = None
+    """the first step at which its most probable token was not full KV's; None: there was none"""
+    right: bool | None = None
+    """whether the output is the expected answer; None: none is known"""
+
+
+class RaceInfo(BaseModel):
+    """A stored race."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    id: str
+    created: str
+    model: str
+    budget: str
+    max_new: int = Field(ge=1)
+    answer: str | None = None
+    request: dict[str, Any] = {}
+    """see RaceRequest"""
+    lanes: list[Lane]
+    """full KV first"""
+
+
+def write(runs_dir: Path, race: RaceInfo) -> None:
+    """Replaces the race's file whole. Raises TraceError."""
+    folder = runs_dir / FOLDER
+    target, temporary = folder / f"{race.id}.json", folder / f".{race.id}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_plain(temporary, race.model_dump_json(indent=1).encode("utf-8", "replace"), durable=False)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise TraceError(
+            f"The race {race.id} cannot be stored ({sentence(error)}); check the disk and --runs."
+        ) from None
+
+
+def read(runs_dir: Path, race_id: str) -> RaceInfo:
+    """Raises TraceError with one sentence for an id that is none, a race that is not there or cannot be read."""
+    path = runs_dir / FOLDER / f"{check_uid(race_id)}.json"
+    try:
+        return RaceInfo.model_validate_json(read_plain(path, _MOST_BYTES))
+    except FileNotFoundError:
+        raise RunNotFound(f"There is no race {race_id} in {runs_dir}.") from None
+    except (OSError, ValidationError) as error:
+        raise UnreadableRun(f"The race {race_id} cannot be read ({sentence(error)}).") from None
+
+
+def ids(runs_dir: Path) -> list[str]:
+    """Of all stored races, newest first."""
+    folder = runs_dir / FOLDER
+    found = (path.stem for path in folder.glob("[0-9a-z]*.json")) if folder.is_dir() else ()
+    return sorted(found, reverse=True)

@@ -1,0 +1,272 @@
+"""A race: lanes that decode in turns are the runs that they would be alone, and one that cannot run stops no other."""
+
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pytest
+
+from kvlens.runs import races
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.frames import Frame, frames_of
+from kvlens.runs.race import race
+from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest, entrants
+from kvlens.runs.request import RunRequest
+from kvlens.runs.turns import Hearing, Turns
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import TraceReader
+from kvlens.text.prompts import PromptText
+
+TEXT = "The farmer carried the copper kettle to the old harbor. " * 16
+SHARED = RunRequest(model="demo", budget="40%", max_new=10, ignore_eos=True, prefill_chunk=64)
+KINDS = ("snapkv", "quest", "h2o", "keydiff", "infinigen", "freekv", "sekv")
+"""among them one that keeps all KV, one that asks what tokens received, one that reads the prompt itself, one that
+looks ahead and one that fetches behind the step's back"""
+TIMES = "t_us|dur_us|wait_us|record_us|start_us|end_us"
+OWN = (
+    "created",
+    "started",
+    "run_uid",
+    "reference",
+    "prefill_s",
+    "prefill_us",
+    "prompt_kept",
+    "decode_s",
+    "process_peak_bytes",
+    "link_host_wait_s",
+    "trace_stalls",
+)
+"""keys of the meta that differ between two runs of one request"""
+
+
+class Watching:
+    """Keeps what it is told."""
+
+    def __init__(self, on_frame: Callable[[Frame], None] = lambda frame: None) -> None:
+        self.phases: list[str] = []
+        self.frames: dict[int, list[Frame]] = {}
+        self.order: list[tuple[int, str]] = []
+        self.about: dict[str, Any] = {}
+        self._on_frame = on_frame
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        self.phases.append(phase)
+
+    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
+        self.about = about
+
+    def lane(self, number: int, lane: Lane) -> None:
+        self.order.append((number, lane.state))
+
+    def frame(self, frame: Frame) -> None:
+        self.frames.setdefault(frame["lane"], []).append(frame)
+        self._on_frame(frame)
+
+
+def raced(runs: Path, *names: str, watching: Watching | None = None, **changes: Any) -> RaceInfo:
+    shared = SHARED.model_copy(update=changes)
+    asked = RaceRequest(shared=shared, entrants=tuple(Entrant(method=name) for name in names))
+    return race(asked, PromptText(TEXT, answer="harbor"), runs, watching or Watching(), lambda: False)
+
+
+def tables(runs: Path, uid: str) -> dict[str, list[tuple[Any, ...]]]:
+    """All that a trace holds but times and names of runs."""
+    found = {}
+    with duckdb.connect(str(runs / uid / "trace.duckdb"), read_only=True) as file:
+        names = [name for (name,) in file.execute("SELECT table_name FROM duckdb_tables() ORDER BY 1").fetchall()]
+        for name in names:
+            rows = file.execute(f"SELECT COLUMNS(lambda c: NOT regexp_full_match(c, '{TIMES}')) FROM {name}").fetchall()
+            if name == "meta":
+                rows = [row for row in rows if row[0] not in OWN]
+            found[name] = sorted(map(repr, rows))
+    return found
+
+
+def codes(text: str) -> np.ndarray:
+    """A map of a frame."""
+    return np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RaceInfo, Watching]:
+    """One race of all kinds."""
+    runs, watching = tmp_path_factory.mktemp("race"), Watching()
+    asked = RaceRequest(shared=SHARED, entrants=entrants(",".join(KINDS), [], ["keydiff:block=64"]))
+    return runs, race(asked, PromptText(TEXT, answer="harbor"), runs, watching, lambda: False), watching
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_a_lane_is_the_run_that_it_would_be_alone(
+    tmp_path: Path, seen: tuple[Path, RaceInfo, Watching], method: str
+) -> None:
+    runs, info, _ = seen
+    lane = info.lanes[1 + KINDS.index(method)]
+    request = next(
+        request for request, _ in RaceRequest.model_validate(info.request).lanes() if request.method == method
+    )
+    assert request.against
+    uid, status, text = carry_out(
+        request, PromptText(TEXT, answer="harbor"), tmp_path, lambda *told: None, lambda: False
+    )
+    assert (lane.state, lane.text) == (status, text)
+    mine, alone = tables(runs, str(lane.uid)), tables(tmp_path, uid)
+    assert mine.keys() == alone.keys()
+    assert len(mine["step"]) == 10
+    for name, rows in alone.items():
+        assert mine[name] == rows, name
+
+
+def test_lanes_decode_in_turns_and_the_prompt_is_read_once(seen: tuple[Path, RaceInfo, Watching]) -> None:
+    runs, info, _ = seen
+    begun = []
+    for number, lane in enumerate(info.lanes):
+        with TraceReader.open(runs, str(lane.uid)) as reader:
+            zero = reader.steps()["t_us"].tolist()
+            assert reader.meta.prompt_kept == (number > 0 and lane.method != "keydiff"), lane.method
+            assert reader.meta.reference == (info.lanes[0].uid if number else None)
+            assert reader.meta.decode_s is not None
+            own = float(reader.steps()["dur_us"].sum()) / 1e6
+            assert own <= reader.meta.decode_s < 3 * own, "waiting for the others is no part of it"
+            begun.append(zero)
+    assert len(begun) == 8
+    between = [later - sooner for steps in begun[1:] for sooner, later in pairwise(steps)]
+    alone = [later - sooner for sooner, later in pairwise(begun[0])]
+    assert min(between) > min(alone), "between two steps of a lane lie those of the others"
+
+
+def test_frames_tell_every_step_as_the_stored_run_does(seen: tuple[Path, RaceInfo, Watching]) -> None:
+    runs, info, watching = seen
+    assert watching.about["steps"] == 10
+    for number, lane in enumerate(info.lanes):
+        with TraceReader.open(runs, str(lane.uid)) as reader:
+            for live, stored in zip(watching.frames[number], frames_of(number, reader), strict=True):
+                assert live | {"missed": ""} == stored | {"missed": ""}
+                # a stored coverage is coded, so that a share may be one step of the map's off
+                assert np.abs(codes(live["missed"]) - codes(stored["missed"])).max() <= 1
+                assert len(codes(live["read"])) == watching.about["layers"] * watching.about["kv_heads"]
+        assert [frame["step"] for frame in watching.frames[number]] == list(range(10))
+        parted = [frame["step"] for frame in watching.frames[number] if frame["agrees"] is False]
+        assert lane.lost == (parted[0] if parted else None)
+        assert [state for which, state in watching.order if which == number] == ["running", "completed"]
+    assert any(frame["moved"] for frame in watching.frames[1 + KINDS.index("freekv")])
+    assert "reference" in watching.phases
+
+
+def test_a_race_is_stored_and_found_again(seen: tuple[Path, RaceInfo, Watching]) -> None:
+    runs, info, _ = seen
+    assert races.ids(runs) == [info.id]
+    assert races.read(runs, info.id) == info
+    with pytest.raises(TraceError, match="no race"):
+        races.read(runs, "20200101-000000-abcdef")
+    with pytest.raises(TraceError, match="not a run id"):
+        races.read(runs, "../" + info.id)
+    (runs / races.FOLDER / "20200101-000000-abcdef.json").write_text("{")
+    with pytest.raises(TraceError, match="cannot be read"):
+        races.read(runs, "20200101-000000-abcdef")
+
+
+def test_a_refused_lane_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    watching = Watching()
+    info = raced(tmp_path, "snapkv", "sekv", watching=watching, budget="9%")
+    said = {lane.method: (lane.state, lane.uid is None) for lane in info.lanes}
+    assert said == {"full": ("completed", False), "snapkv": ("completed", False), "sekv": ("refused", True)}
+    assert "budget_infeasible" in str(info.lanes[2].message)
+    assert (2, "refused") in watching.order
+    assert 2 not in watching.frames
+
+
+def test_where_every_lane_is_refused_nothing_is_stored(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"budget_infeasible.*; budget_infeasible"):
+        raced(tmp_path, "sekv", "freekv", budget="1%")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lane_that_breaks_is_alone_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvlens.methods.snapkv import SnapKV
+
+    def broken(self: object, *what: object) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(SnapKV, "asked", broken)
+    info = raced(tmp_path, "snapkv", "streaming_llm")
+    assert [lane.state for lane in info.lanes] == ["completed", "failed", "completed"]
+    assert info.lanes[1].message == "RuntimeError: a mistake"
+    assert info.lanes[1].uid is not None, "what was recorded of it stayed"
+
+
+def test_cancelled_every_lane_keeps_what_was_recorded(tmp_path: Path) -> None:
+    stop = threading.Event()
+    shared = SHARED.model_copy(update={"max_new": 200, "budget": "70%"})
+    asked = RaceRequest(shared=shared, entrants=entrants("snapkv,streaming_llm", [], []))
+    watching = Watching(lambda frame: stop.set() if frame["lane"] == 1 else None)
+    info = race(asked, PromptText(TEXT), tmp_path, watching, stop.is_set)
+    assert [lane.state for lane in info.lanes] == ["completed", "cancelled", "cancelled"]
+    for lane in info.lanes[1:]:
+        with TraceReader.open(tmp_path, str(lane.uid)) as reader:
+            assert 0 < reader.n_steps < 200
+            assert reader.self_checks()["passed"].all()
+
+
+def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:
+    def leave(frame: Frame) -> None:
+        if frame["lane"] == 1:
+            raise OSError("nobody there")
+
+    with pytest.raises(OSError, match="nobody there"):
+        raced(tmp_path, "snapkv", watching=Watching(leave), max_new=200, budget="70%")
+    assert not [thread for thread in threading.enumerate() if thread.name == "kvlens-lane"]
+
+
+@pytest.mark.parametrize(
+    ("names", "presets", "values", "said"),
+    [
+        ("snapkv,snapkv", [], [], "named twice"),
+        ("full", [], [], "is in every race"),
+        (",", [], [], "at least one method"),
+        ("nothing", [], [], "unknown method"),
+        (",".join((*KINDS, "tova", "kivi")), [], [], "at most 8"),
+        ("snapkv", ["tova:paper"], [], "--preset takes"),
+        ("snapkv", [], ["window=8"], "--set takes"),
+    ],
+)
+def test_what_cannot_race(names: str, presets: list[str], values: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        RaceRequest(shared=SHARED, entrants=entrants(names, presets, values)).check()
+
+
+def test_a_method_that_keeps_all_is_held_to_what_it_attends() -> None:
+    shared = SHARED.model_copy(update={"budget": "25%"})
+    asked = RaceRequest(shared=shared, entrants=entrants("quest,snapkv,snapkv", ["snapkv:paper"], ["snapkv:window=8"]))
+    asked.check()
+    (quest, said), (named, nothing), (plain, _) = asked.lanes()
+    assert (quest.budget, quest.overrides) == (None, {"keep": 0.25})
+    assert said is not None
+    assert "attends 0.25" in said
+    assert (named.preset, plain.preset, named.budget, nothing) == ("paper", None, "25%", None)
+    assert named.overrides == plain.overrides == {"window": "8"}
+
+
+def test_one_lane_works_at_a_time_and_turns_go_round() -> None:
+    turns, order, inside = Turns(3), [], threading.Semaphore(1)
+
+    def work(lane: int, steps: int) -> None:
+        turns.wait(lane)
+        for step in range(steps):
+            assert inside.acquire(blocking=False), "another lane is at work"
+            order.append((step, lane))
+            time.sleep(0.002)
+            inside.release()
+            if step < steps - 1:
+                turns.hand_on(lane)
+        turns.leave(lane)
+
+    Hearing().run([lambda: work(0, 3), lambda: work(1, 1), lambda: work(2, 2)])
+    assert order == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2), (2, 0)]
