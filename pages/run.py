@@ -1,24 +1,30 @@
-"""New run: prompt, model, method and budget; what it will cost; progress of the job in the URL (?job=)."""
+"""New run: prompt, model, methods and budget; what it will cost; progress of the job in the URL (?job=), a stored race
+(?race=)."""
 
 import streamlit as st
 
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import job_list, job_panel
-from kvlens.ui.common.submit import submit
+from kvlens.ui.common.submit import submit, submit_race
 from kvlens.ui.common.warm import warm
+from kvlens.ui.race import form, view
 from kvlens.ui.run import preflight
 from kvlens.ui.run.methodform import method_form
 from kvlens.ui.run.modelform import model_form
 from kvlens.ui.run.promptform import prompt_for
 
 nav.enter()
-job = st.query_params.get("job")
+job, race = st.query_params.get("job"), st.query_params.get("race")
 if job:
     st.query_params["job"] = (
         job  # after a link from this page to itself the browser shows the address from before it until it is told
     )
-    job_panel(job)
-if not job or st.toggle("Set up another run", key=f"another_{job}"):
+    if not view.of_job(job):
+        job_panel(job)
+elif race:
+    st.query_params["race"] = race
+    view.stored(race)
+if not (job or race) or st.toggle("Set up another run", key=f"another_{job or race}"):
     left, right = st.columns(2, gap="large")
     with right:
         st.subheader("Model and method")
@@ -28,10 +34,13 @@ if not job or st.toggle("Set up another run", key=f"another_{job}"):
         prompt = prompt_for(model)
     with right:
         choice = method_form(data.catalogue(), model, prompt)
+        rivals, choice = form.rivals(data.catalogue(), choice)
     if prompt is not None:
-        ready = preflight.panel(prompt, choice)
-        if st.button("Run", type="primary", disabled=not ready, icon=":material/play_arrow:"):
-            st.query_params["job"] = submit(prompt, choice)
+        ready = form.possible(choice) if rivals else preflight.panel(prompt, choice)
+        label = f"Race {len(rivals) + 1} methods" if rivals else "Run"
+        if st.button(label, type="primary", disabled=not ready, icon=":material/play_arrow:"):
+            begun = submit_race(prompt, choice, rivals) if rivals else submit(prompt, choice)
+            st.query_params.from_dict({"job": begun})
             st.rerun()
 job_list(job)
 warm.prepare()  # jobs begin on this page

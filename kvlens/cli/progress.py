@@ -9,16 +9,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from kvlens.runs.frames import Frame
+from kvlens.runs.races import Lane, RaceInfo, begun_line, frame_line, lane_line
 from kvlens.text.plaintext import json_text, terminal
-
-if TYPE_CHECKING:
-    from kvlens.runs.frames import Frame
-    from kvlens.runs.races import Lane, RaceInfo
 
 EVERY_S = 0.1
 """a phase reports at most this often, and when it ends"""
@@ -46,8 +43,8 @@ class _Rate:
 
 class JsonLines:
     """One object per line: {"phase", "done", "total", "tokens_per_s"}; what is worth knowing {"phase": "note",
-    "message"}; at the end {"phase": "done"|"error", ...}. Of a race also {"phase": "race"|"lane"|"frame", ...}, which
-    begin with the phase, so that a reader can put them by unread."""
+    "message"}; at the end {"phase": "done"|"error", ...}. Of a race also what kvlens.runs.races says of lanes and
+    steps."""
 
     def __init__(self) -> None:
         self._rate = _Rate()
@@ -60,16 +57,14 @@ class JsonLines:
     def say(self, line: str) -> None:
         _line({"phase": "note", "message": line})
 
-    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
-        lanes = [{"method": lane.method, "preset": lane.preset, "note": lane.note} for lane in race.lanes]
-        said = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
-        _line({"phase": "race", **said, **about, "lanes": lanes})
+    def begun(self, race: RaceInfo) -> None:
+        _write(begun_line(race))
 
     def lane(self, number: int, lane: Lane) -> None:
-        _line({"phase": "lane", "lane": number, **lane.model_dump()})
+        _write(lane_line(number, lane))
 
     def frame(self, frame: Frame) -> None:
-        _line({"phase": "frame", **frame})
+        _write(frame_line(frame))
 
     def done(self, uid: str, status: str, race: str | None = None) -> None:
         _line({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
@@ -114,10 +109,14 @@ class Bar:
 
 
 def _line(fields: dict[str, object]) -> None:
+    _write(json_text(fields))
+
+
+def _write(line: str) -> None:
     """One line for whoever reads. When nobody does any more (the dashboard was restarted) the run goes on without:
     what it records is worth having."""
     try:
-        sys.stdout.write(json_text(fields) + "\n")
+        sys.stdout.write(line + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         with open(os.devnull, "w", encoding="utf-8") as nobody:

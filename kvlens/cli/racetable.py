@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -25,7 +23,6 @@ class RaceTable:
 
     def __init__(self, console: Console, live: bool) -> None:
         self._race: RaceInfo | None = None
-        self._about: dict[str, Any] = {}
         self._frames: dict[int, list[Frame]] = {}
         self._phase = ""
         self._live = Live(get_renderable=self._table, console=console, refresh_per_second=PER_SECOND, transient=True)
@@ -35,8 +32,8 @@ class RaceTable:
     def report(self, phase: str, done: int, total: int) -> None:
         self._phase = f"{phase} {done:,} / {total:,}"
 
-    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
-        self._race, self._about = race, about
+    def begun(self, race: RaceInfo) -> None:
+        self._race = race
 
     def lane(self, number: int, lane: Lane) -> None:
         """What it is now is read when the table is drawn."""
@@ -52,18 +49,19 @@ class RaceTable:
         table = Table(box=None, pad_edge=False, header_style="bold", title=self._phase, title_justify="left")
         for column in ("lane", "step", "output so far", "KL", "lost at", "on device", "moved"):
             table.add_column(column, no_wrap=True, justify="left" if column in ("lane", "output so far") else "right")
-        for number, lane in enumerate(() if self._race is None else self._race.lanes):
-            table.add_row(*self._row(number, lane))
+        if self._race is not None:
+            for number, lane in enumerate(self._race.lanes):
+                table.add_row(*self._row(number, lane, self._race.sizes))
         return table
 
-    def _row(self, number: int, lane: Lane) -> list[Text]:
+    def _row(self, number: int, lane: Lane, sizes: dict[str, int]) -> list[Text]:
         frames = self._frames.get(number, [])
-        asked, full = self._about["asked"], self._about["full_kv_bytes"]
+        asked, full = sizes["asked"], sizes["full_kv_bytes"]
         text = "".join(frame["text"] for frame in frames[asked:]) if frames else lane.message or lane.state
         kl = next((frame["kl"] for frame in reversed(frames) if frame["kl"] is not None), None)
         cells = [
             Text(named(lane), "red" if lane.lost is not None else ""),
-            Text(f"{frames[-1]['step'] + 1} / {self._about['steps']}" if frames else ""),
+            Text(f"{frames[-1]['step'] + 1} / {sizes['steps']}" if frames else ""),
             Text(terminal(" ".join(text.split()))[-OUTPUT:] if frames else terminal(text)[:OUTPUT]),
             Text("" if kl is None else f"{kl:.3g}"),
             Text("" if lane.lost is None else str(lane.lost), "bold red"),

@@ -44,8 +44,8 @@ class Audience(Protocol):
     def report(self, phase: str, done: int, total: int) -> None:
         """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
 
-    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
-        """All lanes are known. about: layers, kv_heads, full_kv_bytes, steps."""
+    def begun(self, race: RaceInfo) -> None:
+        """All lanes are known."""
 
     def lane(self, number: int, lane: Lane) -> None:
         """A lane has begun, was refused, or has ended."""
@@ -118,7 +118,8 @@ class _Race:
         import torch
 
         self._threads = torch.get_num_threads()
-        audience.begun(self._info, self._about())
+        self._info.sizes = self._sizes()
+        audience.begun(self._info)
         for number, lane in enumerate(self._lanes):
             if lane.state == REFUSED:
                 audience.lane(number, lane)
@@ -162,7 +163,7 @@ class _Race:
         queries = max(QUERIES, *(method.observed_queries for method in kinds))
         return Kept(queries, any(method.needs_received for method in kinds))
 
-    def _about(self) -> dict[str, Any]:
+    def _sizes(self) -> dict[str, int]:
         shape, prompt = self._prepared.engine.loaded.shape, self._prepared.prompt
         steps = len(prompt.asked) + self._info.max_new
         return {

@@ -10,10 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.memory.budget import Budget
+from kvlens.runs.frames import Frame
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.runinfo import check_uid, sentence
+from kvlens.text.plaintext import json_text
 
 FOLDER = "races"
 """of the runs' folder; too short a name to be a run's"""
@@ -155,6 +157,8 @@ class RaceInfo(BaseModel):
     answer: str | None = None
     request: dict[str, Any] = {}
     """see RaceRequest"""
+    sizes: dict[str, int] = {}
+    """layers, kv_heads, full_kv_bytes, prompt_tokens, steps (at most), asked (steps of them that feed a question)"""
     lanes: list[Lane]
     """full KV first"""
 
@@ -190,3 +194,24 @@ def ids(runs_dir: Path) -> list[str]:
     folder = runs_dir / FOLDER
     found = (path.stem for path in folder.glob("[0-9a-z]*.json")) if folder.is_dir() else ()
     return sorted(found, reverse=True)
+
+
+# What a race says while it goes on, one JSON object per line; each begins with its phase, so that a reader can put it
+# by unread.
+
+
+def begun_line(race: RaceInfo) -> str:
+    """All lanes are known."""
+    lanes = [{"method": lane.method, "preset": lane.preset, "note": lane.note} for lane in race.lanes]
+    said = {"id": race.id, "model": race.model, "budget": race.budget, "answer": race.answer}
+    return json_text({"phase": "race", **said, **race.sizes, "lanes": lanes})
+
+
+def lane_line(number: int, lane: Lane) -> str:
+    """A lane has begun, was refused, or has ended."""
+    return json_text({"phase": "lane", "lane": number, **lane.model_dump()})
+
+
+def frame_line(frame: Frame) -> str:
+    """A step of a lane."""
+    return json_text({"phase": "frame", **frame})

@@ -54,14 +54,14 @@ class Watching:
         self.phases: list[str] = []
         self.frames: dict[int, list[Frame]] = {}
         self.order: list[tuple[int, str]] = []
-        self.about: dict[str, Any] = {}
+        self.about: dict[str, int] = {}
         self._on_frame = on_frame
 
     def report(self, phase: str, done: int, total: int) -> None:
         self.phases.append(phase)
 
-    def begun(self, race: RaceInfo, about: dict[str, Any]) -> None:
-        self.about = about
+    def begun(self, race: RaceInfo) -> None:
+        self.about = race.sizes
 
     def lane(self, number: int, lane: Lane) -> None:
         self.order.append((number, lane.state))

@@ -25,6 +25,8 @@ from kvlens.ui.common.scratch import Scratch
 from kvlens.ui.common.warm import Forked, warm
 
 LOG_LINES = 60
+RACE_LINES = ('{"phase": "frame"', '{"phase": "lane"', '{"phase": "race"')
+"""how lines of a race begin: they are kept as they are, for the browser"""
 #: Seconds a cancelled process gets to store what it has before it is killed.
 GRACE_S = 15.0
 Process: TypeAlias = "subprocess.Popen[str] | Forked"
@@ -50,7 +52,11 @@ class Job:
     """tokens (prefill), steps (decode)"""
     tokens_per_s: float | None = None
     uid: str | None = None
-    """of the stored run, once there is one"""
+    """of the stored run, once there is one; of a race that of full KV"""
+    race: str | None = None
+    """id of the stored race, once it has ended"""
+    lines: list[str] = field(default_factory=list)
+    """what a race says of its lanes, as it says it; only grows"""
     message: str | None = None
     """one sentence on why it failed"""
     note: str | None = None
@@ -194,7 +200,10 @@ class JobManager:
 
     @staticmethod
     def _read(job: Job, line: str) -> None:
-        """A progress object moves the bar; any other line goes to the log."""
+        """A progress object moves the bar, a line of a race is kept unread; any other line goes to the log."""
+        if line.startswith(RACE_LINES):
+            job.lines.append(line)
+            return
         report: Any = None
         if line.startswith("{"):
             with contextlib.suppress(json.JSONDecodeError):
@@ -208,6 +217,7 @@ class JobManager:
             job.note = str(report.get("message") or "") or None
         elif report["phase"] == "done":
             job.uid = str(report.get("uid") or "") or None
+            job.race = str(report.get("race") or "") or None
         else:
             job.phase = str(report["phase"])
             job.done, job.total = int(report.get("done") or 0), int(report.get("total") or 0)

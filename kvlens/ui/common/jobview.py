@@ -122,6 +122,13 @@ def progress_text(job: Job, before: int) -> str:
 
 def outcome(job: Job) -> None:
     """How it ended, and the ways to look at what came out."""
+    ended(job)
+    if job.uid:
+        links(job.uid)
+
+
+def ended(job: Job) -> None:
+    """How it ended."""
     took = f" after {job.ended - job.started:.1f} s" if job.ended and job.started else ""
     if job.state == "failed":
         widgets.error(retry.spoken(job.message or "The run failed without saying why."), job.log)
@@ -131,8 +138,6 @@ def outcome(job: Job) -> None:
         st.warning(f"Cancelled{took}.")
     else:
         st.success(f"Done{took}.")
-    if job.uid:
-        links(job.uid)
 
 
 def _offer(job: Job, options: dict[str, str]) -> None:

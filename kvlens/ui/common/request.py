@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvlens import methods
 from kvlens.text.prompts import PromptText
 
 
@@ -81,13 +83,28 @@ def command(prompt_file: Path, choice: MethodChoice, runs_dir: Path) -> list[str
         argv += ["--set", f"{name}={value}"]
     if choice.against:
         argv.append("--against-full")
-    if choice.chat != "auto":
-        argv += ["--chat", choice.chat]
-    if choice.system is not None:
-        argv += ["--system", choice.system]
-    if choice.question != "in":
-        argv += ["--question", choice.question]
-    return [*argv, "--runs", str(runs_dir), "--progress-json"]
+    return [*argv, *_fed(choice), "--runs", str(runs_dir), "--progress-json"]
+
+
+def race_command(prompt_file: Path, choice: MethodChoice, against: Sequence[str], runs_dir: Path) -> list[str]:
+    """argv that races the chosen method, with its configuration, against others as they come; full KV is in every
+    race."""
+    names = [name for name in dict.fromkeys((choice.method, *against)) if name != methods.REFERENCE]
+    argv = [sys.executable, "-m", "kvlens", "race", str(prompt_file), "--methods", ",".join(names)]
+    argv += ["--model", choice.model, "--budget", choice.budget]
+    argv += ["--max-new", str(choice.max_new), "--seed", str(choice.seed)]
+    if choice.method != methods.REFERENCE:
+        argv += ["--preset", f"{choice.method}:{choice.preset}"] if choice.preset else []
+        for name, value in choice.changed.items():
+            argv += ["--set", f"{choice.method}:{name}={value}"]
+    return [*argv, *_fed(choice), "--runs", str(runs_dir), "--progress-json"]
+
+
+def _fed(choice: MethodChoice) -> list[str]:
+    """How the prompt is fed, where it is not the usual way."""
+    argv = [] if choice.chat == "auto" else ["--chat", choice.chat]
+    argv += [] if choice.system is None else ["--system", choice.system]
+    return argv + ([] if choice.question == "in" else ["--question", choice.question])
 
 
 def pair_command(uid: str, runs_dir: Path) -> list[str]:

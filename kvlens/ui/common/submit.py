@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -13,7 +13,7 @@ from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.tasks.sample import TITLE
 from kvlens.ui.common import data
 from kvlens.ui.common.jobview import manager
-from kvlens.ui.common.request import MethodChoice, PromptChoice, command
+from kvlens.ui.common.request import MethodChoice, PromptChoice, command, race_command
 from kvlens.ui.common.sample import sample
 from kvlens.ui.common.tokens import counting
 
@@ -26,6 +26,15 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
         f"{choice.budget}: {prompt.source}"
     )
     return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
+
+
+def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[str]) -> str:
+    """Queues a race of the chosen method against others at its budget; returns the job's id."""
+    file = manager().scratch("prompt.json", prompt.file_text())
+    argv = race_command(file, choice, against, data.runs_dir().resolve())
+    names = argv[argv.index("--methods") + 1].replace(",", ", ")
+    title = f"Race of {names} on {choice.model}, budget {choice.budget}: {prompt.source}"
+    return manager().submit(argv, title)
 
 
 def submit_trial(trial: Mapping[str, Any]) -> str:

@@ -1,0 +1,161 @@
+// One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
+
+const LOSS = [213, 94, 0];
+const TRACK = 34; // px, of KL and of bytes
+const GAP = 4;
+
+// A map of a frame: bytes by layer, then KV head; null where it was not recorded.
+function mapOf(text) {
+  return text === null ? null : Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+}
+
+class LaneView {
+  constructor(number, onOpen) {
+    this.root = document.createElement("div");
+    this.root.className = "lane";
+    this.root.dataset.lane = String(number);
+    const part = (name, parent = this.root, kind = "div") => {
+      const node = document.createElement(kind);
+      node.className = name;
+      parent.append(node);
+      return node;
+    };
+    const head = part("head");
+    this.el = {
+      mark: part("mark", head, "span"), title: part("title", head, "span"), badge: part("badge", head, "span"),
+      state: part("state", head, "span"), text: part("text"), canvas: part("maps", this.root, "canvas"),
+      numbers: part("numbers"), note: part("note"),
+    };
+    this.el.canvas.setAttribute("role", "img");
+    this.root.addEventListener("click", onOpen);
+    this.root.addEventListener("keydown", (event) => { if (event.key === "Enter") onOpen(); });
+  }
+
+  // at: how many steps are shown, with a fraction of the next one.
+  draw(lane, look, race, at, scales, theme) {
+    const shown = Math.min(Math.floor(at), lane.frames.length);
+    const lost = lane.lost !== null && lane.lost < shown;
+    this.words(lane, look, race, shown, lost);
+    const width = this.root.clientWidth - 22;
+    const drawn = lane.frames.length > 0 && width > 40;
+    this.el.canvas.hidden = !drawn;
+    if (drawn) this.picture(lane, race, Math.min(at, lane.frames.length), width, scales, theme);
+  }
+
+  words(lane, look, race, shown, lost) {
+    const { el, root } = this;
+    const over = lane.ended && shown >= lane.frames.length;
+    root.dataset.lost = lost ? "yes" : "no";
+    root.dataset.step = String(shown - 1);
+    const open = lane.closed && lane.uid !== null && lane.frames.length > 0;
+    root.dataset.open = open ? "yes" : "no";
+    root.tabIndex = open ? 0 : -1;
+    root.title = open ? "Open in Replay at this step" : "";
+    el.mark.textContent = look.character;
+    el.mark.style.color = look.color;
+    el.title.textContent = lane.preset ? `${look.title} (${lane.preset})` : look.title;
+    const judged = over && lane.right !== null;
+    el.badge.hidden = !judged;
+    el.badge.className = `badge ${lane.right ? "right" : "wrong"}`;
+    el.badge.textContent = lane.right ? "right answer" : "wrong answer";
+    el.state.textContent = lost ? `left full KV at step ${lane.lost}` : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : lane.state;
+    const said = lane.message !== null && !lane.frames.length;
+    el.text.classList.toggle("said", said);
+    const key = `${shown} ${lane.message} ${over}`;
+    if (this.key !== key) {
+      this.key = key;
+      el.text.replaceChildren(...(said ? [textNode(lane.message)] : this.output(lane, race, shown)));
+      el.text.scrollTop = el.text.scrollHeight;
+    }
+    el.note.textContent = lane.note || "";
+    el.note.hidden = !lane.note;
+    const frame = lane.frames[shown - 1];
+    if (!frame) {
+      el.numbers.textContent = "";
+      return;
+    }
+    const kl = frame.kl === null ? "KL not comparable" : `KL ${frame.kl.toPrecision(3)} nats`;
+    el.numbers.textContent = `${lane.number ? `${kl} \u00b7 ` : ""}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
+      + ` \u00b7 ${formatBytes(frame.moved)} moved this step, ${formatBytes(lane.moved[shown - 1])} in all`;
+  }
+
+  // The tokens so far: up to the loss, the one that parted, those after it.
+  output(lane, race, shown) {
+    const pieces = lane.frames.slice(race.asked, shown).map((frame) => frame.text);
+    const parted = lane.lost === null ? Infinity : lane.lost - race.asked;
+    const whole = (from, to) => visibleText(pieces.slice(from, to).join("").replace(/\ufffd+/g, "\ufffd"));
+    const nodes = parted > 0 && pieces.length ? [textNode(whole(0, Math.min(parted, pieces.length)))] : [];
+    if (parted < pieces.length) nodes.push(textNode(whole(parted, parted + 1), "parted"));
+    if (parted + 1 < pieces.length) nodes.push(textNode(whole(parted + 1, pieces.length), "after"));
+    return nodes;
+  }
+
+  picture(lane, race, at, width, scales, theme) {
+    const rows = race.kv_heads;
+    const cell = Math.max(3, Math.min(11, Math.floor(48 / rows)));
+    const high = rows * cell;
+    const ctx = context2d(this.el.canvas, width, 2 * (high + GAP) + 2 * (TRACK + GAP));
+    ctx.clearRect(0, 0, width, 4 * (high + TRACK + GAP));
+    const step = Math.max(1, at);
+    const [now, share] = [Math.floor(step) - 1, step - Math.floor(step)];
+    const later = Math.min(now + 1, lane.frames.length - 1);
+    const ground = rgb(theme.panel);
+    this.map(ctx, lane.maps[now].read, lane.maps[later].read, share, race, width, cell, 0, (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3));
+    this.map(ctx, lane.maps[now].missed, lane.maps[later].missed, share, race, width, cell, high + GAP, (v) => blend(ground, LOSS, Math.sqrt(v / 254)));
+    const top = 2 * (high + GAP);
+    this.track(ctx, lane.frames, (f) => f.kl, scales.kl, step, width, top, theme, "KL", lane.lost);
+    this.track(ctx, lane.frames, (f) => f.moved, scales.moved, step, width, top + TRACK + GAP, theme, "bytes moved", null);
+  }
+
+  // A map at a place between two steps: layers across, KV heads down.
+  map(ctx, now, later, share, race, width, cell, top, color) {
+    const wide = width / race.layers;
+    for (let layer = 0; layer < race.layers; layer++) {
+      for (let head = 0; head < race.kv_heads; head++) {
+        const i = layer * race.kv_heads + head;
+        const known = now !== null && now[i] !== 255;
+        const value = !known ? 255 : later === null || later[i] === 255 ? now[i] : Math.round(now[i] + share * (later[i] - now[i]));
+        const [r, g, b] = value === 255 ? GREY : color(value);
+        ctx.fillStyle = `rgb(${r},${g},${b})`;
+        ctx.fillRect(layer * wide, top + head * cell, wide - 1, cell - 1);
+      }
+    }
+  }
+
+  // Bars of one figure by step, on the scale that all lanes share.
+  track(ctx, frames, of, most, at, width, top, theme, name, lost) {
+    const wide = width / this.steps;
+    ctx.fillStyle = theme.panel;
+    ctx.fillRect(0, top, width, TRACK);
+    for (let step = 0; step < Math.min(Math.ceil(at), frames.length); step++) {
+      const value = of(frames[step]);
+      if (value === null || most <= 0) continue;
+      const grown = Math.min(1, at - step); // the newest one rises
+      const high = Math.max(value > 0 ? 1 : 0, TRACK * Math.sqrt(Math.min(1, value / most)) * grown);
+      ctx.fillStyle = lost !== null && step >= lost ? VERMILION : theme.accent;
+      ctx.fillRect(step * wide, top + TRACK - high, Math.max(1, wide - 1), high);
+    }
+    if (lost !== null && lost < at) {
+      ctx.fillStyle = VERMILION;
+      ctx.fillRect(lost * wide, top, 2, TRACK);
+    }
+    ctx.fillStyle = theme.text;
+    ctx.globalAlpha = 0.7;
+    ctx.font = `11px ${theme.font}`;
+    ctx.textBaseline = "top";
+    ctx.textAlign = "right";
+    ctx.fillText(name, width - 3, top + 3);
+    ctx.globalAlpha = 1;
+  }
+}
+
+function blend(from, to, share) {
+  return from.map((value, c) => Math.round(value + (to[c] - value) * share));
+}
+
+function textNode(text, name = "") {
+  const node = document.createElement("span");
+  node.className = name;
+  node.textContent = text;
+  return node;
+}

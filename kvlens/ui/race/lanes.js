@@ -1,0 +1,178 @@
+// A race as it goes on: lanes side by side on one clock, drawn between the polls from frames that have come already.
+
+const LIVE_RACES = new WeakMap();
+const PLAYED = 8; // steps a second of a race that has ended
+const BEHIND_S = 2.5; // how far the clock stays behind what has come, so that it never stands still between two polls
+const DRAWN_MS = 40;
+
+class Race {
+  constructor(root) {
+    this.root = root;
+    const get = (id) => root.querySelector(`#${id}`);
+    this.el = { race: get("race"), play: get("play"), scrub: get("scrub"), clock: get("clock"), scales: get("scales"), lanes: get("lanes") };
+    this.el.play.addEventListener("click", () => this.toggle());
+    this.el.scrub.addEventListener("input", () => { this.playing = false; this.at = Number(this.el.scrub.value) + 1; this.dirty = true; });
+    this.still = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
+    this.reset(null);
+  }
+
+  reset(id) {
+    Object.assign(this, { id, lines: 0, race: null, lanes: [], views: [], at: 0, playing: true, ended: false, dirty: true, drawn: 0, last: 0, from: 0 });
+    this.el.lanes.replaceChildren();
+  }
+
+  // Lines from number `first` on. What is missing before them is asked for.
+  receive(data, ask, open) {
+    if (data.id !== this.id) this.reset(data.id);
+    Object.assign(this, { looks: data.looks, ask, open });
+    if (data.first > this.lines) {
+      ask("from", this.lines);
+      return;
+    }
+    const fresh = this.race === null && data.ended;
+    for (const line of data.lines.slice(this.lines - data.first)) this.read(JSON.parse(line));
+    this.lines = Math.max(this.lines, data.first + data.lines.length);
+    this.ended = data.ended;
+    this.lanes.forEach((lane) => { lane.closed = data.ended; }); // a page that still asks cannot be left
+    if (fresh) Object.assign(this, { at: this.longest(), playing: false }); // one that was over before it is looked at
+    this.dirty = true;
+  }
+
+  read(line) {
+    if (line.phase === "race") {
+      this.race = line;
+      this.lanes = line.lanes.map((lane, number) => ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, frames: [], maps: [], moved: [] }));
+      this.views = this.lanes.map((lane) => new LaneView(lane.number, () => this.opened(lane)));
+      this.views.forEach((view) => { view.steps = line.steps; });
+      this.el.lanes.replaceChildren(...this.views.map((view) => view.root));
+    } else if (line.phase === "lane") {
+      const { state, message, uid, right } = line;
+      Object.assign(this.lanes[line.lane], { state, message, uid, right, note: line.note, ended: !["waiting", "running"].includes(state) });
+    } else if (line.phase === "frame") {
+      const lane = this.lanes[line.lane];
+      if (line.agrees === false && lane.lost === null) lane.lost = line.step;
+      lane.frames.push(line);
+      lane.maps.push({ read: mapOf(line.read), missed: mapOf(line.missed) });
+      lane.moved.push((lane.moved.at(-1) || 0) + line.moved);
+    }
+  }
+
+  longest() {
+    return Math.max(0, ...this.lanes.map((lane) => lane.frames.length));
+  }
+
+  // Steps that every lane still going has reached. While full KV runs alone the others wait.
+  come() {
+    const methods = this.lanes.slice(1).filter((lane) => !["refused", "waiting"].includes(lane.state));
+    if (!methods.length) return this.lanes.length ? this.lanes[0].frames.length : 0;
+    const going = methods.filter((lane) => !lane.ended);
+    return going.length ? Math.min(...going.map((lane) => lane.frames.length)) : this.longest();
+  }
+
+  tick(now) {
+    if (!this.race || !this.looks) return;
+    const past = Math.min(0.2, (now - this.last) / 1000);
+    if (now - this.last < DRAWN_MS) return;
+    this.last = now;
+    const racing = this.lanes.slice(1).some((lane) => lane.frames.length > 0);
+    if (racing && !this.raced && !this.ended) this.at = 0; // and they are off
+    this.raced = racing;
+    if (this.playing) this.advance(past);
+    if (this.dirty) this.draw();
+  }
+
+  advance(past) {
+    const come = this.come();
+    const speed = this.over() ? PLAYED : Math.min(30, Math.max(0.2, (come - this.at) / BEHIND_S));
+    const next = Math.min(come, this.at + speed * past);
+    if (next !== this.at) this.dirty = true;
+    this.at = Math.max(Math.min(this.at, this.longest()), next);
+    if (this.over() && this.at >= this.longest()) this.playing = false;
+  }
+
+  over() {
+    return this.ended || (this.lanes.length > 0 && this.lanes.every((lane) => lane.ended));
+  }
+
+  toggle() {
+    this.playing = !this.playing;
+    if (this.playing && this.at >= this.longest()) this.at = 0;
+    this.dirty = true;
+  }
+
+  draw() {
+    this.dirty = false;
+    const { el, race } = this;
+    if (!race || el.race.clientWidth < 50) return;
+    const theme = readTheme(el.race);
+    const at = this.still ? Math.floor(this.at) : this.at;
+    const most = (of) => Math.max(0, ...this.lanes.map((lane) => lane.frames.reduce((top, frame) => Math.max(top, of(frame) ?? 0), 0)));
+    const scales = { kl: most((f) => f.kl), moved: most((f) => f.moved) };
+    this.views.forEach((view, i) => view.draw(this.lanes[i], this.looks[i], race, at, scales, theme));
+    const step = Math.max(0, Math.min(Math.floor(at), this.longest()) - 1);
+    el.scrub.max = String(Math.max(0, this.longest() - 1));
+    el.scrub.value = String(step);
+    el.play.textContent = this.playing ? "Pause" : "Play";
+    el.clock.textContent = `step ${step} of at most ${race.steps}`;
+    this.legend(theme);
+    this.drawn += 1;
+    Object.assign(el.race.dataset, { race: race.id, step: String(step), drawn: String(this.drawn), lanes: String(this.lanes.length), over: this.over() ? "yes" : "no" });
+  }
+
+  legend(theme) {
+    if (this.legendOf === theme.panel) return;
+    this.legendOf = theme.panel;
+    const scale = (title, low, image, high) => {
+      const node = document.createElement("span");
+      node.className = "scale";
+      const bar = document.createElement("span");
+      bar.className = "ramp";
+      bar.style.backgroundImage = image;
+      node.append(textNode(`${title}: ${low}`), bar, textNode(high));
+      return node;
+    };
+    this.el.scales.replaceChildren(
+      scale("upper map, context read in full", "none", gradient(SEQUENTIAL), "all"),
+      scale("lower map, full KV\u2019s attention missed", "none", `linear-gradient(to right, ${theme.panel}, ${VERMILION})`, "all"),
+      textNode("layers across, KV heads down"),
+    );
+  }
+
+  opened(lane) {
+    if (!lane.closed || lane.uid === null || !lane.frames.length) return;
+    const step = Math.max(0, Math.min(Math.floor(this.at), lane.frames.length) - 1);
+    this.open("open", { lane: lane.number, step });
+  }
+}
+
+export default function ({ data, parentElement: root, setStateValue, setTriggerValue }) {
+  let race = LIVE_RACES.get(root);
+  if (!race || race.el.lanes !== root.querySelector("#lanes")) {
+    race = new Race(root);
+    LIVE_RACES.set(root, race);
+  }
+  race.receive(data, setStateValue, setTriggerValue);
+  race.stop?.();
+  race.stop = animate(race);
+  return () => race.stop();
+}
+
+// Draws while the page is there; returns what ends it.
+function animate(race) {
+  let frame = 0;
+  const tick = (now) => {
+    race.tick(now);
+    frame = requestAnimationFrame(tick);
+  };
+  frame = requestAnimationFrame(tick);
+  const redraw = () => { race.dirty = true; };
+  const sizes = new ResizeObserver(redraw);
+  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+  sizes.observe(race.el.race);
+  scheme.addEventListener("change", redraw);
+  return () => {
+    cancelAnimationFrame(frame);
+    sizes.disconnect();
+    scheme.removeEventListener("change", redraw);
+  };
+}

@@ -1,0 +1,30 @@
+"""The lines of a race that was stored, made from the traces of its lanes as the race said them while it went on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from kvlens.runs import races
+from kvlens.runs.frames import frames_of
+from kvlens.runs.races import begun_line, frame_line, lane_line
+from kvlens.store.reader import TraceError, TraceReader
+
+
+@st.cache_data(max_entries=8, show_spinner="Reading the lanes\u2026")
+def lines_of(folder: str, race_id: str, changed: tuple[int, ...]) -> list[str]:
+    """changed: when each lane's trace was last changed. A lane whose run cannot be read says so. Raises TraceError."""
+    race = races.read(Path(folder), race_id)
+    lines = [begun_line(race)]
+    for number, lane in enumerate(race.lanes):
+        frames = []
+        if lane.uid is not None:
+            try:
+                with TraceReader.open(Path(folder), lane.uid) as reader:
+                    frames = frames_of(number, reader)
+            except TraceError as problem:
+                lane = lane.model_copy(update={"message": str(problem), "uid": None})
+        lines += [frame_line(frame) for frame in frames]
+        lines.append(lane_line(number, lane))
+    return lines
