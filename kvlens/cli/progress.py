@@ -13,8 +13,8 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kvlens.runs.frames import Frame
-from kvlens.runs.races import Lane, RaceInfo, begun_line, frame_line, lane_line
+from kvlens.runs.frames import Frame, Maps
+from kvlens.runs.races import Lane, RaceInfo, begun_line, frame_line, lane_line, maps_line
 from kvlens.text.plaintext import json_text, terminal
 
 EVERY_S = 0.1
@@ -65,6 +65,9 @@ class JsonLines:
 
     def frame(self, frame: Frame) -> None:
         _write(frame_line(frame))
+
+    def maps(self, maps: Maps) -> None:
+        _write(maps_line(maps))
 
     def done(self, uid: str, status: str, race: str | None = None) -> None:
         _line({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})

@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvlens.runs.frames import Frame
+from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.races import REFUSED, Lane, RaceInfo
 from kvlens.text.plaintext import terminal
 from kvlens.text.units import si_bytes
@@ -40,6 +40,9 @@ class RaceTable:
 
     def frame(self, frame: Frame) -> None:
         self._frames.setdefault(frame["lane"], []).append(frame)
+
+    def maps(self, maps: Maps) -> None:
+        """Maps are for the dashboard."""
 
     def stop(self) -> None:
         """The terminal is as it was before."""

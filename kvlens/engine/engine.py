@@ -25,6 +25,7 @@ from kvlens.memory.holds import Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
+from kvlens.recording.facts import Seen
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
 from kvlens.text.prompts import Prompt
@@ -134,11 +135,12 @@ class Engine:
         read: ReadPrompt | Reader | None = None,
         against: Reference | None = None,
         holds: Sequence[Hold] = (),
+        follow: Callable[[Seen], None] | None = None,
     ) -> Result:
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
         before, or what reads it, which is timed as this run's prefill. `against`: the full-KV run of this prompt; every
         step is compared with it while both have chosen the same tokens. `holds`: what is kept exactly on the device
-        beside what the method keeps; its bytes raise the budget by themselves.
+        beside what the method keeps; its bytes raise the budget by themselves. `follow`: is shown every recorded step.
 
         Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of
         another model or a hold on what the run does not have, and whatever the sink raises.
@@ -148,7 +150,9 @@ class Engine:
         check(holds, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)
         session = Session(method, params, context, holds=holds)
-        run = Generation(self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle)
+        run = Generation(
+            self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle, follow
+        )
         try:
             return run.go(read)
         except Cancelled as stopped:

@@ -14,6 +14,7 @@ from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
+from kvlens.recording.facts import Seen
 from kvlens.recording.recorder import Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
@@ -36,8 +37,9 @@ class Generation:
         keep_logits: bool = False,
         against: Reference | None = None,
         oracle: OracleSampling | None = None,
+        follow: Callable[[Seen], None] | None = None,
     ) -> None:
-        """sink: where the recorder's rows go; None: nothing is recorded."""
+        """sink: where the recorder's rows go; None: nothing is recorded. follow: see Recorder."""
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options
         self.progress, self.cancelled, self.keep_logits = progress, cancelled, keep_logits
         self.decode: Callable[[list[int]], str] = loaded.tokenizer.decode
@@ -45,7 +47,9 @@ class Generation:
         self.cache = SessionCache(session, loaded.shape.layers)
         self.recorder: Recorder | None = None
         if sink is not None:
-            self.recorder = Recorder(session.memory, session.method, sink, options.top_k, options.coverage, oracle)
+            self.recorder = Recorder(
+                session.memory, session.method, sink, options.top_k, options.coverage, oracle, follow
+            )
         self.generator = torch.Generator().manual_seed(options.seed)
         self.zero = session.memory.ledger.zero_ns
         self.compared_ns = 0

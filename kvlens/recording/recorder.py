@@ -7,7 +7,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -55,10 +55,12 @@ class Recorder:
         top_k: int = 16,
         coverage: bool = False,
         oracle: OracleSampling | None = None,
+        follow: Callable[[Seen], None] | None = None,
     ) -> None:
+        """follow: is shown every step when it has ended, long before it is measured; must change nothing."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
-        self.oracle = oracle
+        self.oracle, self._follow = oracle, follow
         self._freezer, self._tally = Freezer(memory), Tally(memory)
         self._owners: Owners | None = None
         self._prompt_keys: torch.Tensor | None = None
@@ -138,6 +140,8 @@ class Recorder:
             cuts=memory.drain_cuts(),
             record_us=(time.perf_counter_ns() - began) // 1000,
         )
+        if self._follow is not None:
+            self._follow(self._newest)
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None

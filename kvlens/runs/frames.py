@@ -1,69 +1,75 @@
-"""What a lane of a race shows of a step: a few numbers and two maps of a byte per (layer, KV head).
+"""What a lane of a race shows of a step: a frame of a few numbers, and two maps of a byte per (layer, KV head).
 
-A frame is made of the record that the recorder hands to the trace, so that nothing is read of a trace while it is
-written; of a run that has ended the same frames are made of its trace.
+A frame is made of what the recorder has frozen of a step, the maps of the record that it hands to the trace some steps
+later, so that nothing is read of a trace while it is written; of a run that has ended the same is made of its trace.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvlens.rows import StepRecord
 from kvlens.store.reader import TraceReader
 
+if TYPE_CHECKING:
+    from kvlens.recording.facts import Seen
+
 NOT_RECORDED = 255
 """in a map; shares go from 0 to FULL"""
 FULL = 254
 Frame = dict[str, Any]
-"""lane, step, text (the token), kl (nats; None: the contexts differ), agrees (likewise), moved, resident (bytes), and
-two maps [L * H_kv] in base64: `read`, the share of the context's tokens that the KV head attends in full, exact or
-rebuilt, and `missed`, the most of full attention's mass that one of its query heads lets lie; None: not recorded"""
+"""lane, step, text (the token), kl (nats; None: the contexts differ), agrees (likewise), moved, resident (bytes)"""
+Maps = dict[str, Any]
+"""lane, step, and two maps [L * H_kv] in base64: `read`, the share of the context's tokens that the KV head attends,
+through a summary apart, and `missed`, the most of full attention's mass that one of its query heads does not attend
+exactly; None: not recorded"""
 
 
-def frame_of(lane: int, record: StepRecord, context: int) -> Frame:
-    """The frame of a step. context: tokens that full KV would attend at it."""
-    loss, kv = record.loss, record.kv
-    return {
-        "lane": lane,
-        "step": record.step,
-        "text": record.text,
-        "kl": None if loss is None else round(loss.kl, 5),
-        "agrees": None if loss is None else loss.agrees,
-        "moved": int(kv["h2d_bytes"].sum() + kv["d2h_bytes"].sum()),
-        "resident": record.resident_bytes,
-        "read": _read(kv.get("attended_tokens"), context),
-        "missed": _missed(record.head.get("coverage"), kv["h2d_bytes"].shape[1]),
-    }
+def frame_of(lane: int, seen: Seen) -> Frame:
+    """The frame of a step that has just ended."""
+    moved = seen.kv["h2d_bytes"].sum() + seen.kv["d2h_bytes"].sum()
+    loss = seen.facts.loss
+    agrees, kl = (None, None) if loss is None else (loss.agrees, loss.kl)
+    return _frame(lane, seen.facts.step, seen.facts.text, kl, agrees, int(moved), seen.resident_bytes)
 
 
-def frames_of(lane: int, reader: TraceReader) -> list[Frame]:
-    """The frames of a stored run, the same that it gave while it went on."""
+def maps_of(lane: int, record: StepRecord, context: int) -> Maps:
+    """The maps of a step, once it is measured. context: tokens that full KV attends at it."""
+    attended = record.kv.get("attended_tokens")
+    kv_heads = record.kv["resident_bytes"].shape[1]
+    return _maps(lane, record.step, attended, record.head.get("coverage"), kv_heads, context)
+
+
+def of_run(lane: int, reader: TraceReader) -> Iterator[tuple[Frame, Maps]]:
+    """Frame and maps of each step of a stored run, the same that it gave while it went on."""
     tokens = reader.tokens()
     texts = tokens[tokens["step"].notna()].sort_values("step")["text"].tolist()
-    losses = {int(row.step): row for row in reader.loss().itertuples()}
-    steps, attended, coverage = reader.steps(), reader.kv_cube("attended_tokens"), reader.head_cube("coverage")
+    losses = {int(row.step): (float(row.kl), bool(row.agrees)) for row in reader.loss().itertuples()}
+    attended, coverage = reader.kv_cube("attended_tokens"), reader.head_cube("coverage")
     prompt = len(tokens) - len(texts)
-    found = []
-    for row in steps.itertuples():
+    for row in reader.steps().itertuples():
         step = int(row.step)
-        loss = losses.get(step)
-        found.append(
-            {
-                "lane": lane,
-                "step": step,
-                "text": texts[step],
-                "kl": None if loss is None else round(float(loss.kl), 5),
-                "agrees": None if loss is None else bool(loss.agrees),
-                "moved": int(row.h2d_bytes + row.d2h_bytes),
-                "resident": int(row.resident_bytes),
-                "read": _read(attended[step], prompt + step),
-                "missed": _missed(coverage[step], reader.kv_heads),
-            }
+        kl, agrees = losses.get(step, (None, None))
+        moved = int(row.h2d_bytes + row.d2h_bytes)
+        yield (
+            _frame(lane, step, texts[step], kl, agrees, moved, int(row.resident_bytes)),
+            _maps(lane, step, attended[step], coverage[step], reader.kv_heads, prompt + step),
         )
-    return found
+
+
+def _frame(lane: int, step: int, text: str, kl: float | None, agrees: bool | None, moved: int, resident: int) -> Frame:
+    kl = None if kl is None else round(kl, 5)
+    return {"lane": lane, "step": step, "text": text, "kl": kl, "agrees": agrees, "moved": moved, "resident": resident}
+
+
+def _maps(
+    lane: int, step: int, attended: np.ndarray | None, coverage: np.ndarray | None, kv_heads: int, context: int
+) -> Maps:
+    return {"lane": lane, "step": step, "read": _read(attended, context), "missed": _missed(coverage, kv_heads)}
 
 
 def _read(attended: np.ndarray | None, context: int) -> str | None:

@@ -19,7 +19,7 @@ from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
-from kvlens.runs.frames import Frame, frame_of, frames_of
+from kvlens.runs.frames import Frame, Maps, frame_of, maps_of, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Kept, Pairing, Prepared, check, plan, prepare, sizes_of
@@ -35,6 +35,7 @@ from kvlens.text.prompts import PromptText
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
+    from kvlens.recording.facts import Seen
     from kvlens.rows import StepRecord
 
 
@@ -51,7 +52,10 @@ class Audience(Protocol):
         """A lane has begun, was refused, or has ended."""
 
     def frame(self, frame: Frame) -> None:
-        """A step of a lane, see kvlens.runs.frames."""
+        """A step of a lane has ended, see kvlens.runs.frames."""
+
+    def maps(self, maps: Maps) -> None:
+        """A step of a lane was measured too."""
 
 
 def race(
@@ -80,7 +84,7 @@ class _Race:
         request.check()
         shared = request.shared.model_copy(update={"device": settle(request.shared.device)})
         request = request.model_copy(update={"shared": shared})
-        self._source, self._runs, self._audience, self._cancelled = source, runs_dir, audience, cancelled
+        self._source, self._runs, self.audience, self._cancelled = source, runs_dir, audience, cancelled
         self.hearing = Hearing()
         self._requests = [request.reference]
         self._lanes = [Lane(method=methods.REFERENCE)]
@@ -106,7 +110,7 @@ class _Race:
 
     def run(self) -> RaceInfo:
         """Carries it out."""
-        audience, reference = self._audience, self._requests[0]
+        audience, reference = self.audience, self._requests[0]
         check(reference)
         refuse(reference, self._source)
         self._unless_refused(self._foresee)
@@ -192,18 +196,19 @@ class _Race:
                 self._prepared,
                 self._requests[0],
                 self._runs,
-                partial(self.hearing.tell, self._audience.report),
+                partial(self.hearing.tell, self.audience.report),
                 self._stop,
                 watched,
             )
             with TraceReader.open(self._runs, self._reference.uid) as reader:
                 lane = {"uid": reader.uid, "state": "completed", "text": reader.meta.output_text or ""}
-                frames = [] if watched.seen else frames_of(0, reader)
+                told = [] if watched.made else list(of_run(0, reader))
         except Exception as error:
             self.hearing.tell(_raise, error)
             return
-        for frame in frames:
+        for frame, maps in told:
             self.hearing.tell(self.frame, frame)
+            self.hearing.tell(self.audience.maps, maps)
         self.hearing.tell(self.change, 0, lane)
 
     def _method(self, number: int, turns: Turns, place: int) -> None:
@@ -259,13 +264,13 @@ class _Race:
     # ------------------------------------------------------------------------------------- events, on the race's thread
     def _step(self, number: int, done: int, total: int) -> None:
         self._steps[number] = done
-        self._audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
+        self.audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
 
     def frame(self, frame: Frame) -> None:
         lane = self._lanes[frame["lane"]]
         if lane.lost is None and frame["agrees"] is False:
             lane.lost = frame["step"]
-        self._audience.frame(frame)
+        self.audience.frame(frame)
 
     def change(self, number: int, said: dict[str, Any]) -> None:
         """A lane is another than it was; the stored race says so at once."""
@@ -275,23 +280,27 @@ class _Race:
         if lane.state == "completed" and self._info.answer:
             lane.right = tasks.is_right(self._source.task, self._info.answer, lane.text)
         write(self._runs, self._info)
-        self._audience.lane(number, lane)
+        self.audience.lane(number, lane)
 
 
 class _Watched:
-    """Makes frames of a lane's records, on its recorder's thread."""
+    """Makes frames and maps of a lane's steps."""
 
     def __init__(self, number: int, prompt_tokens: int, race: _Race) -> None:
         self._number, self._prompt, self._race = number, prompt_tokens, race
-        self.seen = False
+        self.made = False
+        """whether there was anything to see: a run that is made now"""
 
     def begun(self, uid: str) -> None:
         self._race.hearing.tell(self._race.change, self._number, {"uid": uid, "state": "running"})
 
+    def seen(self, seen: Seen) -> None:
+        self.made = True
+        self._race.hearing.tell(self._race.frame, frame_of(self._number, seen))
+
     def step(self, record: StepRecord) -> None:
-        self.seen = True
-        frame = frame_of(self._number, record, self._prompt + record.step)
-        self._race.hearing.tell(self._race.frame, frame)
+        maps = maps_of(self._number, record, self._prompt + record.step)
+        self._race.hearing.tell(self._race.audience.maps, maps)
 
 
 def _raise(error: Exception) -> None:

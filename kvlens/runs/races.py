@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens import methods
 from kvlens.memory.budget import Budget
-from kvlens.runs.frames import Frame
+from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.store.errors import RunNotFound, TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
@@ -82,7 +82,7 @@ class RaceRequest(BaseModel):
             parameters = {parameter["name"] for parameter in methods.entry(entrant.method)["parameters"]}
             if "keep" in parameters and limit.unit == "share" and limit.amount < 1:
                 overrides.setdefault("keep", limit.amount)
-                said = f"Keeps all KV on the device and attends {overrides['keep']:.4g} of it."
+                said = f"Keeps all KV on the device and attends {float(overrides['keep']) * 100:.3g} % of it."
         changes = {
             "method": entrant.method,
             "preset": entrant.preset,
@@ -215,3 +215,8 @@ def lane_line(number: int, lane: Lane) -> str:
 def frame_line(frame: Frame) -> str:
     """A step of a lane."""
     return json_text({"phase": "frame", **frame})
+
+
+def maps_line(maps: Maps) -> str:
+    """What is known of a step when it is measured."""
+    return json_text({"phase": "maps", **maps})

@@ -19,6 +19,7 @@ from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
+    from kvlens.recording.facts import Seen
     from kvlens.store.writer import TraceWriter
 
 
@@ -39,8 +40,11 @@ class Watcher(Protocol):
     def begun(self, uid: str) -> None:
         """The prompt is placed, and the run is there under this id."""
 
+    def seen(self, seen: Seen) -> None:
+        """A step has ended: once each, in order, on the run's thread."""
+
     def step(self, record: StepRecord) -> None:
-        """A step was recorded: once each, in order, on the recorder's thread."""
+        """A step was measured too, some steps later: once each, in order, on the recorder's thread."""
 
 
 def store(
@@ -103,6 +107,7 @@ def store(
             read=read,
             against=pairing.reference,
             holds=pairing.holds,
+            follow=None if watcher is None else watcher.seen,
         )
         checks, kept = result.checks, read is not None and read.kept
         outcome = Outcome(

@@ -16,7 +16,7 @@ import pytest
 
 from kvlens.runs import races
 from kvlens.runs.carrying import carry_out
-from kvlens.runs.frames import Frame, frames_of
+from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.race import race
 from kvlens.runs.races import Entrant, Lane, RaceInfo, RaceRequest, entrants
 from kvlens.runs.request import RunRequest
@@ -53,6 +53,7 @@ class Watching:
     def __init__(self, on_frame: Callable[[Frame], None] = lambda frame: None) -> None:
         self.phases: list[str] = []
         self.frames: dict[int, list[Frame]] = {}
+        self.measured: dict[int, list[Maps]] = {}
         self.order: list[tuple[int, str]] = []
         self.about: dict[str, int] = {}
         self._on_frame = on_frame
@@ -69,6 +70,9 @@ class Watching:
     def frame(self, frame: Frame) -> None:
         self.frames.setdefault(frame["lane"], []).append(frame)
         self._on_frame(frame)
+
+    def maps(self, maps: Maps) -> None:
+        self.measured.setdefault(maps["lane"], []).append(maps)
 
 
 def raced(runs: Path, *names: str, watching: Watching | None = None, **changes: Any) -> RaceInfo:
@@ -147,11 +151,13 @@ def test_frames_tell_every_step_as_the_stored_run_does(seen: tuple[Path, RaceInf
     assert watching.about["steps"] == 10
     for number, lane in enumerate(info.lanes):
         with TraceReader.open(runs, str(lane.uid)) as reader:
-            for live, stored in zip(watching.frames[number], frames_of(number, reader), strict=True):
-                assert live | {"missed": ""} == stored | {"missed": ""}
-                # a stored coverage is coded, so that a share may be one step of the map's off
-                assert np.abs(codes(live["missed"]) - codes(stored["missed"])).max() <= 1
-                assert len(codes(live["read"])) == watching.about["layers"] * watching.about["kv_heads"]
+            stored = list(of_run(number, reader))
+        assert watching.frames[number] == [frame for frame, _ in stored]
+        for live, (_, maps) in zip(watching.measured[number], stored, strict=True):
+            assert live | {"missed": ""} == maps | {"missed": ""}
+            # a stored coverage is coded, so that a share may be one step of the map's off
+            assert np.abs(codes(live["missed"]) - codes(maps["missed"])).max() <= 1
+            assert len(codes(live["read"])) == watching.about["layers"] * watching.about["kv_heads"]
         assert [frame["step"] for frame in watching.frames[number]] == list(range(10))
         parted = [frame["step"] for frame in watching.frames[number] if frame["agrees"] is False]
         assert lane.lost == (parted[0] if parted else None)
@@ -206,7 +212,7 @@ def test_cancelled_every_lane_keeps_what_was_recorded(tmp_path: Path) -> None:
     stop = threading.Event()
     shared = SHARED.model_copy(update={"max_new": 200, "budget": "70%"})
     asked = RaceRequest(shared=shared, entrants=entrants("snapkv,streaming_llm", [], []))
-    watching = Watching(lambda frame: stop.set() if frame["lane"] == 1 else None)
+    watching = Watching(lambda frame: stop.set() if frame["lane"] == 1 and frame["step"] == 3 else None)
     info = race(asked, PromptText(TEXT), tmp_path, watching, stop.is_set)
     assert [lane.state for lane in info.lanes] == ["completed", "cancelled", "cancelled"]
     for lane in info.lanes[1:]:
@@ -249,7 +255,7 @@ def test_a_method_that_keeps_all_is_held_to_what_it_attends() -> None:
     (quest, said), (named, nothing), (plain, _) = asked.lanes()
     assert (quest.budget, quest.overrides) == (None, {"keep": 0.25})
     assert said is not None
-    assert "attends 0.25" in said
+    assert "attends 25 %" in said
     assert (named.preset, plain.preset, named.budget, nothing) == ("paper", None, "25%", None)
     assert named.overrides == plain.overrides == {"window": "8"}
 

@@ -25,7 +25,7 @@ from kvlens.ui.common.scratch import Scratch
 from kvlens.ui.common.warm import Forked, warm
 
 LOG_LINES = 60
-RACE_LINES = ('{"phase": "frame"', '{"phase": "lane"', '{"phase": "race"')
+RACE_LINES = tuple(f'{{"phase": "{phase}"' for phase in ("frame", "maps", "lane", "race"))
 """how lines of a race begin: they are kept as they are, for the browser"""
 #: Seconds a cancelled process gets to store what it has before it is killed.
 GRACE_S = 15.0

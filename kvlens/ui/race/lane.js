@@ -1,8 +1,9 @@
 // One lane: a method's title, what it has said so far, two maps of layers by KV heads, its KL and the bytes it moved.
 
 const LOSS = [213, 94, 0];
-const TRACK = 34; // px, of KL and of bytes
+const TRACK = 30; // px, of KL and of bytes
 const GAP = 4;
+const NO_MAPS = { read: null, missed: null };
 
 // A map of a frame: bytes by layer, then KV head; null where it was not recorded.
 function mapOf(text) {
@@ -47,6 +48,7 @@ class LaneView {
     const over = lane.ended && shown >= lane.frames.length;
     root.dataset.lost = lost ? "yes" : "no";
     root.dataset.step = String(shown - 1);
+    root.dataset.state = lane.state;
     const open = lane.closed && lane.uid !== null && lane.frames.length > 0;
     root.dataset.open = open ? "yes" : "no";
     root.tabIndex = open ? 0 : -1;
@@ -68,15 +70,16 @@ class LaneView {
       el.text.scrollTop = el.text.scrollHeight;
     }
     el.note.textContent = lane.note || "";
+    el.note.title = lane.note || "";
     el.note.hidden = !lane.note;
     const frame = lane.frames[shown - 1];
     if (!frame) {
       el.numbers.textContent = "";
       return;
     }
-    const kl = frame.kl === null ? "KL not comparable" : `KL ${frame.kl.toPrecision(3)} nats`;
+    const kl = frame.kl === null ? "parted, no KL" : `KL ${frame.kl.toPrecision(3)} nats`;
     el.numbers.textContent = `${lane.number ? `${kl} \u00b7 ` : ""}${formatBytes(frame.resident)} on the device (${Math.round((100 * frame.resident) / race.full_kv_bytes)} %)`
-      + ` \u00b7 ${formatBytes(frame.moved)} moved this step, ${formatBytes(lane.moved[shown - 1])} in all`;
+      + ` \u00b7 ${formatBytes(frame.moved)} moved, ${formatBytes(lane.moved[shown - 1])} in all`;
   }
 
   // The tokens so far: up to the loss, the one that parted, those after it.
@@ -94,17 +97,19 @@ class LaneView {
     const rows = race.kv_heads;
     const cell = Math.max(3, Math.min(11, Math.floor(48 / rows)));
     const high = rows * cell;
-    const ctx = context2d(this.el.canvas, width, 2 * (high + GAP) + 2 * (TRACK + GAP));
-    ctx.clearRect(0, 0, width, 4 * (high + TRACK + GAP));
+    const ctx = context2d(this.el.canvas, width, 2 * (high + GAP) + TRACK);
+    ctx.clearRect(0, 0, width, 2 * (high + GAP) + TRACK);
     const step = Math.max(1, at);
     const [now, share] = [Math.floor(step) - 1, step - Math.floor(step)];
-    const later = Math.min(now + 1, lane.frames.length - 1);
+    const measured = Math.min(now, lane.maps.length - 1); // some steps behind while the lane goes on
+    const [here, next] = [lane.maps[measured] || NO_MAPS, lane.maps[measured + 1] || lane.maps[measured] || NO_MAPS];
     const ground = rgb(theme.panel);
-    this.map(ctx, lane.maps[now].read, lane.maps[later].read, share, race, width, cell, 0, (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3));
-    this.map(ctx, lane.maps[now].missed, lane.maps[later].missed, share, race, width, cell, high + GAP, (v) => blend(ground, LOSS, Math.sqrt(v / 254)));
-    const top = 2 * (high + GAP);
-    this.track(ctx, lane.frames, (f) => f.kl, scales.kl, step, width, top, theme, "KL", lane.lost);
-    this.track(ctx, lane.frames, (f) => f.moved, scales.moved, step, width, top + TRACK + GAP, theme, "bytes moved", null);
+    this.map(ctx, here.read, next.read, measured < now ? 0 : share, race, width, cell, 0, (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3));
+    this.map(ctx, here.missed, next.missed, measured < now ? 0 : share, race, width, cell, high + GAP, (v) => blend(ground, LOSS, Math.sqrt(v / 254)));
+    const half = (width - 6) / 2;
+    const box = { top: 2 * (high + GAP), width: half, steps: scales.steps, at: step };
+    this.track(ctx, lane.frames, (f) => f.kl, { ...box, left: 0, most: scales.kl, name: "KL", lost: lane.lost }, theme);
+    this.track(ctx, lane.frames, (f) => f.moved, { ...box, left: half + 6, most: scales.moved, name: "bytes moved", lost: null }, theme);
   }
 
   // A map at a place between two steps: layers across, KV heads down.
@@ -123,28 +128,31 @@ class LaneView {
   }
 
   // Bars of one figure by step, on the scale that all lanes share.
-  track(ctx, frames, of, most, at, width, top, theme, name, lost) {
-    const wide = width / this.steps;
+  track(ctx, frames, of, { left, top, width, steps, at, most, name, lost }, theme) {
+    const wide = width / steps;
     ctx.fillStyle = theme.panel;
-    ctx.fillRect(0, top, width, TRACK);
+    ctx.fillRect(left, top, width, TRACK);
     for (let step = 0; step < Math.min(Math.ceil(at), frames.length); step++) {
       const value = of(frames[step]);
       if (value === null || most <= 0) continue;
       const grown = Math.min(1, at - step); // the newest one rises
       const high = Math.max(value > 0 ? 1 : 0, TRACK * Math.sqrt(Math.min(1, value / most)) * grown);
       ctx.fillStyle = lost !== null && step >= lost ? VERMILION : theme.accent;
-      ctx.fillRect(step * wide, top + TRACK - high, Math.max(1, wide - 1), high);
+      ctx.fillRect(left + step * wide, top + TRACK - high, Math.max(1, wide - 1), high);
     }
     if (lost !== null && lost < at) {
       ctx.fillStyle = VERMILION;
-      ctx.fillRect(lost * wide, top, 2, TRACK);
+      ctx.fillRect(left + lost * wide, top, 2, TRACK);
     }
     ctx.fillStyle = theme.text;
-    ctx.globalAlpha = 0.7;
     ctx.font = `11px ${theme.font}`;
     ctx.textBaseline = "top";
     ctx.textAlign = "right";
-    ctx.fillText(name, width - 3, top + 3);
+    ctx.lineWidth = 3;
+    ctx.strokeStyle = theme.panel;
+    ctx.strokeText(name, left + width - 3, top + 3);
+    ctx.globalAlpha = 0.75;
+    ctx.fillText(name, left + width - 3, top + 3);
     ctx.globalAlpha = 1;
   }
 }

@@ -43,7 +43,6 @@ class Race {
       this.race = line;
       this.lanes = line.lanes.map((lane, number) => ({ ...lane, number, state: "waiting", message: null, uid: null, right: null, lost: null, ended: false, frames: [], maps: [], moved: [] }));
       this.views = this.lanes.map((lane) => new LaneView(lane.number, () => this.opened(lane)));
-      this.views.forEach((view) => { view.steps = line.steps; });
       this.el.lanes.replaceChildren(...this.views.map((view) => view.root));
     } else if (line.phase === "lane") {
       const { state, message, uid, right } = line;
@@ -52,8 +51,9 @@ class Race {
       const lane = this.lanes[line.lane];
       if (line.agrees === false && lane.lost === null) lane.lost = line.step;
       lane.frames.push(line);
-      lane.maps.push({ read: mapOf(line.read), missed: mapOf(line.missed) });
       lane.moved.push((lane.moved.at(-1) || 0) + line.moved);
+    } else if (line.phase === "maps") {
+      this.lanes[line.lane].maps.push({ read: mapOf(line.read), missed: mapOf(line.missed) });
     }
   }
 
@@ -107,7 +107,7 @@ class Race {
     const theme = readTheme(el.race);
     const at = this.still ? Math.floor(this.at) : this.at;
     const most = (of) => Math.max(0, ...this.lanes.map((lane) => lane.frames.reduce((top, frame) => Math.max(top, of(frame) ?? 0), 0)));
-    const scales = { kl: most((f) => f.kl), moved: most((f) => f.moved) };
+    const scales = { kl: most((f) => f.kl), moved: most((f) => f.moved), steps: this.over() ? this.longest() : race.steps };
     this.views.forEach((view, i) => view.draw(this.lanes[i], this.looks[i], race, at, scales, theme));
     const step = Math.max(0, Math.min(Math.floor(at), this.longest()) - 1);
     el.scrub.max = String(Math.max(0, this.longest() - 1));
@@ -132,8 +132,8 @@ class Race {
       return node;
     };
     this.el.scales.replaceChildren(
-      scale("upper map, context read in full", "none", gradient(SEQUENTIAL), "all"),
-      scale("lower map, full KV\u2019s attention missed", "none", `linear-gradient(to right, ${theme.panel}, ${VERMILION})`, "all"),
+      scale("upper map, tokens attended", "none", gradient(SEQUENTIAL), "all"),
+      scale("lower map, full KV\u2019s attention not read exactly", "none", `linear-gradient(to right, ${theme.panel}, ${VERMILION})`, "all"),
       textNode("layers across, KV heads down"),
     );
   }

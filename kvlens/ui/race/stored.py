@@ -7,8 +7,8 @@ from pathlib import Path
 import streamlit as st
 
 from kvlens.runs import races
-from kvlens.runs.frames import frames_of
-from kvlens.runs.races import begun_line, frame_line, lane_line
+from kvlens.runs.frames import of_run
+from kvlens.runs.races import begun_line, frame_line, lane_line, maps_line
 from kvlens.store.reader import TraceError, TraceReader
 
 
@@ -18,13 +18,13 @@ def lines_of(folder: str, race_id: str, changed: tuple[int, ...]) -> list[str]:
     race = races.read(Path(folder), race_id)
     lines = [begun_line(race)]
     for number, lane in enumerate(race.lanes):
-        frames = []
+        told = []
         if lane.uid is not None:
             try:
                 with TraceReader.open(Path(folder), lane.uid) as reader:
-                    frames = frames_of(number, reader)
+                    told = [(frame_line(frame), maps_line(maps)) for frame, maps in of_run(number, reader)]
             except TraceError as problem:
                 lane = lane.model_copy(update={"message": str(problem), "uid": None})
-        lines += [frame_line(frame) for frame in frames]
+        lines += [line for pair in told for line in pair]
         lines.append(lane_line(number, lane))
     return lines

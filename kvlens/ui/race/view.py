@@ -39,6 +39,8 @@ def _going(job: Job) -> None:
         st.text(visible(job.title))
         if job.active:
             jobview.progress(job)
+        elif job.race and job.state == "done":
+            _finding(job.race)
         else:
             jobview.ended(job)
     if job.lines:
@@ -76,7 +78,8 @@ def stored(race_id: str) -> None:
     folder = data.runs_dir()
     lines = lines_of(str(folder), race_id, tuple(data.stamp(lane.uid) if lane.uid else 0 for lane in race.lanes))
     with st.container(border=True):
-        st.text(visible(f"Race on {race.model}, budget {race.budget}, of {race.created}"))
+        st.text(visible(f"Race on {race.model}, budget {race.budget}, {race.created[:16].replace('T', ' ')} UTC"))
+        _finding(race_id)
     _lanes(race.id, lines[0], lines, 0, True)
     _after(race_id)
 
@@ -104,6 +107,23 @@ def _open(lines: Sequence[str], lane: object, step: object) -> None:
         if said["phase"] == "lane" and said["lane"] == lane and said["uid"]:
             chosen = Selection(run=said["uid"], step=step)
             st.switch_page("pages/replay.py", query_params=places.in_run(said["uid"], chosen))
+
+
+def _finding(race_id: str) -> None:
+    """How the race came out, in one line."""
+    try:
+        race = races.read(data.runs_dir(), race_id)
+    except TraceError as problem:
+        widgets.error(str(problem))
+        return
+    titles = data.titles()
+    ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
+    left = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
+    said = f"{len(left)} of {len(ran)} methods left full KV: {', '.join(left)}." if left else "No method left full KV."
+    right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
+    if race.answer:
+        said += f" Right answer: {', '.join(right) or 'none'}."
+    st.markdown(widgets.plain(said))
 
 
 def _after(race_id: str) -> None:

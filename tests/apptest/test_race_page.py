@@ -1,0 +1,175 @@
+"""Races on the New run page: the form that begins one, the job that goes on, the stored race of a link."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+from uiruns import ROOT, Visit
+
+from kvlens.runs import races
+from kvlens.runs.race import race
+from kvlens.runs.races import RaceInfo, RaceRequest, entrants
+from kvlens.runs.request import RunRequest
+from kvlens.text.prompts import PromptText
+from kvlens.ui.common import submit
+from kvlens.ui.common.jobs import Job, JobManager, start_cold
+from kvlens.ui.common.request import MethodChoice, race_command
+from kvlens.ui.race import view
+from kvlens.ui.race.stored import lines_of
+
+SAID = (
+    '{"phase": "race", "id": "r", "lanes": []}',
+    '{"phase": "decode", "done": 1, "total": 8, "tokens_per_s": null}',
+    '{"phase": "lane", "lane": 0}',
+    '{"phase": "frame", "lane": 0, "step": 0}',
+    '{"phase": "maps", "lane": 0, "step": 0}',
+    '{"phase": "done", "uid": "u", "status": "completed", "race": "r"}',
+)
+
+
+class Nobody:
+    """Watches and does nothing."""
+
+    def report(self, phase: str, done: int, total: int) -> None: ...
+    def begun(self, race: RaceInfo) -> None: ...
+    def lane(self, number: int, lane: object) -> None: ...
+    def frame(self, frame: object) -> None: ...
+    def maps(self, maps: object) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RaceInfo]:
+    """A small race, one lane of which was refused."""
+    runs = tmp_path_factory.mktemp("runs")
+    shared = RunRequest(model="demo", budget="15%", max_new=4)
+    asked = RaceRequest(shared=shared, entrants=entrants("streaming_llm,sekv", ["sekv:demo"], []))
+    text = PromptText("The river was wide and the bridge was old. " * 16, answer="bridge")
+    return runs, race(asked, text, runs, Nobody(), lambda: False)
+
+
+def primary(app: AppTest, label: str) -> Any:
+    return next(button for button in app.button if button.label == label)
+
+
+def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[MethodChoice, tuple[str, ...]]] = []
+
+    def note(file: Path, choice: MethodChoice, against: tuple[str, ...], runs: Path) -> list[str]:
+        asked.append((choice, tuple(against)))
+        assert json.loads(file.read_text(encoding="utf-8"))["answer"]
+        race_command(file, choice, against, runs)
+        return [sys.executable, "-c", "pass", "--methods", "some"]
+
+    monkeypatch.setattr(submit, "race_command", note)
+    app = visit(tmp_path, "run")
+    field = app.multiselect(key="form_rivals")
+    assert "SeKV" not in field.options, "the chosen method is in the race already"
+    assert "FullKV" not in field.options
+    field.set_value(["snapkv", "quest"]).run()
+    assert not [button for button in app.button if button.label == "Run"]
+    app.text_input(key="form_budget").set_value("much").run()
+    assert "is not understood" in app.error[0].value
+    assert primary(app, "Race 3 methods").disabled
+    app.text_input(key="form_budget").set_value("30%").run()
+    app.selectbox(key="form_method").set_value("chess").run()
+    assert next(box for box in app.text_input if box.label == "Budget of the race").value == "30%"
+    primary(app, "Race 3 methods").click().run()
+    ((choice, against),) = asked
+    assert (choice.method, choice.budget, against) == ("chess", "30%", ("snapkv", "quest"))
+
+
+def test_the_command_of_a_race(tmp_path: Path) -> None:
+    choice = MethodChoice("snapkv", "demo", "paper", "20%", 8, 3, {"window": 8}, system="Be brief.", question="after")
+    argv = race_command(tmp_path / "p.json", choice, ("quest", "snapkv", "full"), tmp_path)
+    assert argv[3] == "race"
+    assert argv[argv.index("--methods") + 1] == "snapkv,quest"
+    assert argv[argv.index("--preset") + 1] == "snapkv:paper"
+    assert argv[argv.index("--set") + 1] == "snapkv:window=8"
+    assert argv[argv.index("--system") :][:4] == ["--system", "Be brief.", "--question", "after"]
+    full = MethodChoice("full", "demo", "paper", "20%", 8, 3, {})
+    argv = race_command(tmp_path / "p.json", full, ("quest",), tmp_path)
+    assert (argv[argv.index("--methods") + 1], "--preset" in argv) == ("quest", False)
+
+
+def test_lines_of_a_race_are_kept_unread() -> None:
+    job = Job("i", [], "t", 0.0)
+    for line in SAID:
+        JobManager._read(job, line)
+    assert job.lines == [SAID[0], SAID[2], SAID[3], SAID[4]]
+    assert (job.phase, job.done, job.uid, job.race) == ("decode", 1, "u", "r")
+    assert not job.log
+
+
+def test_only_what_is_new_is_sent_while_a_race_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, session = [100.0], {}
+    monkeypatch.setattr(view.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(view.st, "session_state", session)
+    job = Job("i", [], "t", 0.0)
+    sent = []
+    for _ in range(12):
+        job.lines.append("{}")
+        sent.append(view._first(job))
+        now[0] += 0.5
+    assert sent[:6] == [0] * 6, "every line is sent for some seconds"
+    assert sent[-1] == 12 - 1 - view.AGAIN_S / 0.5 - 1 + 1
+    session["race_lacking"] = 2
+    assert view._first(job) == 2, "what the browser lacks is sent once more"
+    assert view._first(job) > 2
+
+
+def test_a_race_that_goes_on_ends_with_its_finding(
+    visit: Visit, made: tuple[Path, RaceInfo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, info = made
+    done = json.dumps({"phase": "done", "uid": info.lanes[0].uid, "status": "completed", "race": info.id})
+    code = f"[print(line) for line in {[*lines_of(str(runs), info.id, (0,)), done]!r}]"
+    visit(runs)
+    jobs = JobManager(lambda argv, environment: start_cold([sys.executable, "-c", code], environment))
+    job = jobs.submit([sys.executable, "-m", "kvlens", "race"], "a race")
+    monkeypatch.setattr(view.jobview, "manager", lambda: jobs)
+    for _ in range(400):
+        if not jobs.jobs()[0].active:
+            break
+        time.sleep(0.05)
+    app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60).run()
+    app.query_params["job"] = job
+    app.switch_page("pages/run.py").run()
+    assert not app.exception
+    assert any("left full KV: StreamingLLM at step" in box.value.replace("\\", "") for box in app.markdown)
+    assert len(jobs.jobs()[0].lines) == 1 + 2 * 8 + 3
+
+
+def test_a_stored_race_is_opened_by_its_link(visit: Visit, made: tuple[Path, RaceInfo]) -> None:
+    runs, info = made
+    app = visit(runs, "run", race=info.id)
+    assert any("left full KV" in box.value for box in app.markdown)
+    assert any(text.value.startswith("Race on demo, budget 15%") for text in app.text)
+    lines = [json.loads(line) for line in lines_of(str(runs), info.id, (1,))]
+    assert [line["phase"] for line in lines].count("frame") == [line["phase"] for line in lines].count("maps") == 8
+    assert [line["state"] for line in lines if line["phase"] == "lane"] == ["completed", "completed", "refused"]
+    assert app.toggle[0].label == "Set up another run"
+
+
+def test_a_run_that_was_deleted_is_a_lane_that_says_so(
+    visit: Visit, made: tuple[Path, RaceInfo], tmp_path: Path
+) -> None:
+    _, info = made
+    races.write(tmp_path, info)
+    app = visit(tmp_path, "run", race=info.id)
+    assert not app.error
+    lanes = [json.loads(line) for line in lines_of(str(tmp_path), info.id, (2,))][1:]
+    assert [lane["uid"] for lane in lanes] == [None, None, None]
+    assert "There is no run" in lanes[0]["message"]
+
+
+def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run", race="20200101-000000-abcdef")
+    assert "There is no race" in app.error[0].value
+    app = visit(tmp_path, "run", race="../../etc")
+    assert "is not a run id" in app.error[0].value

@@ -1,0 +1,56 @@
+"""A race of three methods, begun, watched and opened again in a browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import expect
+from uiserver import Open, Server, settled
+
+
+def test_a_race_is_begun_watched_and_opened_again(
+    tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
+) -> None:
+    server = start_server(tmp_path)
+    page = open_page(f"{server.url}/run")
+    field = page.get_by_role("combobox", name="Race against")
+    expect(field).to_be_visible()
+    settled(page)
+    for title in ("SnapKV", "StreamingLLM"):
+        field.fill(title)
+        page.get_by_role("option", name=title, exact=True).click()
+        settled(page)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Race 3 methods").click()
+
+    race = page.locator("#race")
+    expect(race).to_have_attribute("data-lanes", "4")
+    page.reload()  # a tab that is closed loses nothing
+    expect(race).to_have_attribute("data-over", "yes")
+    settled(page)
+    lanes = page.locator(".lane")
+    expect(lanes).to_have_count(4)
+    lost = page.locator(".lane[data-lost=yes]").first
+    expect(lost).to_contain_text("left full KV at step")
+    expect(lost.locator(".parted")).to_have_count(1)
+    expect(lanes.first).to_contain_text("right answer")
+    longest = int(race.get_attribute("data-step") or 0)
+    assert longest > 0
+
+    page.locator("#scrub").fill("0")
+    expect(race).to_have_attribute("data-step", "0")
+    page.locator("#play").click()
+    expect(race).to_have_attribute("data-step", str(longest))
+    drawn = int(race.get_attribute("data-drawn") or 0)
+    assert drawn >= longest, "every step was drawn"
+
+    page.get_by_role("link", name="Link to this race").click()
+    expect(page).to_have_url(re.compile(r"/run\?race=\d{8}-\d{6}-[0-9a-f]{6}$"))
+    expect(race).to_have_attribute("data-over", "yes")
+    settled(page)
+    expect(page.get_by_text("methods left full KV")).to_be_visible()
+    page.locator(".lane[data-lost=yes]").first.click()
+    expect(page).to_have_url(re.compile(r"/replay\?run="))
+    expect(page.locator("#player")).to_have_attribute("data-step", re.compile(r"\d+"))
