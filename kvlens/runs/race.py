@@ -227,6 +227,8 @@ class _Race:
             decoding = phase == "decode"
             if decoding:
                 self.hearing.tell(self._step, number, done, total)
+            elif phase in ("prefill", "place"):
+                self.hearing.tell(self._before, number, phase, done, total)
 
         def cancelled() -> bool:
             if decoding:
@@ -265,6 +267,12 @@ class _Race:
     def _step(self, number: int, done: int, total: int) -> None:
         self._steps[number] = done
         self.audience.report("decode", sum(self._steps.values()), total * len(self._entered()))
+
+    def _before(self, number: int, phase: str, done: int, total: int) -> None:
+        """A lane is not decoding yet."""
+        self.audience.report(phase, done, total)
+        if self._lanes[number].state != phase:
+            self.change(number, {"state": phase})
 
     def frame(self, frame: Frame) -> None:
         lane = self._lanes[frame["lane"]]

@@ -131,7 +131,7 @@ class Lane(BaseModel):
     note: str | None = None
     """one sentence on what it runs with, where that is worth knowing"""
     state: str = "waiting"
-    """waiting | running | completed | cancelled | failed | refused"""
+    """waiting | prefill | place | running | completed | cancelled | failed | refused"""
     message: str | None = None
     """one sentence on why it was refused or failed"""
     uid: str | None = None

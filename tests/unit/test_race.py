@@ -161,7 +161,7 @@ def test_frames_tell_every_step_as_the_stored_run_does(seen: tuple[Path, RaceInf
         assert [frame["step"] for frame in watching.frames[number]] == list(range(10))
         parted = [frame["step"] for frame in watching.frames[number] if frame["agrees"] is False]
         assert lane.lost == (parted[0] if parted else None)
-        assert [state for which, state in watching.order if which == number] == ["running", "completed"]
+        assert [state for which, state in watching.order if which == number][-2:] == ["running", "completed"]
     assert any(frame["moved"] for frame in watching.frames[1 + KINDS.index("freekv")])
     assert "reference" in watching.phases
 

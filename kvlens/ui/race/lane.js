@@ -3,6 +3,7 @@
 const LOSS = [213, 94, 0];
 const TRACK = 30; // px, of KL and of bytes
 const GAP = 4;
+const BEFORE = { prefill: "reading the prompt", place: "placing the prompt", running: "ready" };
 const NO_MAPS = { read: null, missed: null };
 
 // A map of a frame: bytes by layer, then KV head; null where it was not recorded.
@@ -60,7 +61,7 @@ class LaneView {
     el.badge.hidden = !judged;
     el.badge.className = `badge ${lane.right ? "right" : "wrong"}`;
     el.badge.textContent = lane.right ? "right answer" : "wrong answer";
-    el.state.textContent = lost ? `left full KV at step ${lane.lost}` : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : lane.state;
+    el.state.textContent = lost ? `left full KV at step ${lane.lost}` : lane.frames.length ? `step ${Math.max(0, shown - 1)}` : BEFORE[lane.state] || lane.state;
     const said = lane.message !== null && !lane.frames.length;
     el.text.classList.toggle("said", said);
     const key = `${shown} ${lane.message} ${over}`;

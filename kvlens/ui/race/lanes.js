@@ -46,7 +46,7 @@ class Race {
       this.el.lanes.replaceChildren(...this.views.map((view) => view.root));
     } else if (line.phase === "lane") {
       const { state, message, uid, right } = line;
-      Object.assign(this.lanes[line.lane], { state, message, uid, right, note: line.note, ended: !["waiting", "running"].includes(state) });
+      Object.assign(this.lanes[line.lane], { state, message, uid, right, note: line.note, ended: !["waiting", "prefill", "place", "running"].includes(state) });
     } else if (line.phase === "frame") {
       const lane = this.lanes[line.lane];
       if (line.agrees === false && lane.lost === null) lane.lost = line.step;
@@ -63,8 +63,8 @@ class Race {
 
   // Steps that every lane still going has reached. While full KV runs alone the others wait.
   come() {
-    const methods = this.lanes.slice(1).filter((lane) => !["refused", "waiting"].includes(lane.state));
-    if (!methods.length) return this.lanes.length ? this.lanes[0].frames.length : 0;
+    const methods = this.lanes.slice(1);
+    if (!methods.some((lane) => lane.frames.length)) return this.lanes.length ? this.lanes[0].frames.length : 0;
     const going = methods.filter((lane) => !lane.ended);
     return going.length ? Math.min(...going.map((lane) => lane.frames.length)) : this.longest();
   }
