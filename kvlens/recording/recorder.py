@@ -34,6 +34,9 @@ TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
 TOGETHER_NUMBERS = 4_000_000
 """weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
+WATCHED_S = 0.5
+"""a run that is followed holds no step back for longer; how many are measured at a time changes nothing in what is
+recorded (tests/unit/test_race.py)"""
 IN_FLIGHT = 3
 """batches that may wait to be measured before the engine's thread has to wait"""
 
@@ -69,6 +72,8 @@ class Recorder:
         self._newest: Seen | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
         self._batch: list[Settled] = []
+        self._handed = time.monotonic()
+        """when the last batch was handed over"""
         self._queue: queue.Queue[list[Settled] | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
@@ -157,9 +162,10 @@ class Recorder:
         settled = Settled(seen, self.memory.drain_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
-        if len(self._batch) >= self._together(seen.shot):
+        late = self._follow is not None and time.monotonic() - self._handed > WATCHED_S
+        if late or len(self._batch) >= self._together(seen.shot):
             self._queue.put(self._batch)
-            self._batch = []
+            self._batch, self._handed = [], time.monotonic()
 
     def _together(self, shot: Snapshot) -> int:
         shape = self.memory.shape

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
-from kvlens.runs.frames import Frame, Maps, frame_of, maps_of, of_run
+from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Kept, Pairing, Prepared, check, plan, prepare, sizes_of
@@ -27,6 +27,7 @@ from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
 from kvlens.runs.readings import QUERIES
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.runs.turns import Hearing, Turns
+from kvlens.runs.watching import Audience, Watched
 from kvlens.shortage import Shortage
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
@@ -35,27 +36,6 @@ from kvlens.text.prompts import PromptText
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
-    from kvlens.recording.facts import Seen
-    from kvlens.rows import StepRecord
-
-
-class Audience(Protocol):
-    """Who watches a race; called on the thread that carries it out."""
-
-    def report(self, phase: str, done: int, total: int) -> None:
-        """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
-
-    def begun(self, race: RaceInfo) -> None:
-        """All lanes are known."""
-
-    def lane(self, number: int, lane: Lane) -> None:
-        """A lane has begun, was refused, or has ended."""
-
-    def frame(self, frame: Frame) -> None:
-        """A step of a lane has ended, see kvlens.runs.frames."""
-
-    def maps(self, maps: Maps) -> None:
-        """A step of a lane was measured too."""
 
 
 def race(
@@ -208,7 +188,7 @@ class _Race:
             return
         for frame, maps in told:
             self.hearing.tell(self.frame, frame)
-            self.hearing.tell(self.audience.maps, maps)
+            self.hearing.tell(self.maps, maps)
         self.hearing.tell(self.change, 0, lane)
 
     def _method(self, number: int, turns: Turns, place: int) -> None:
@@ -248,8 +228,8 @@ class _Race:
             turns.leave(place)
         self.hearing.tell(self.change, number, ended)
 
-    def _watched(self, number: int) -> _Watched:
-        return _Watched(number, len(self._prepared.prompt.ids), self)
+    def _watched(self, number: int) -> Watched:
+        return Watched(number, len(self._prepared.prompt.ids), self.hearing, self)
 
     def _failed(self, request: RunRequest, error: Exception) -> dict[str, Any]:
         """What is said of a lane whose run ended with an error."""
@@ -280,6 +260,9 @@ class _Race:
             lane.lost = frame["step"]
         self.audience.frame(frame)
 
+    def maps(self, maps: Maps) -> None:
+        self.audience.maps(maps)
+
     def change(self, number: int, said: dict[str, Any]) -> None:
         """A lane is another than it was; the stored race says so at once."""
         lane = self._lanes[number]
@@ -289,26 +272,6 @@ class _Race:
             lane.right = tasks.is_right(self._source.task, self._info.answer, lane.text)
         write(self._runs, self._info)
         self.audience.lane(number, lane)
-
-
-class _Watched:
-    """Makes frames and maps of a lane's steps."""
-
-    def __init__(self, number: int, prompt_tokens: int, race: _Race) -> None:
-        self._number, self._prompt, self._race = number, prompt_tokens, race
-        self.made = False
-        """whether there was anything to see: a run that is made now"""
-
-    def begun(self, uid: str) -> None:
-        self._race.hearing.tell(self._race.change, self._number, {"uid": uid, "state": "running"})
-
-    def seen(self, seen: Seen) -> None:
-        self.made = True
-        self._race.hearing.tell(self._race.frame, frame_of(self._number, seen))
-
-    def step(self, record: StepRecord) -> None:
-        maps = maps_of(self._number, record, self._prompt + record.step)
-        self._race.hearing.tell(self._race.audience.maps, maps)
 
 
 def _raise(error: Exception) -> None:

@@ -1,0 +1,60 @@
+"""Who watches a race, and what is shown of a lane's run while it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kvlens.runs.frames import Frame, Maps, frame_of, maps_of
+from kvlens.runs.races import Lane, RaceInfo
+from kvlens.runs.turns import Hearing
+
+if TYPE_CHECKING:
+    from kvlens.recording.facts import Seen
+    from kvlens.rows import StepRecord
+
+
+class Audience(Protocol):
+    """Who watches a race; called on the thread that carries it out."""
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """How far the race is: load, prefill, reference, then decode in steps of all lanes together."""
+
+    def begun(self, race: RaceInfo) -> None:
+        """All lanes are known."""
+
+    def lane(self, number: int, lane: Lane) -> None:
+        """A lane has begun, was refused, or has ended."""
+
+    def frame(self, frame: Frame) -> None:
+        """A step of a lane has ended, see kvlens.runs.frames."""
+
+    def maps(self, maps: Maps) -> None:
+        """A step of a lane was measured too."""
+
+
+class Told(Protocol):
+    """What hears of a lane, on its own thread."""
+
+    def frame(self, frame: Frame) -> None: ...
+    def maps(self, maps: Maps) -> None: ...
+    def change(self, number: int, said: dict[str, Any]) -> None: ...
+
+
+class Watched:
+    """Makes frames and maps of a lane's steps (kvlens.runs.storing.Watcher), and tells them."""
+
+    def __init__(self, number: int, prompt_tokens: int, hearing: Hearing, told: Told) -> None:
+        self._number, self._prompt, self._hearing, self._told = number, prompt_tokens, hearing, told
+        self.made = False
+        """whether there was anything to see: a run that is made now"""
+
+    def begun(self, uid: str) -> None:
+        self._hearing.tell(self._told.change, self._number, {"uid": uid, "state": "running"})
+
+    def seen(self, seen: Seen) -> None:
+        self.made = True
+        self._hearing.tell(self._told.frame, frame_of(self._number, seen))
+
+    def step(self, record: StepRecord) -> None:
+        maps = maps_of(self._number, record, self._prompt + record.step)
+        self._hearing.tell(self._told.maps, maps)
