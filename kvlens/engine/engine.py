@@ -25,7 +25,7 @@ from kvlens.memory.holds import Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
-from kvlens.recording.facts import Seen
+from kvlens.recording.recorder import Follower
 from kvlens.recording.sampling import OracleSampling, resolve
 from kvlens.rows import TraceSink
 from kvlens.text.prompts import Prompt
@@ -135,12 +135,13 @@ class Engine:
         read: ReadPrompt | Reader | None = None,
         against: Reference | None = None,
         holds: Sequence[Hold] = (),
-        follow: Callable[[Seen], None] | None = None,
+        follow: Follower | None = None,
     ) -> Result:
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
         before, or what reads it, which is timed as this run's prefill. `against`: the full-KV run of this prompt; every
         step is compared with it while both have chosen the same tokens. `holds`: what is kept exactly on the device
-        beside what the method keeps; its bytes raise the budget by themselves. `follow`: is shown every recorded step.
+        beside what the method keeps; its bytes raise the budget by themselves. `follow`: sees steps before they are
+        measured.
 
         Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of
         another model or a hold on what the run does not have, and whatever the sink raises.

@@ -14,8 +14,7 @@ from kvlens.engine.options import Cancelled, Options, Progress, Result
 from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.session import Session
 from kvlens.engine.steps import Course, SessionStep, Step
-from kvlens.recording.facts import Seen
-from kvlens.recording.recorder import Recorder, StepFacts
+from kvlens.recording.recorder import Follower, Recorder, StepFacts
 from kvlens.recording.sampling import OracleSampling
 from kvlens.rows import PromptToken, SelfCheck, TraceSink
 from kvlens.text.prompts import Prompt
@@ -37,7 +36,7 @@ class Generation:
         keep_logits: bool = False,
         against: Reference | None = None,
         oracle: OracleSampling | None = None,
-        follow: Callable[[Seen], None] | None = None,
+        follow: Follower | None = None,
     ) -> None:
         """sink: where the recorder's rows go; None: nothing is recorded. follow: see Recorder."""
         self.loaded, self.prompt, self.session, self.options = loaded, prompt, session, options

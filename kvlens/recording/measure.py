@@ -123,10 +123,25 @@ def _masses(group: Attended, spans: int, steps: int) -> tuple[torch.Tensor, ...]
     if group.share is not None:
         by_role[..., ROLE["mean"]] = 1 - group.share
     entropy = torch.special.entr(group.weights).sum(-1)
-    seen = role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
-    coarse = (seen & (role == ROLE["coarse"])).sum(-1)
     by_query_head = (by_role.flatten(1, 2), by_span.flatten(1, 2), entropy.flatten(1, 2))
-    return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, seen.sum(-1) - coarse, coarse))
+    return tuple(x.unflatten(0, (steps, -1)) for x in (*by_query_head, *_attended(group)))
+
+
+def _attended(group: Attended) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and coarse entries [T * l, H_kv] that some query head of the KV head attends."""
+    seen = group.role != FREE if group.bias is None else (group.bias > -math.inf).any(2)
+    coarse = (seen & (group.role == ROLE["coarse"])).sum(-1)
+    return seen.sum(-1) - coarse, coarse
+
+
+def sketch(shot: Snapshot) -> tuple[np.ndarray, np.ndarray | None]:
+    """Of one step alone, for whoever watches: attended tokens [L, H_kv], and coverage [L, Hq] where all keys are kept.
+    What is recorded is measured with other steps, and may differ from this in the last bits."""
+    tokens = torch.cat([_attended(group)[0] for group in shot.groups])
+    found = None
+    if shot.shadow is not None:
+        found = coverage(full_attention([shot]), shot.groups)[0].numpy(force=True).astype(np.float32)
+    return tokens.numpy(force=True).astype(float), found
 
 
 def _saved(groups: list[Attended], shots: list[Snapshot]) -> torch.Tensor:

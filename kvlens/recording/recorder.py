@@ -7,8 +7,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
 from kvlens.recording.facts import Seen, Settled, StepFacts
 from kvlens.recording.freezing import Freezer
-from kvlens.recording.measure import alike, measure
+from kvlens.recording.measure import alike, measure, sketch
 from kvlens.recording.oracle import Owners
 from kvlens.recording.sampling import OracleSampling
 from kvlens.recording.selfcheck import Tally
@@ -34,11 +35,21 @@ TOGETHER = 8
 """steps measured at a time, so that the second thread takes the interpreter from the engine's less often"""
 TOGETHER_NUMBERS = 4_000_000
 """weights of one kind that may be in work at a time: long contexts are measured fewer steps at a time"""
-WATCHED_S = 0.5
-"""a run that is followed holds no step back for longer; how many are measured at a time changes nothing in what is
-recorded (tests/unit/test_race.py)"""
+SKETCHED_S = 0.5
+"""a run that is followed shows a sketch of a step at most so often, where the second thread has time for it"""
 IN_FLIGHT = 3
 """batches that may wait to be measured before the engine's thread has to wait"""
+
+
+class Follower(Protocol):
+    """Watches a run that is recorded; must change nothing."""
+
+    def seen(self, seen: Seen) -> None:
+        """A step has ended: once each, in order, on the engine's thread."""
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        """Attended tokens [L, H_kv] and coverage [L, Hq] (None: not recorded) of some steps, on the second thread,
+        before they are measured."""
 
 
 class Recorder:
@@ -58,9 +69,9 @@ class Recorder:
         top_k: int = 16,
         coverage: bool = False,
         oracle: OracleSampling | None = None,
-        follow: Callable[[Seen], None] | None = None,
+        follow: Follower | None = None,
     ) -> None:
-        """follow: is shown every step when it has ended, long before it is measured; must change nothing."""
+        """follow: sees steps long before they are measured."""
         assert coverage or oracle is None, "full attention by span needs coverage"
         self.memory, self.method, self.sink, self.top_k, self.coverage = memory, method, sink, top_k, coverage
         self.oracle, self._follow = oracle, follow
@@ -72,9 +83,9 @@ class Recorder:
         self._newest: Seen | None = None
         """held back for one step, so that what the last step moved in the background still finds its record"""
         self._batch: list[Settled] = []
-        self._handed = time.monotonic()
-        """when the last batch was handed over"""
-        self._queue: queue.Queue[list[Settled] | None] = queue.Queue(IN_FLIGHT)
+        self._sketched = -SKETCHED_S
+        """when the last sketch was asked for"""
+        self._queue: queue.Queue[list[Settled] | Seen | None] = queue.Queue(IN_FLIGHT)
         self._thread = threading.Thread(target=self._work, name="kvlens-recorder", daemon=True)
         self._thread.start()
 
@@ -146,7 +157,10 @@ class Recorder:
             record_us=(time.perf_counter_ns() - began) // 1000,
         )
         if self._follow is not None:
-            self._follow(self._newest)
+            self._follow.seen(self._newest)
+            if self._queue.empty() and time.monotonic() - self._sketched >= SKETCHED_S:
+                self._queue.put(self._newest)
+                self._sketched = time.monotonic()
 
     def _span_keys(self) -> SpanKeys | None:
         keys, self._prompt_keys = self._prompt_keys, None
@@ -162,10 +176,9 @@ class Recorder:
         settled = Settled(seen, self.memory.drain_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
-        late = self._follow is not None and time.monotonic() - self._handed > WATCHED_S
-        if late or len(self._batch) >= self._together(seen.shot):
+        if len(self._batch) >= self._together(seen.shot):
             self._queue.put(self._batch)
-            self._batch, self._handed = [], time.monotonic()
+            self._batch = []
 
     def _together(self, shot: Snapshot) -> int:
         shape = self.memory.shape
@@ -241,7 +254,10 @@ class Recorder:
                 if self._error is not None:
                     continue
                 try:
-                    self._measure(job)
+                    if isinstance(job, list):
+                        self._measure(job)
+                    elif self._follow is not None:
+                        self._follow.sketched(job.facts.step, *sketch(job.shot))
                 except BaseException as error:
                     self._error = error
 

@@ -37,6 +37,11 @@ def frame_of(lane: int, seen: Seen) -> Frame:
     return _frame(lane, seen.facts.step, seen.facts.text, kl, agrees, int(moved), seen.resident_bytes)
 
 
+def sketch_of(lane: int, step: int, attended: np.ndarray, coverage: np.ndarray | None, context: int) -> Maps:
+    """The maps of a step that is not measured yet; those that follow may differ by a rounding."""
+    return _maps(lane, step, attended, coverage, attended.shape[1], context)
+
+
 def maps_of(lane: int, record: StepRecord, context: int) -> Maps:
     """The maps of a step, once it is measured. context: tokens that full KV attends at it."""
     attended = record.kv.get("attended_tokens")

@@ -18,6 +18,8 @@ from kvlens.runs.request import Report, RunRequest
 from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvlens.engine.engine import Result
     from kvlens.recording.facts import Seen
     from kvlens.store.writer import TraceWriter
@@ -42,6 +44,9 @@ class Watcher(Protocol):
 
     def seen(self, seen: Seen) -> None:
         """A step has ended: once each, in order, on the run's thread."""
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        """See kvlens.recording.recorder.Follower."""
 
     def step(self, record: StepRecord) -> None:
         """A step was measured too, some steps later: once each, in order, on the recorder's thread."""
@@ -107,7 +112,7 @@ def store(
             read=read,
             against=pairing.reference,
             holds=pairing.holds,
-            follow=None if watcher is None else watcher.seen,
+            follow=watcher,
         )
         checks, kept = result.checks, read is not None and read.kept
         outcome = Outcome(

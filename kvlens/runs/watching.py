@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvlens.runs.frames import Frame, Maps, frame_of, maps_of
+from kvlens.runs.frames import Frame, Maps, frame_of, maps_of, sketch_of
 from kvlens.runs.races import Lane, RaceInfo
 from kvlens.runs.turns import Hearing
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from kvlens.recording.facts import Seen
     from kvlens.rows import StepRecord
 
@@ -29,7 +31,7 @@ class Audience(Protocol):
         """A step of a lane has ended, see kvlens.runs.frames."""
 
     def maps(self, maps: Maps) -> None:
-        """A step of a lane was measured too."""
+        """A step of a lane was sketched, or measured: then once more, which counts."""
 
 
 class Told(Protocol):
@@ -54,6 +56,10 @@ class Watched:
     def seen(self, seen: Seen) -> None:
         self.made = True
         self._hearing.tell(self._told.frame, frame_of(self._number, seen))
+
+    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
+        maps = sketch_of(self._number, step, attended, coverage, self._prompt + step)
+        self._hearing.tell(self._told.maps, maps)
 
     def step(self, record: StepRecord) -> None:
         maps = maps_of(self._number, record, self._prompt + record.step)

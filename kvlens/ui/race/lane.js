@@ -102,7 +102,8 @@ class LaneView {
     ctx.clearRect(0, 0, width, 2 * (high + GAP) + TRACK);
     const step = Math.max(1, at);
     const [now, share] = [Math.floor(step) - 1, step - Math.floor(step)];
-    const measured = Math.min(now, lane.maps.length - 1); // some steps behind while the lane goes on
+    let measured = now; // some steps behind while the lane goes on
+    while (measured > 0 && !lane.maps[measured]) measured -= 1;
     const [here, next] = [lane.maps[measured] || NO_MAPS, lane.maps[measured + 1] || lane.maps[measured] || NO_MAPS];
     const ground = rgb(theme.panel);
     this.map(ctx, here.read, next.read, measured < now ? 0 : share, race, width, cell, 0, (v) => SEQUENTIAL.subarray(v * 3, v * 3 + 3));

@@ -53,7 +53,7 @@ class Race {
       lane.frames.push(line);
       lane.moved.push((lane.moved.at(-1) || 0) + line.moved);
     } else if (line.phase === "maps") {
-      this.lanes[line.lane].maps.push({ read: mapOf(line.read), missed: mapOf(line.missed) });
+      this.lanes[line.lane].maps[line.step] = ({ read: mapOf(line.read), missed: mapOf(line.missed) });
     }
   }
 
