@@ -21,11 +21,11 @@ def plugins(kind: str, taken: Collection[str], fault: Fault = lambda name, loade
         if wrong is None:
             try:
                 found = point.load()
+                wrong = fault(point.name, found)
             except Exception as problem:  # whatever a package does that was written for another kvlens
                 wrong = f"cannot be loaded ({type(problem).__name__}: {problem}); update its package or uninstall it"
-            else:
-                wrong = fault(point.name, found)
-                loaded |= {} if wrong else {point.name: found}
+            if wrong is None:
+                loaded[point.name] = found
         if wrong:
             refused[point.name] = f"plugin {kind} '{point.name}' ({point.value}) {wrong}."
     return loaded, refused

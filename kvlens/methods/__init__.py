@@ -72,6 +72,7 @@ def _fault(name: str, found: Any) -> str | None:
     if not (isinstance(found, type) and issubclass(found, Method)):
         return "is no kvlens.methods.base.Method"
     if name == found.name and found.family in FAMILIES:
+        describe(found, rule_of(found))  # what every list asks of it
         return None
     return (
         f"calls itself '{found.name}' of family '{found.family}': both names must be one, and the family one of "

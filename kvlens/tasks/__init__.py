@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -60,6 +61,8 @@ FILES = {
 
 
 TOY = ("needle", "multikey", "list")
+LOOKED_AT = 64 << 20
+"""bytes of a file that a stored run names, above which it is not opened to score that run"""
 PROSE = ("niah_single", "niah_multikey", "niah_multivalue", "kv_lookup")
 
 
@@ -74,7 +77,16 @@ def _load(path: str) -> Any:
 
 @cache
 def _plugins() -> tuple[dict[str, Task], dict[str, str]]:
-    return plugins("task", {*BUILT_IN, *FILES})
+    return plugins("task", {*BUILT_IN, *FILES}, _fault)
+
+
+def _fault(name: str, found: Any) -> str | None:
+    if not isinstance(found, Task):
+        return "is no kvlens.tasks.base.Task"
+    if found.name != name:
+        return f"calls itself '{found.name}': both names must be one"
+    _told(found)  # what every list asks of it
+    return None
 
 
 @cache
@@ -112,9 +124,21 @@ def get(name: str) -> Task:
 
 def _stamp(path: Path) -> int:
     try:
-        return path.stat().st_mtime_ns
-    except OSError:
+        found = path.stat()
+    except (OSError, ValueError):
         raise ValueError(f"there is no benchmark file '{path}'.") from None
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ValueError(f"'{path}' is neither a file nor a folder.")
+    return found.st_mtime_ns
+
+
+def _size(path: Path) -> int:
+    """Bytes; 0 where there is none, or it is a folder."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 @lru_cache(maxsize=16)
@@ -127,18 +151,12 @@ def _open(name: str, kind: str, path: str, given: tuple[tuple[str, str], ...], s
 
 def catalogue() -> list[dict[str, Any]]:
     """The generated tasks as plain data, in order."""
-    return [
-        {
-            "name": task.name,
-            "title": task.title,
-            "summary": task.summary,
-            "metric": task.metric,
-            "new_tokens": task.new_tokens,
-            "demo_language": task.demo_language,
-            "placed": task.placed,
-        }
-        for task in registry().values()
-    ]
+    return [_told(task) for task in registry().values()]
+
+
+def _told(task: Task) -> dict[str, Any]:
+    names = ("name", "title", "summary", "metric", "new_tokens", "demo_language", "placed")
+    return {name: getattr(task, name) for name in names}
 
 
 def parameters() -> dict[str, dict[str, int | str]]:
@@ -149,14 +167,20 @@ def parameters() -> dict[str, dict[str, int | str]]:
 
 def score(task: str, answer: str, output: str) -> float:
     """0..1 for the output of a stored run of a task. Raises UnknownTask or ValueError with one sentence."""
-    return get(task).score(answer, output)
+    try:
+        return get(task).score(answer, output)
+    except ArithmeticError as problem:  # an answer that is no number, of a task whose answers are
+        raise Unscored(f"task '{task}' cannot score the answer '{answer[:40]}' ({type(problem).__name__}).") from None
 
 
 def is_right(task: str | None, answer: str, output: str) -> bool:
     """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one
     that is not known here, the output's first line has to contain the answer: whole words, letters of either case.
-    What cannot be scored here is not called right."""
-    if task:
+    What cannot be scored here is not called right. A stored run may name any file: only one of at most LOOKED_AT bytes
+    is opened for its score."""
+    kind, sign, path = (task or "").partition(":")
+    large = bool(sign) and kind in FILES and _size(Path(filename.split(path)[0])) > LOOKED_AT
+    if task and not large:
         try:
             return score(task, answer, output) == 1.0
         except Unscored:

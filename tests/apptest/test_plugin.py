@@ -147,6 +147,8 @@ BROKEN = {
         "from kvlens.methods.parameters import parameter_of_old",
         "cannot be loaded (ImportError: cannot import name 'parameter_of_old'",
     ),
+    "says too little": ('    title = "Small norms"\n', "", "cannot be loaded (AttributeError"),
+    "has no name": ('    name = "small_norms"\n', "", "cannot be loaded (AttributeError"),
     "is no method": (
         "class SmallNorms(PromptEviction)",
         "class SmallNorms(object)",

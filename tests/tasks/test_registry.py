@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,7 +38,8 @@ def test_every_task_says_what_it_is() -> None:
 
 
 def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugin = tasks.get("needle")
+    plugin = copy(tasks.get("needle"))
+    plugin.name = "mine"
     tasks.forget()
     point = SimpleNamespace(name="mine", value="mine:TASK", load=lambda: plugin)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "kvlens.tasks" else [])
@@ -48,6 +51,32 @@ def test_a_plugin_joins_by_its_entry_point(fresh: None, monkeypatch: pytest.Monk
     assert "plugin task 'list' (mine:TASK) has the name of an existing task" in tasks.refused()["list"]
     with pytest.raises(tasks.UnknownTask, match="unknown task 'mine'"):
         tasks.get("mine")
+
+
+@pytest.mark.parametrize(
+    ("found", "said"), [(object(), "is no kvlens.tasks.base.Task"), ("needle", "calls itself 'needle': both names")]
+)
+def test_what_is_no_task_is_refused_with_a_sentence(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, found: object, said: str
+) -> None:
+    found = tasks.get(found) if isinstance(found, str) else found
+    tasks.forget()
+    point = SimpleNamespace(name="mine", value="mine:TASK", load=lambda: found)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "kvlens.tasks" else [])
+    assert "mine" not in {entry["name"] for entry in tasks.catalogue()}
+    with pytest.raises(tasks.UnknownTask, match=said):
+        tasks.get("mine")
+
+
+def test_a_stored_runs_answer_is_judged_whatever_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "How many?", "answer": "All. #### 40"}\n' * 12)
+    assert tasks.is_right(f"gsm8k:{file}", "40", "So #### 40")
+    assert not tasks.is_right(f"gsm8k:{file}", "about 40", "So #### 40"), "no number"
+    assert tasks.is_right("gsm8k:/dev/zero", "40", "40"), "no file: as without a task"
+    monkeypatch.setattr(tasks, "LOOKED_AT", 10)
+    monkeypatch.setattr(tasks, "_open", lambda *given: pytest.fail("it is not opened"))
+    assert tasks.is_right(f"gsm8k:{file}", "40", "40")
 
 
 @pytest.mark.parametrize(

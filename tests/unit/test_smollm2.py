@@ -67,6 +67,10 @@ def test_the_form_makes_the_answer(smollm2: Any) -> None:
     assert "48213" in done.text
 
 
+LONG = {"niah_needles_identifier": 90}
+"""tokens of a sentence, of tasks whose haystack has no short ones to fill up with"""
+
+
 @pytest.mark.parametrize("name", [name for name, task in tasks.registry().items() if not task.demo_language])
 def test_tasks_are_asked_in_the_chat_form_at_the_wanted_length(name: str, smollm2_folder: Path) -> None:
     counted = encoding("smollm2")
@@ -78,7 +82,7 @@ def test_tasks_are_asked_in_the_chat_form_at_the_wanted_length(name: str, smollm
     assert not asked.text.endswith("Answer:")
     prompt = tokenize(tasks.prompt_of(asked), reader, 8192, 8)
     assert "".join(prompt.pieces).endswith(f"<|im_start|>assistant\n{asked.opening}")
-    assert 0.98 * 900 <= len(prompt.ids) <= 900
+    assert 0.98 * 900 - LONG.get(name, 0) <= len(prompt.ids) <= 900
     assert all(asked.text[a:b].endswith(".") for a, b in asked.needle)
     raw = tasks.ask(tasks.get(name), 900, 0.5, 3, encoding("smollm2", "off"))
     assert raw.text.endswith("Answer:")
