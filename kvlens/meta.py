@@ -122,6 +122,9 @@ class Outcome(Stored):
     link_host_wait_s: float | None = None
     """how long the host waited for the link"""
     whatif: Counterfactual | None = None
+    raced: Size = None
+    """methods that decoded in turns with it in one process: copies go on while the others have their turn, so waits for
+    them come out short, and the process's peak is that of all"""
 
 
 class RunMeta(Outcome):

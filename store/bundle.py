@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError, UnreadableRun
+from kvlens.store.guarded import quoted
 from kvlens.store.reader import TraceReader
 from kvlens.store.runinfo import check_uid, freeze, read_info, run_dir, sentence
 from kvlens.store.schema import TABLES
@@ -56,8 +57,8 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
 def _copy(source: Path, target: Path, left_out: Sequence[str]) -> None:
     """A trace without the rows of some tables, in a file of its own without holes."""
     with duckdb.connect(config={"threads": "1"}) as con:
-        con.execute(f"ATTACH '{source}' AS old (READ_ONLY)")
-        con.execute(f"ATTACH '{target}' AS new (BLOCK_SIZE 16384)")
+        con.execute(f"ATTACH {quoted(str(source))} AS old (READ_ONLY)")
+        con.execute(f"ATTACH {quoted(str(target))} AS new (BLOCK_SIZE 16384)")
         con.execute("COPY FROM DATABASE old TO new (SCHEMA)")
         for name in sorted(TABLES):
             if name not in left_out:
@@ -108,8 +109,8 @@ def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
     left = MOST_BYTES
     with tarfile.open(file, "r:xz") as archive:
         for member in archive:
-            left -= member.size
-            if member.name not in wanted or not member.isreg() or left < 0:
+            left -= abs(member.size)
+            if member.name not in wanted or not member.isreg() or member.size < 0 or left < 0:
                 raise UnreadableRun(
                     f"{file.name} holds {member.name[:80]!r} ({member.size:,} bytes), which is no part of its runs; "
                     f"nothing of it was taken in."

@@ -28,17 +28,17 @@ def guarded(path: Path, read_only: bool, **config: str) -> duckdb.DuckDBPyConnec
     Raises duckdb.Error when the file cannot be opened; it is attached as a DuckDB file or not at all."""
     con = duckdb.connect(":memory:", config=_CONFIG | config)
     try:
-        allowed = ", ".join(_quoted(f"{path.absolute()}{suffix}") for suffix in _BESIDE)
+        allowed = ", ".join(quoted(f"{path.absolute()}{suffix}") for suffix in _BESIDE)
         con.execute(f"SET allowed_paths = [{allowed}]")
         con.execute("SET enable_external_access = false")
         con.execute("SET lock_configuration = true")
         how = "TYPE duckdb, READ_ONLY" if read_only else "TYPE duckdb"
-        con.execute(f"ATTACH {_quoted(str(path.absolute()))} AS run ({how})")
+        con.execute(f"ATTACH {quoted(str(path.absolute()))} AS run ({how})")
     except BaseException:
         con.close()
         raise
     return con
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -35,8 +35,8 @@ def diagnose(
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why stored runs lost against full KV, grouped by method, budget and cause, with the heads that missed most and a
-    run to open; with --try, how many answers each change brings back."""
+    """Why stored runs lost against full KV, grouped by model, method, budget and cause, with the heads that missed most
+    and a run to open; with --try, how many answers each change brings back."""
     from kvlens.cli.progress import Bar, stop_signals
     from kvlens.lens.diagnosis import Wanted
     from kvlens.lens.diagnosis import diagnose as look
@@ -77,7 +77,7 @@ def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: P
         + "."
     )
     if found.causes:
-        columns = ["method", "budget", "runs", "cause", "missed most by", "of the answer", "for example"]
+        columns = ["model", "method", "held to", "runs", "cause", "missed most by", "of the answer", "for example"]
         show_table(columns, [_row(cause, KINDS) for cause in found.causes])
     for remedy in remedies:
         refused = [one.refused for one in remedy.tried if one.refused]
@@ -92,14 +92,15 @@ def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: P
 def _row(cause: Cause, kinds: dict[str, str]) -> list[Any]:
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])
     more = len(cause.heads) - HEADS
-    answer = cause.of_the_answer
+    holding, known = cause.of_the_answer
     return [
+        cause.model,
         cause.method,
-        cause.budget,
+        cause.limit,
         len(cause.lost),
         kinds.get(cause.kind, cause.lost[0].says),
         heads + (f" and {more} more" if more > 0 else ""),
-        "" if answer is None else f"{answer} of {len(cause.lost)}",
+        f"{holding} of {known}" if known else "",
         cause.lost[0].uid,
     ]
 

@@ -83,7 +83,8 @@ def line(lane: Lane) -> str:
     """How a lane came out, on one line: method, run, right or lost, output or why there is none."""
     if lane.state in (REFUSED, "failed"):
         return f"{named(lane)}: {lane.state}: {lane.message}"
-    lost = "as full KV" if lane.lost is None else f"lost at step {lane.lost}"
-    judged = {True: ", right", False: ", wrong", None: ""}[lane.right]
-    state = "" if lane.state == "completed" else f"{lane.state}, "
-    return f"{named(lane)} {lane.uid}: {state}{lost}{judged}: {' '.join(lane.text.split())}"
+    whole = lane.state == "completed"
+    lost = ("as full KV" if whole else "") if lane.lost is None else f"lost at step {lane.lost}"
+    judged = {True: "right", False: "wrong", None: ""}[lane.right]
+    said = ", ".join(part for part in ("" if whole else lane.state, lost, judged) if part)
+    return f"{named(lane)} {lane.uid}: {said}: {' '.join(lane.text.split())}"

@@ -18,6 +18,7 @@ ROW = 19
 SYMBOLS = ("circle-open", "circle", "diamond-open", "diamond", "square-open", "square")
 """of budgets, the smallest first; several of them share the last"""
 NO_LIMIT = "no limit"
+REFUSED = -0.001
 ATTENDED = "attended tokens"
 """the rule of methods that are not held to resident bytes"""
 
@@ -65,8 +66,8 @@ def _points(
         y=[titles.get(str(name), str(name)) for name in part["method"]],
         mode="markers",
         name=f"budget {budget}" if budget else NO_LIMIT,
-        legendgroup=budget,
-        showlegend=column == 1,
+        legendgroup=budget or NO_LIMIT,
+        showlegend=not any(trace.legendgroup == (budget or NO_LIMIT) for trace in figure.data),
         marker={"symbol": symbol, "color": colors, "size": 9, "line": {"color": colors, "width": 2}},
         error_x={
             "type": "data",
@@ -109,11 +110,13 @@ def _refused(figure: go.Figure, part: pd.DataFrame, titles: dict[str, str], colu
 
 
 def _order(frame: pd.DataFrame) -> list[str]:
-    """Methods, best first: by the mean over tasks at the largest budget, then at the smaller ones; those without a
-    limit lead."""
+    """Methods, best first: by the mean over tasks at the largest budget, a task that is infeasible there counting a
+    little less than none right, then at the smaller ones; those without a limit lead."""
     budgets = sorted({str(budget) for budget in frame["budget"] if budget}, key=_share, reverse=True)
     means: dict[Any, float] = dict(
-        frame.assign(budget=frame["budget"].fillna("")).groupby(["method", "budget"])["exact"].mean()
+        frame.assign(budget=frame["budget"].fillna(""), exact=frame["exact"].fillna(REFUSED))
+        .groupby(["method", "budget"])["exact"]
+        .mean()
     )
 
     def key(name: str) -> tuple[Any, ...]:

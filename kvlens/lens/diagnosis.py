@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlens import methods
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
+from kvlens.memory.budget import Budget
+from kvlens.meta import RunMeta
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 NOT_RECORDED = "not_recorded"
@@ -25,8 +28,10 @@ class Wanted:
     task: str | None = None
 
     def takes(self, row: dict[str, object]) -> bool:
-        asked = (("method", self.method), ("model", self.model), ("budget", self.budget), ("task", self.task))
-        return all(value is None or str(row[name]) == value for name, value in asked)
+        asked = (("method", self.method), ("model", self.model), ("task", self.task))
+        if not all(value is None or str(row[name]) == value for name, value in asked):
+            return False
+        return self.budget is None or in_percent(self.budget) == in_percent(str(row["budget"]))
 
 
 @dataclass(frozen=True)
@@ -34,9 +39,11 @@ class Lost:
     """A run that lost, and what it missed most at the step where it did."""
 
     uid: str
+    model: str
     method: str
     preset: str | None
-    budget: str
+    limit: str
+    """what it was held to: a budget, shares in per cent, or the share of tokens a method attends that keeps all"""
     step: int
     outcome: str
     """as Severity.words has it"""
@@ -53,10 +60,11 @@ class Lost:
 
 @dataclass(frozen=True)
 class Cause:
-    """Losses of one kind of one method at one budget."""
+    """Losses of one kind of one method on one model under one limit."""
 
+    model: str
     method: str
-    budget: str
+    limit: str
     kind: str
     lost: tuple[Lost, ...]
 
@@ -67,10 +75,11 @@ class Cause:
         return [((layer, head), n) for (layer, head), n in sorted(found.items(), key=lambda item: (-item[1], item[0]))]  # type: ignore[misc]
 
     @property
-    def of_the_answer(self) -> int | None:
-        """Runs in which what was missed most holds part of the answer's words; None: known of none."""
+    def of_the_answer(self) -> tuple[int, int]:
+        """Of how many runs it is known whether what was missed most holds part of the answer's words, second; of how
+        many it does, first."""
         known = [one.needle for one in self.lost if one.needle is not None]
-        return sum(known) if known else None
+        return sum(known), len(known)
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ def _lost(reader: TraceReader) -> Lost | str | None:
         return outcome.words()
     whole, meta = verdict(reader), reader.meta
     missed = None if whole is None else whole.missed
-    about = (reader.uid, str(meta.method), meta.preset, meta.budget or "100%", found.step, outcome.words())
+    about = (reader.uid, str(meta.model), str(meta.method), meta.preset, limit_of(meta), found.step, outcome.words())
     if missed is None:
         return Lost(*about, NOT_RECORDED, "full attention by span was not recorded at its step")
     return Lost(
@@ -153,8 +162,25 @@ def _holds(reader: TraceReader, start: int, end: int) -> bool | None:
 
 
 def _grouped(lost: Iterable[Lost]) -> list[Cause]:
-    groups: dict[tuple[str, str, str], list[Lost]] = {}
+    groups: dict[tuple[str, str, str, str], list[Lost]] = {}
     for one in lost:
-        groups.setdefault((one.method, one.budget, one.kind), []).append(one)
+        groups.setdefault((one.model, one.method, one.limit, one.kind), []).append(one)
     causes = [Cause(*key, tuple(found)) for key, found in groups.items()]
-    return sorted(causes, key=lambda cause: (-len(cause.lost), cause.method, cause.budget, cause.kind))
+    return sorted(causes, key=lambda cause: (-len(cause.lost), cause.model, cause.method, cause.limit, cause.kind))
+
+
+def limit_of(meta: RunMeta) -> str:
+    """What a run was held to, the same for '0.2' and '20%'."""
+    method, keep = methods.registry().get(str(meta.method)), meta.config.get("keep")
+    if method is not None and method.keeps_all and isinstance(keep, int | float):
+        return f"{100 * keep:g}% of attended tokens"
+    return in_percent(meta.budget or "1")
+
+
+def in_percent(budget: str) -> str:
+    """A budget's text; of a share always in per cent."""
+    try:
+        asked = Budget.parse(budget)
+    except ValueError:
+        return budget
+    return f"{100 * asked.amount:g}%" if asked.unit == "share" else asked.text

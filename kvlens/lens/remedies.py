@@ -16,6 +16,7 @@ from kvlens.runs.carrying import carry_out
 from kvlens.runs.preparing import check
 from kvlens.runs.repeat import read_run
 from kvlens.runs.request import Report, RunRequest
+from kvlens.shortage import Shortage
 from kvlens.store.reader import TraceReader
 
 
@@ -90,8 +91,8 @@ def attempt(
     """Run everything in `lost` again with `change`, each stored beside what is there and compared with full KV.
 
     A change that is refused for a run's size is a run that is not restored. Raises CannotRepeat for a run that does not
-    say how it was made, ValueError for what no run of the method can have, and when cancelled; what was run by then is
-    stored."""
+    say how it was made, Shortage, and ValueError for what no run of the method can have and when cancelled; what was
+    run by then is stored."""
     found = []
     for request in {one.method: read_run(runs_dir, one.uid).request for one in lost}.values():
         check(change.applied(request))
@@ -101,6 +102,8 @@ def attempt(
         try:
             uid, status, _ = carry_out(change.applied(past.request), past.source, runs_dir, report, cancelled)
         except ValueError as problem:
+            if cancelled() or isinstance(problem, Shortage):
+                raise
             found.append(Tried(one, None, False, str(problem)))
         else:
             if status != "completed":

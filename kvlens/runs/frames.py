@@ -7,6 +7,7 @@ later, so that nothing is read of a trace while it is written; of a run that has
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def of_run(lane: int, reader: TraceReader) -> Iterator[tuple[Frame, Maps]]:
 
 
 def _frame(lane: int, step: int, text: str, kl: float | None, agrees: bool | None, moved: int, resident: int) -> Frame:
-    kl = None if kl is None else round(kl, 5)
+    kl = None if kl is None or not math.isfinite(kl) else round(kl, 5)
     return {"lane": lane, "step": step, "text": text, "kl": kl, "agrees": agrees, "moved": moved, "resident": resident}
 
 

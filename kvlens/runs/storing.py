@@ -63,6 +63,7 @@ def store(
     conclude: Callable[[Result], Counterfactual | None] = lambda result: None,
     keep_logits: bool = False,
     watcher: Watcher | None = None,
+    raced: int | None = None,
 ) -> Stored:
     """Run and store. `conclude`: what a counterfactual changed, from what came out, before the trace is closed. While
     `cancelled` is asked between steps the run stands still, and the time is not its own.
@@ -121,10 +122,11 @@ def store(
             prefill_s=None if kept else round(result.prefill_s, 4),
             prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
-            process_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            process_peak_bytes=None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             kernels=result.kernels,
-            link_host_wait_s=round(result.link_host_wait_s, 6),
+            link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
             whatif=conclude(result),
+            raced=raced,
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks

@@ -43,7 +43,10 @@ def test_runs_that_lost_are_grouped_by_cause(tmp_path: Path) -> None:
     assert one.tokens == (seen.missed.tok_start, seen.missed.tok_end)
     assert one.kind in KINDS
     assert diagnose(tmp_path, Wanted(method="nobody's")).lost == ()
-    assert diagnose(tmp_path, Wanted(method=one.method, budget=one.budget)).lost == found.lost
+    assert one.limit.endswith("%")
+    as_share = str(float(one.limit.rstrip("%")) / 100)
+    for budget in (one.limit, as_share):
+        assert diagnose(tmp_path, Wanted(method=one.method, budget=budget)).lost == found.lost
 
 
 def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
@@ -59,13 +62,15 @@ def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
 
 def test_heads_are_counted_over_the_runs_of_a_cause() -> None:
     def lost(uid: str, layer: int | None, head: int | None, needle: bool | None) -> Lost:
-        return Lost(uid, "m", None, "20%", 3, "wrong answer", NOT_RECORDED, "", layer, head, None, needle)
+        return Lost(uid, "toy", "m", None, "20%", 3, "wrong answer", NOT_RECORDED, "", layer, head, None, needle)
 
-    cause = Cause("m", "20%", NOT_RECORDED, (lost("a", 2, 1, True), lost("b", 2, 1, False), lost("c", 0, 1, None)))
+    cause = Cause(
+        "toy", "m", "20%", NOT_RECORDED, (lost("a", 2, 1, True), lost("b", 2, 1, False), lost("c", 0, 1, None))
+    )
     assert cause.heads == [((2, 1), 2), ((0, 1), 1)]
-    assert cause.of_the_answer == 1
-    unknown = Cause("m", "20%", NOT_RECORDED, (lost("d", None, None, None),))
-    assert (unknown.heads, unknown.of_the_answer) == ([], None)
+    assert cause.of_the_answer == (1, 2), "of one it is not known"
+    unknown = Cause("toy", "m", "20%", NOT_RECORDED, (lost("d", None, None, None),))
+    assert (unknown.heads, unknown.of_the_answer) == ([], (0, 0))
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +102,8 @@ def test_a_change_is_tried_on_all_that_lost(losses: Path, tmp_path: Path) -> Non
     same = attempt(runs, lost[:1], Change.of("sinks=6"), lambda *_: None, lambda: False)
     with TraceReader.open(runs, str(same.tried[0].uid)) as reader:
         assert (reader.meta.config["sinks"], reader.meta.budget) == (6, "10%")
+    with pytest.raises(ValueError, match="cancelled"):
+        attempt(runs, lost, Change.of("sinks=5"), lambda *_: None, lambda: True)
     small = attempt(runs, lost[:1], Change.of("budget=0.1%"), lambda *_: None, lambda: False)
     assert (small.restored, small.tried[0].uid) == (0, None)
     assert "smallest" in str(small.tried[0].refused) or "needs" in str(small.tried[0].refused)

@@ -43,6 +43,7 @@ OWN = (
     "decode_s",
     "process_peak_bytes",
     "link_host_wait_s",
+    "raced",
     "trace_stalls",
 )
 """keys of the meta that differ between two runs of one request"""
@@ -138,6 +139,7 @@ def test_lanes_decode_in_turns_and_the_prompt_is_read_once(seen: tuple[Path, Rac
     for number, lane in enumerate(info.lanes):
         with TraceReader.open(runs, str(lane.uid)) as reader:
             zero = reader.steps()["t_us"].tolist()
+            assert reader.meta.raced == (len(info.lanes) - 1 if number else None), lane.method
             assert reader.meta.prompt_kept == (number > 0 and lane.method != "keydiff"), lane.method
             assert reader.meta.reference == (info.lanes[0].uid if number else None)
             assert reader.meta.decode_s is not None

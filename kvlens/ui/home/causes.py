@@ -1,4 +1,4 @@
-"""Why the runs in the table lost, grouped by method, budget and cause; read when it is asked for."""
+"""Why the runs in the table lost, grouped by model, method, budget and cause; read when it is asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
 from kvlens.lens.reasons import KINDS
 from kvlens.ui.common import data, places, widgets
 from kvlens.ui.common.widgets import plain
+from kvlens.ui.home.runtable import short_model
 
 HEADS, RUNS = 4, 6
 """(layer, KV head) pairs and runs that are named of a cause"""
@@ -41,14 +42,15 @@ def _one(cause: Cause) -> None:
     left, right = st.columns([2, 3], vertical_alignment="center")
     with left:
         widgets.method_mark(cause.method, data.titles().get(cause.method, cause.method))
-        st.text(f"{len(cause.lost)} lost at budget {cause.budget}")
+        st.text(f"{len(cause.lost)} lost on {short_model(cause.model)} at {cause.limit}")
     means = KINDS.get(cause.kind, cause.lost[0].says)
     said = [f"**{plain(means[0].upper() + means[1:])}.**"]
     if cause.heads:
         heads = ", ".join(f"L{layer} KV{head} ({n} of {len(cause.lost)})" for (layer, head), n in cause.heads[:HEADS])
         said.append(f"Missed most by {heads}.")
-    if cause.of_the_answer is not None:
-        said.append(f"In {cause.of_the_answer} of {len(cause.lost)} what was missed most holds part of the answer.")
+    holding, known = cause.of_the_answer
+    if known:
+        said.append(f"In {holding} of {known} what was missed most holds part of the answer.")
     right.markdown(" ".join(said))
     with right.container(horizontal=True):
         for one in cause.lost[:RUNS]:

@@ -140,7 +140,7 @@ class Race {
 
   opened(lane) {
     if (!lane.closed || lane.uid === null || !lane.frames.length) return;
-    const step = Math.max(0, Math.min(Math.floor(this.at), lane.frames.length) - 1);
+    const step = lane.lost ?? Math.max(0, Math.min(Math.floor(this.at), lane.frames.length) - 1);
     this.open("open", { lane: lane.number, step });
   }
 }

@@ -120,6 +120,8 @@ def _finding(race_id: str) -> None:
     ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
     left = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
     said = f"{len(left)} of {len(ran)} methods left full KV: {', '.join(left)}." if left else "No method left full KV."
+    if not ran:
+        said = "No method ran to its end."
     right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
     if race.answer:
         said += f" Right answer: {', '.join(right) or 'none'}."
