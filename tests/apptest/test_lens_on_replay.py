@@ -193,7 +193,7 @@ def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) 
     assert set(folded.index) == {lens.lost, lens.repeated, lens.kept, lens.plain}
     more = {uid: role.rpartition("; ")[2] for uid, role in folded.items() if "more" in role}
     assert more == {lens.repeated: "2 more", lens.kept: "1 more"}
-    (toggle,) = app.toggle
+    toggle = app.toggle(key="runs_whole")
     assert toggle.label == "Show references and repeats (3)"
     table = toggle.set_value(True).run().dataframe[0].value.set_index("run")["what it is"]
     assert table[lens.held] == f"what-if of …{lens.repeated[-6:]}"
