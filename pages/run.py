@@ -43,4 +43,5 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
             st.query_params.from_dict({"job": begun})
             st.rerun()
 job_list(job)
+view.earlier(race)
 warm.prepare()  # jobs begin on this page

@@ -41,7 +41,6 @@ def diagnose(
     from kvlens.lens.diagnosis import Wanted
     from kvlens.lens.diagnosis import diagnose as look
     from kvlens.lens.remedies import Change, attempt
-    from kvlens.runs.readings import kept
 
     changes = [Change.of(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()
@@ -49,17 +48,16 @@ def diagnose(
     if changes and len({one.method for one in found.lost}) > 1:
         raise ValueError("a change is one method's: add --method NAME.")
     remedies: list[Remedy] = []
-    with kept():
-        for change in changes if found.lost else ():
-            bar = Bar(err)
-            try:
-                remedies.append(attempt(folder, found.lost, change, bar.report, cancelled))
-            except BaseException as error:
-                bar.failed(error)
-                raise
-            bar.done("", "completed")
-            if remedies[-1].most:
-                break  # the smallest that helps most of them
+    for change in changes if found.lost else ():
+        bar = Bar(err)
+        try:
+            remedies.append(attempt(folder, found.lost, change, bar.report, cancelled))
+        except BaseException as error:
+            bar.failed(error)
+            raise
+        bar.done("", "completed")
+        if remedies[-1].most:
+            break  # the smallest that helps most of them
     if as_json:
         typer.echo(json.dumps(_plain(found, remedies), ensure_ascii=False))
         return

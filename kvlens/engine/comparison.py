@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ def compare(full: torch.Tensor, own: torch.Tensor, ref_token: int, decode: Calla
         top,
         decode([top]),
         top == full_top,
-        max(0.0, kl),
+        kl if math.isnan(kl) else max(0.0, kl),  # rounding below 0 is 0, what is no number stays none
         float(p[ref_token]),
         float(q[ref_token]),
         float(own[ref_token] - full[ref_token]),

@@ -15,7 +15,7 @@ from kvlens.models.device import settle
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
-from kvlens.runs.readings import kept
+from kvlens.runs.readings import keeping
 from kvlens.runs.request import Report, RunRequest
 from kvlens.text.prompts import PromptText, tokenize
 
@@ -75,7 +75,8 @@ def carry_out_each(
     for source in sources:
         refuse(request, source)
     request = request.model_copy(update={"device": settle(request.device)})
-    prepared = [prepare(request, sources[0], report)]
+    first = prepare(request, sources[0], report)
+    prepared = [replace(first, kept=keeping([methods.get(request.method)]))]
     for source in sources[1:]:
         prompt = tokenize(
             source, prepared[0].engine.loaded.tokenizer, None, request.max_new, request.chat, request.system, "after"
@@ -88,12 +89,11 @@ def carry_out_each(
     said = {plan(one, of).chosen.said for one, of in zip(requests, prepared, strict=True)}
     for line in filter(None, said):
         say(line)
-    with kept():
-        for one, of in zip(requests, prepared, strict=True):
-            stored = _advised(one, of, runs_dir, report, cancelled)
-            yield stored.uid, stored.status, stored.text
-            if stored.status != "completed":
-                return
+    for one, of in zip(requests, prepared, strict=True):
+        stored = _advised(one, of, runs_dir, report, cancelled)
+        yield stored.uid, stored.status, stored.text
+        if stored.status != "completed":
+            return
 
 
 def _advised(

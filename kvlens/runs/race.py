@@ -23,9 +23,9 @@ from kvlens.models.device import settle
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
-from kvlens.runs.preparing import Kept, Pairing, Prepared, check, plan, prepare, sizes_of
+from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
-from kvlens.runs.readings import QUERIES
+from kvlens.runs.readings import keeping
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
@@ -99,7 +99,7 @@ class _Race:
         plan(reference, self._prepared)
         self._unless_refused(self._plan)
         entered = self._entered()
-        self._prepared = replace(self._prepared, kept=self._kept(entered))
+        self._prepared = replace(self._prepared, kept=keeping([methods.get(self._lanes[n].method) for n in entered]))
         import torch
 
         self._threads = torch.get_num_threads()
@@ -141,12 +141,6 @@ class _Race:
     def _entered(self) -> list[int]:
         """Lanes of methods that were not refused."""
         return [number for number, lane in enumerate(self._lanes) if number and lane.state != REFUSED]
-
-    def _kept(self, entered: list[int]) -> Kept:
-        """What is to be read of the prompt so that one reading serves all."""
-        kinds = [methods.get(self._lanes[number].method) for number in entered]
-        queries = max(QUERIES, *(method.observed_queries for method in kinds))
-        return Kept(queries, any(method.needs_received for method in kinds))
 
     def _sizes(self) -> dict[str, int]:
         shape, prompt = self._prepared.engine.loaded.shape, self._prepared.prompt
@@ -201,12 +195,14 @@ class _Race:
 
         request, prepared, reference = self._requests[number], self._prepared, self._reference
         assert reference is not None
-        decoding = False
+        decoding, last = False, len(self._entered()) - 1
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
             decoding = phase == "decode"
             if decoding:
+                if place == last and prepared.kept is not None:
+                    prepared.kept.read = None  # all are placed: nobody asks for it any more
                 self.hearing.tell(self._step, number, done, total)
             elif phase in ("prefill", "place"):
                 self.hearing.tell(self._before, number, phase, done, total)

@@ -82,7 +82,8 @@ class RaceRequest(BaseModel):
             parameters = {parameter["name"] for parameter in methods.entry(entrant.method)["parameters"]}
             if "keep" in parameters and limit.unit == "share" and limit.amount < 1:
                 overrides.setdefault("keep", limit.amount)
-                said = f"Keeps all KV on the device and attends {float(overrides['keep']) * 100:.3g} % of it."
+                share = methods.converted(method, {"keep": overrides["keep"]})["keep"]
+                said = f"Keeps all KV on the device and attends {share * 100:.3g} % of it."
         changes = {
             "method": entrant.method,
             "preset": entrant.preset,
@@ -159,7 +160,7 @@ class RaceInfo(BaseModel):
     """see RaceRequest"""
     sizes: dict[str, int] = {}
     """layers, kv_heads, full_kv_bytes, prompt_tokens, steps (at most), asked (steps of them that feed a question)"""
-    lanes: list[Lane]
+    lanes: list[Lane] = Field(min_length=1)
     """full KV first"""
 
 

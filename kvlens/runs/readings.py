@@ -1,6 +1,6 @@
 """Prompts that were read before. The app names a folder of its own for them, so that a run's reference, its repeats and
-every what-if on the same prompt begin with placing it; the runs of a race share one in memory; anywhere else a run
-reads its prompt itself."""
+every what-if on the same prompt begin with placing it; the runs of a race, and those of several questions about one
+context, share one in memory; anywhere else a run reads its prompt itself."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.runs.preparing import Plan, Prepared
+from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.methods.base import Method
 
 FOLDER = "KVLENS_READINGS"
 """environment variable: the folder; without it nothing is kept"""
@@ -64,18 +64,11 @@ class Reading:
         return found
 
 
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Within it prompts that were read are kept, in a folder that goes with it unless one is named already."""
-    if os.environ.get(FOLDER):
-        yield
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[FOLDER] = folder
-        try:
-            yield
-        finally:
-            del os.environ[FOLDER]
+def keeping(kinds: Sequence[type[Method]]) -> Kept:
+    """What is to be read of a prompt so that one reading serves runs of all these methods."""
+    return Kept(
+        max([QUERIES, *(method.observed_queries for method in kinds)]), any(method.needs_received for method in kinds)
+    )
 
 
 def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:

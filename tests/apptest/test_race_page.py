@@ -173,3 +173,12 @@ def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
     assert "There is no race" in app.error[0].value
     app = visit(tmp_path, "run", race="../../etc")
     assert "is not a run id" in app.error[0].value
+
+
+def test_stored_races_are_offered(visit: Visit, made: tuple[Path, RaceInfo], tmp_path: Path) -> None:
+    runs, info = made
+    (listed,) = (each for each in visit(runs, "run").expander if each.label == "Stored races")
+    assert [link.proto.query_string for link in listed.get("page_link")] == [f"race={info.id}"]
+    shown = visit(runs, "run", race=info.id)
+    assert not [each for each in shown.expander if each.label == "Stored races"], "it is the one that is shown"
+    assert not [each for each in visit(tmp_path, "run").expander if each.label == "Stored races"]

@@ -63,6 +63,10 @@ def test_the_arithmetic_of_a_loss() -> None:
     )
 
 
+def test_what_is_no_number_is_not_recorded_as_no_loss() -> None:
+    assert math.isnan(compare(torch.tensor([0.0, 1.0]), torch.tensor([math.nan, 1.0]), 0, str).kl)
+
+
 def test_the_comparison_ends_with_the_first_other_token() -> None:
     logits = torch.eye(3)
     followed = Comparison(Reference("", (0, 1, 2), logits), 3, decode)

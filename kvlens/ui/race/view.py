@@ -21,6 +21,8 @@ from kvlens.ui.race.stored import lines_of
 POLL_S = 0.5
 AGAIN_S = 3.0
 """lines are sent with every poll for so long, since a browser may not draw each"""
+NEWEST = 12
+"""stored races that are offered"""
 _LACKING = "race_lacking"
 
 
@@ -82,6 +84,25 @@ def stored(race_id: str) -> None:
         _finding(race_id)
     _lanes(race.id, lines[0], lines, 0, True)
     _after(race_id)
+
+
+def earlier(shown: str | None) -> None:
+    """Links to the newest stored races but the one that is shown; nothing where there is none."""
+    folder = data.runs_dir()
+    found = [race_id for race_id in races.ids(folder)[: NEWEST + 1] if race_id != shown][:NEWEST]
+    if not found:
+        return
+    with st.expander("Stored races", icon=":material/sports_score:"):
+        for race_id in found:
+            try:
+                race = races.read(folder, race_id)
+            except TraceError as problem:
+                widgets.error(str(problem))
+                continue
+            titles = data.titles()
+            names = ", ".join(titles.get(lane.method, lane.method) for lane in race.lanes[1:])
+            label = f"{race.created[:16].replace('T', ' ')} UTC, {race.model}, budget {race.budget}: {names}"
+            st.page_link("pages/run.py", label=widgets.plain(visible(label)), query_params={"race": race_id})
 
 
 def _lanes(race: str, head: str, lines: Sequence[str], first: int, ended: bool) -> None:
