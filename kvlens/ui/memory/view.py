@@ -68,6 +68,11 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
     )
     for place, (label, value, note) in zip(st.columns(len(cells)), cells, strict=True):
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
+    if meta.raced:
+        st.caption(
+            f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits are "
+            "shorter than they are alone."
+        )
 
 
 def _redundant(copies: pd.DataFrame) -> tuple[str, str]:
