@@ -70,8 +70,8 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         place.metric(label, value, note, delta_color="off", delta_arrow="off")
     if meta.raced:
         st.caption(
-            f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits are "
-            "shorter than they are alone."
+            f"This run was one of {meta.raced} of a race. Its copies went on while the others had their turn: waits "
+            "are shorter than they are alone."
         )
 
 
