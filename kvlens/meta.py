@@ -236,6 +236,12 @@ class RunMeta(Outcome):
         return self
 
     @property
+    def sampled(self) -> Sampled | None:
+        """Which of full attention's masses the trace has; None where they were not recorded, or stayed behind when the
+        run was handed on."""
+        return None if "oracle" in self.left_out else self.oracle
+
+    @property
     def asked_steps(self) -> int:
         """Steps whose tokens are the question's, none of the answer's."""
         return self.question_tokens or 0

@@ -50,7 +50,7 @@ class RaceTable:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, header_style="bold", title=self._phase, title_justify="left")
-        for column in ("lane", "step", "output so far", "KL", "lost at", "on device", "moved"):
+        for column in ("lane", "step", "output so far", "KL", "left full KV at", "on device", "moved"):
             table.add_column(column, no_wrap=True, justify="left" if column in ("lane", "output so far") else "right")
         if self._race is not None:
             for number, lane in enumerate(self._race.lanes):
@@ -80,11 +80,11 @@ def named(lane: Lane) -> str:
 
 
 def line(lane: Lane) -> str:
-    """How a lane came out, on one line: method, run, right or lost, output or why there is none."""
+    """How a lane came out, on one line: method, run, right or wrong, output or why there is none."""
     if lane.state in (REFUSED, "failed"):
         return f"{named(lane)}: {lane.state}: {lane.message}"
     whole = lane.state == "completed"
-    lost = ("as full KV" if whole else "") if lane.lost is None else f"lost at step {lane.lost}"
+    lost = ("as full KV" if whole else "") if lane.lost is None else f"left full KV at step {lane.lost}"
     judged = {True: "right", False: "wrong", None: ""}[lane.right]
     said = ", ".join(part for part in ("" if whole else lane.state, lost, judged) if part)
     return f"{named(lane)} {lane.uid}: {said}: {' '.join(lane.text.split())}"

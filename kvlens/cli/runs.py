@@ -87,7 +87,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "steps": reader.n_steps,
             "output_text": meta.output_text or "".join(generated),
             "outcome": came.words or None,
-            "lost_at_step": came.lost_at,
+            "left_full_kv_at_step": came.lost_at,
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
         }

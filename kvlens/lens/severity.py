@@ -36,9 +36,14 @@ class Severity:
         """Nothing that was asked for is known to be lost."""
         return self.right is True or (self.right is None and (self.stop or self.near_tie))
 
+    @property
+    def word(self) -> str:
+        """What such a step is called."""
+        return "Diverged" if self.mild else "Lost"
+
     def headline(self, step: int) -> str:
         """How the verdict begins."""
-        return f"{'Diverged' if self.mild else 'Lost'} at step {step}"
+        return f"{self.word} at step {step}"
 
     def words(self) -> str:
         """In a table: 'wrong answer', 'right answer, near tie'."""

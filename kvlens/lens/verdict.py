@@ -32,6 +32,8 @@ class Missed:
     mass: float
     """this method's"""
     regret: float
+    unread: float | None
+    """of full KV's mass on the span, what lies on tokens that were attended in no form; None: not recorded"""
     state: str | None
     """where the span lay for this KV head while the step attended, one of rows.SPAN_STATES; None: not recorded"""
     reason: Reason
@@ -110,6 +112,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         float(worst["full"]),
         float(worst["mass"]),
         float(worst["regret"]),
+        None if pd.isna(worst["unread"]) else float(worst["unread"]),
         facts.state,
         reason(facts),
         int(moved.loc[moved["span"] == span, "bytes"].sum()),

@@ -13,7 +13,13 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens import gallery
-from kvlens.store.reader import list_runs
+from kvlens.lens.severity import severity
+from kvlens.lens.verdict import verdict
+from kvlens.store.reader import TraceReader, list_runs
+from kvlens.ui.common.player import payload
+from kvlens.ui.common.player.codec import unpack
+from kvlens.ui.common.player.lens import LEAST_HOLE
+from kvlens.ui.replay.tour import marks
 
 LOSS = gallery.losses()[0]
 
@@ -89,11 +95,27 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
     assert told["marks"][4]["within"] == ".st-key-hold_resident"  # type: ignore[index]
 
 
-def test_the_marks_say_what_the_map_shows_red(visit: Visit, tmp_path: Path) -> None:
-    evicted = next(loss for loss in gallery.losses() if "evicted" in loss.why)
-    gallery.bring(evicted, tmp_path)
-    marks = tour(visit(tmp_path, "replay", run=evicted.uid))["marks"]
-    assert marks[1]["text"].endswith("The cache map below shows it red.")  # type: ignore[index]
+def test_the_marks_say_red_where_the_map_draws_the_span_as_a_hole(tmp_path: Path) -> None:
+    said = {}
+    for loss in gallery.losses():
+        gallery.bring(loss, tmp_path)
+        with TraceReader.open(tmp_path, loss.uid) as reader:
+            found = verdict(reader)
+            assert found is not None
+            missed = found.missed
+            assert missed is not None
+            told = marks(found, severity(reader, found), None)[1]["text"]
+            _, arrays = unpack(payload.run_payload(reader, "id", [], [], found))
+            places = [int(span) for span in reader.spans()["span"]]
+            first, last = arrays["worst_start"][found.step : found.step + 2]
+            holes = {
+                places[arrays["worst_span"][i]]
+                for i in range(first, last)
+                if arrays["worst_hole"][i] >= 65534 * LEAST_HOLE and missed.state != "partial"
+            }
+        said[loss.method] = told.endswith("The cache map below shows it red.")
+        assert said[loss.method] == (missed.span in holes), loss.method
+    assert set(said.values()) == {True, False}
 
 
 def test_a_run_that_lost_nothing_has_no_marks(visit: Visit, tmp_path: Path) -> None:
@@ -113,7 +135,7 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
         loss.expected,
         "against full KV; 1 more",
     )
-    assert row["lost at step"] == int(loss.verdict.split()[3].rstrip(":"))
+    assert row["left full KV at step"] == int(loss.verdict.split()[3].rstrip(":"))
     table = app.toggle[0].set_value(True).run().dataframe[0].value.set_index("run")
     assert table.loc[loss.held.uid, "outcome"].startswith("right answer")
 

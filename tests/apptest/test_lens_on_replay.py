@@ -206,9 +206,9 @@ def test_the_runs_page_says_what_belongs_together(visit: Visit, lens: LensRuns) 
 def test_the_runs_page_says_what_came_of_each(visit: Visit, lens: LensRuns, found: Verdict) -> None:
     table = visit(lens.folder).dataframe[0].value.set_index("run")
     lost, kept, plain = (table.loc[uid] for uid in (lens.lost, lens.kept, lens.plain))
-    assert (lost["outcome"], lost["expected"], lost["lost at step"]) == ("other token", "4172", STEP)
+    assert (lost["outcome"], lost["expected"], lost["left full KV at step"]) == ("other token", "4172", STEP)
     assert lost["KL there (nats)"] == pytest.approx(found.kl)
-    assert pd.isna(kept["lost at step"])
+    assert pd.isna(kept["left full KV at step"])
     assert (kept["outcome"], plain["outcome"]) == ("nothing lost", "")
 
 

@@ -61,8 +61,9 @@ def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.Captu
         None,
         None,
     ]
-    assert shown["outcome"] in ("right answer", "wrong answer", None)
-    assert shown["lost_at_step"] is None  # not compared
+    said = shown["output_text"].strip().partition("\n")[0]
+    assert shown["outcome"] == ("right answer" if made["answer"].strip() in said else "wrong answer")
+    assert shown["left_full_kv_at_step"] is None  # not compared
     assert shown["self_check"]
     assert all(check["passed"] for check in shown["self_check"])
 

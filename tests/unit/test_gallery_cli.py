@@ -29,7 +29,10 @@ def test_a_loss_is_put_among_the_runs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(list_runs(tmp_path)["uid"]) == {loss.uid, loss.held.uid}
     kvlens("runs", "show", loss.uid, "--runs", str(tmp_path), "--json")
     shown = json.loads(capsys.readouterr().out)
-    assert (shown["outcome"], shown["lost_at_step"]) == ("wrong answer", int(loss.verdict.split()[3].rstrip(":")))
+    assert (shown["outcome"], shown["left_full_kv_at_step"]) == (
+        "wrong answer",
+        int(loss.verdict.split()[3].rstrip(":")),
+    )
 
 
 def test_a_method_without_a_loss_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from kvlens import gallery
 from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
@@ -247,3 +248,15 @@ def test_a_run_without_a_lens_has_no_track_and_no_place_of_it(tmp_path: Path) ->
     assert not [name for name in (*arrays, *of_head) if name.startswith(("track:kl", "wanted", "lost", "worst"))]
     assert (header["diverged"], header["oracle"]) == (None, False)
     assert {place["kind"] for place in header["jumps"]} <= {"correction", "recall"}
+
+
+def test_where_full_attention_stayed_behind_the_map_is_told_that_it_was_not_recorded(tmp_path: Path) -> None:
+    loss = gallery.losses()[0]
+    gallery.bring(loss, tmp_path)
+    for uid, there in ((loss.uid, True), (loss.held.uid, False)):
+        with TraceReader.open(tmp_path, uid) as opened:
+            assert opened.meta.oracle is not None
+            header, arrays = unpack(payload.run_payload(opened, "id", [], []))
+            _, chosen = unpack(payload.slice_payload(opened, "id", Selection(step=0, layer=0, head=0), 0))
+        assert (header["oracle"], header["every"] > 0) == (there, there)
+        assert ("worst_start" in arrays, "wanted_start" in chosen, "wanted_tail" in chosen) == (there,) * 3

@@ -37,7 +37,7 @@ def run_table(table: pd.DataFrame) -> str | None:
             "outcome": [one.words for one in found],
             "expected": [_line(one.expected) for one in found],
             "output": table["output_text"].fillna(""),
-            "lost at step": pd.array([one.lost_at for one in found], "Int64"),
+            "left full KV at step": pd.array([one.lost_at for one in found], "Int64"),
             "KL there (nats)": [one.kl for one in found],
             "model": table["model"].fillna("").map(short_model),
             "method": table["method"].fillna(""),

@@ -9,9 +9,10 @@ import streamlit as st
 
 from kvlens import gallery
 from kvlens.lens.severity import Severity, severity
-from kvlens.lens.verdict import Verdict
+from kvlens.lens.verdict import Missed, Verdict
 from kvlens.meta import Counterfactual
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common.player.lens import LEAST_HOLE
 
 _FOLDER = files(__package__)
 
@@ -24,8 +25,6 @@ _tour = st.components.v2.component("kvlens_tour", html=_read("tour.html"), css=_
 
 VERDICT, HOLD, TRIED = "verdict", "hold_resident", "tried"
 """keys of what the marks point at"""
-_READ_SOMEHOW = ("coarse", "reconstructed", "quantised")
-"""states of a span that is no hole in the cache map: it was read, if not exactly"""
 
 
 def tour(reader: TraceReader, found: Verdict, tried: Counterfactual | None) -> None:
@@ -51,7 +50,7 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
             f"With its whole cache the model puts {missed.full:.0%} of this head's attention on one passage. "
             f"Here it got {missed.mass:.0%}."
         )
-        if missed.state not in _READ_SOMEHOW:
+        if red(missed):
             wanted += " The cache map below shows it red."
         why = f"The record says so: {missed.reason.says}."
     back = "The outcome comes here: the answer before and after, and what holding it would have cost."
@@ -63,7 +62,7 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
     return [
         line(
             how.headline(found.step),
-            "Lost here",
+            f"{how.word} here",
             f"Before step {found.step} both say the same. Here full KV says {found.expected!r} and this run "
             f"{found.got!r}{told}.",
         ),
@@ -78,6 +77,12 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
         },
         {"within": f".st-key-{HOLD if tried is None else TRIED}", "begins": "", "title": "Is it back?", "text": back},
     ]
+
+
+def red(missed: Missed) -> bool:
+    """Whether the cache map shows the whole of the span as a hole; of one that is there in part it shows tokens."""
+    whole = missed.kind != "window" and missed.state != "partial"
+    return whole and missed.unread is not None and missed.unread >= LEAST_HOLE
 
 
 def _line(text: str | None) -> str:

@@ -119,7 +119,7 @@ def wanted(reader: TraceReader, layer: int, head: int, index: pd.Series) -> dict
     """What full attention would have read with one query head, at all steps: rows of spans (`index`: span -> its place)
     with full, mass (this run's) and hole (of full, what was attended in no form), most wanted first; the tokens lost;
     the mass of what is not listed, float32 [steps], NaN where it was not recorded. {} without full attention."""
-    if not reader.meta.oracle:
+    if not reader.meta.sampled:
         return {}
     table, lost = reader.oracle_head(layer, head), reader.lost_by_head(layer, head)
     table["hole"] = table["unread"].fillna(table["regret"])
@@ -142,7 +142,7 @@ def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:
 def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
     """Of every step and span what the query head that lost most could not attend, and which it is: layer * Hq + head.
     {} without full attention."""
-    if not reader.meta.oracle:
+    if not reader.meta.sampled:
         return {}
     table = reader.holes(LEAST_HOLE).rename(columns={"mass": "hole"})
     heads = (table["layer"].to_numpy(np.int64) * reader.q_heads + table["q_head"].to_numpy(np.int64)).astype(np.int32)

@@ -91,9 +91,9 @@ def run_payload(
         "tracks": _tracks(reader, names, arrays),
         "jumps": lens.jumps(reader, found),
         "diverged": lens.diverged(reader),
-        "oracle": bool(reader.meta.oracle),
+        "oracle": bool(reader.meta.sampled),
         "sampling": lens.sampling(reader),
-        "every": reader.meta.oracle.every if reader.meta.oracle else 0,
+        "every": reader.meta.sampled.every if reader.meta.sampled else 0,
     }
     return pack(header, arrays)
 
