@@ -172,14 +172,17 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         if said.restored:
             break
     held, words, said = made[-1] if made[-1][2].restored else made[0]
+    assert said.kl_before is not None
+    assert said.kl_after is not None
+    assert said.held_bytes is not None
     return gallery.Held(
         uid=held,
         words=words,
         answer=str(said.answer_after).strip().partition("\n")[0],
         restored=bool(said.restored),
-        kl_before=float(said.kl_before or 0),
-        kl_after=float(said.kl_after or 0),
-        bytes=int(said.held_bytes or 0),
+        kl_before=said.kl_before,
+        kl_after=said.kl_after,
+        bytes=said.held_bytes,
     )
 
 
@@ -190,11 +193,15 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the whole runs; default: none is kept")
     given = parser.parse_args()
     names = tuple(given.methods.split(","))
+    if unknown := set(names) - set(METHODS):
+        parser.error(f"the gallery has no place for {', '.join(sorted(unknown))}; it has {', '.join(METHODS)}")
     torch.set_num_threads(1)
     search = Search(SMOLLM2)
     kept = {loss.method: loss for loss in gallery.losses()} if gallery.INDEX.is_file() else {}
-    made: dict[str, Any] = {"origin": {}}
-    if kept:
+    now = about((), SMOLLM2) | {"task": TASK, "lengths": LENGTHS, "seeds_per_method": SEEDS, "steps": STEPS}
+    if set(names) >= set(kept):
+        made: dict[str, Any] = now | {"origin": {}}
+    else:
         made = dict(gallery.index().about)
     with tempfile.TemporaryDirectory() as temporary:
         for name in names:
@@ -204,8 +211,9 @@ def main() -> None:
                 continue
             kept[name] = recorded(found, given.keep or Path(temporary), gallery.FOLDER)
             made["origin"] = {**made["origin"], name: origin(SMOLLM2, name)}
+            if made["date"] != now["date"]:
+                made["remade"] = {**made.get("remade", {}), name: now["date"]}
             print(f"{name}: {kept[name].verdict} {kept[name].held.restored} {kept[name].bytes:,} bytes", flush=True)
-            made |= about((), SMOLLM2) | {"task": TASK, "lengths": LENGTHS, "seeds_per_method": SEEDS, "steps": STEPS}
             ordered = [kept[name].model_dump() for name in METHODS if name in kept]
             text = json.dumps({"about": made, "losses": ordered}, ensure_ascii=False, indent=1)
             gallery.INDEX.write_text(text + "\n", encoding="utf-8")

@@ -1,9 +1,10 @@
 """The first minute, in a browser: from an empty folder to a recorded loss of the gallery; and to a lost answer that a
 click brings back, on the default model.
 
-Usage: python -m benchmarks.story [--chromium PATH]. Starts the app on a temporary folder, clicks what a person clicks
-and prints one JSON object: clicks, and seconds from each click to what it is for. Wall clock on this machine, under
-whatever else it does (load is printed)."""
+Usage: python -m benchmarks.story [--gallery] [--chromium PATH] [--out FILE]. Starts the app on a temporary folder,
+clicks what a person clicks and prints one JSON object, or writes it: clicks, seconds from each click to what it is for,
+and what the page says then, which README quotes. Wall clock on this machine, under whatever else it does (load is
+printed)."""
 
 from __future__ import annotations
 
@@ -42,6 +43,7 @@ def told(url: str, chromium: str) -> dict[str, Any]:
         found["first_page_s"] = seconds(lambda: page.goto(url), sample.wait_for)
         found["lost_s"] = seconds(sample.click, page.get_by_text(re.compile("Lost at step|Nothing was lost")).wait_for)
         page.wait_for_timeout(2000)
+        found["verdict"] = page.locator(".st-key-verdict").inner_text()
         hold, tries = page.get_by_role("button", name="Hold it resident"), page.get_by_text("Answer with it held")
         if hold.count():
             found["held_s"] = [seconds(hold.click, tries.wait_for)]
@@ -49,6 +51,7 @@ def told(url: str, chromium: str) -> dict[str, Any]:
             again = page.get_by_text("All 2 tries on this run")
             found["held_s"].append(seconds(hold.click, again.wait_for))
             found["restored"] = page.get_by_test_id("stMetric").first.inner_text().split()[-1]
+            found["tried"] = page.locator(".st-key-tried").inner_text()
         browser.close()
     return found
 
@@ -87,6 +90,7 @@ def main() -> None:
     """Tells the story once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chromium", default="/usr/bin/chromium")
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--gallery", action="store_true", help="the gallery alone; no model is loaded")
     given = parser.parse_args()
     found: dict[str, Any] = {}
@@ -98,8 +102,17 @@ def main() -> None:
             finally:
                 process.terminate()
                 process.wait(20)
-    about = {"model": default_model(), "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
-    print(json.dumps({**about, **found}, indent=1))
+    about = {
+        "model": default_model(),
+        "machine": machine(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+    text = json.dumps({**about, **found}, ensure_ascii=False, indent=1)
+    if given.out is None:
+        print(text)
+    else:
+        given.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ def gallery(
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recorded losses of a real model, one per method: list them, or put one among the runs, with the run in which what
-    was missed was held. The last line of stdout is then the uid of the one that lost."""
+    """Recorded losses of a real model under some methods, one each: list them, or put one among the runs, with the run
+    in which what was missed was held. The last line of stdout is then the uid of the one that lost."""
     from kvlens import gallery as shelf
 
     losses = shelf.losses()

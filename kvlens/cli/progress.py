@@ -43,7 +43,8 @@ class _Rate:
 
 class JsonLines:
     """One object per line: {"phase", "done", "total", "tokens_per_s"}; what is worth knowing {"phase": "note",
-    "message"}; at the end {"phase": "done"|"error", ...}. Of a race also what kvlens.runs.races says of lanes and
+    "message"}; at the end {"phase": "done"|"error", ...}, an error with the options that would do
+    (`would_do`: option -> value) where they are known. Of a race also what kvlens.runs.races says of lanes and
     steps."""
 
     def __init__(self) -> None:
@@ -73,7 +74,9 @@ class JsonLines:
         _line({"phase": "done", "uid": uid, "status": status, **({} if race is None else {"race": race})})
 
     def failed(self, error: BaseException) -> None:
-        _line({"phase": "error", "message": str(error) or type(error).__name__})
+        would_do = getattr(error, "would_do", None)
+        said = {"phase": "error", "message": str(error) or type(error).__name__}
+        _line(said | ({"would_do": would_do} if would_do else {}))
 
 
 class Bar:

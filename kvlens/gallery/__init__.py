@@ -1,4 +1,4 @@
-"""The gallery: recorded losses on a real model, one per method, that open without loading a model.
+"""The gallery: recorded losses on a real model, one for each of some methods, that open without loading a model.
 
 `losses.json` is the index, each `NAME.tar.xz` beside it holds two runs: the one that lost, and the same run with what
 it missed held. `benchmarks/gallery.py` makes them all; what the index says of a run is computed from its trace.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvlens.shape import KVShape
@@ -52,10 +53,21 @@ class BudgetInfeasible(ValueError):
     """A method cannot run inside the budget it was given. Nothing is clipped in silence: the run stops before
     decoding."""
 
-    def __init__(self, method: str, budget: int, smallest: int, full: int, instead: str = "") -> None:
-        """`smallest`: feasible bytes. instead: what to do, where more is known than that."""
+    def __init__(
+        self,
+        method: str,
+        budget: int,
+        smallest: int,
+        full: int,
+        instead: str = "",
+        would_do: Mapping[str, str] | None = None,
+    ) -> None:
+        """`smallest`: feasible bytes. instead: what to do, where more is known than that; would_do: the same as options
+        of `kvlens run` and their values, {} where no option alone would do."""
         self.budget, self.smallest, self.full = budget, smallest, full
-        advice = instead or f"raise --budget to {percent_up(smallest / full)} or change the method's parameters"
+        raised = percent_up(smallest / full)
+        advice = instead or f"raise --budget to {raised} or change the method's parameters"
+        self.would_do = dict(would_do if would_do is not None else {} if instead else {"budget": raised})
         super().__init__(
             f"budget_infeasible: {method} needs at least {smallest:,} bytes on the device for this prompt "
             f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); {advice}."

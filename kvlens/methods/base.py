@@ -229,7 +229,7 @@ class Method(ABC):
         return {}
 
     def factor_form(self) -> FactorForm | None:
-        """How the cold tier holds spans that are not raw; None: all are. Only kvlens/static asks."""
+        """How the cold tier holds spans that are not raw; None: all are. Only kvlens/gpu/static asks."""
         return None
 
     def note(self, name: str, values: torch.Tensor, layer: int | None = None, kv_head: int | None = None) -> None:

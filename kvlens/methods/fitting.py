@@ -171,15 +171,20 @@ def advised(
             instead += f", and --set keep={limit / full:.3g} lets it attend that share"
         return BudgetInfeasible(method.name, limit, needed, full, instead)
     smallest = smallest_fit(method, overrides, sizes)
-    raised = f"raise --budget to {percent_up(needed / full)}"
+    enough = percent_up(needed / full)
+    raised, fits = f"raise --budget to {enough}", {"preset": FIT}
     if smallest is None or (preset in (None, FIT) and smallest >= needed):
-        return BudgetInfeasible(method.name, limit, needed, full, f"{raised} or change the method's parameters")
+        return BudgetInfeasible(method.name, limit, needed, full)
+    least = percent_up(smallest / full)
     if preset in (None, FIT):
-        return BudgetInfeasible(method.name, limit, smallest, full, f"raise --budget to {percent_up(smallest / full)}")
+        said, would_do = f"raise --budget to {least}", {"budget": least}
+        return BudgetInfeasible(method.name, limit, smallest, full, said, would_do)
     if smallest <= limit:
-        return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}")
-    with_fit = f"raise --budget to {percent_up(smallest / full)} with --preset {FIT}"
-    return BudgetInfeasible(method.name, limit, needed, full, with_fit if smallest < needed else raised)
+        return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}", fits)
+    if smallest < needed:
+        said, would_do = f"raise --budget to {least} with --preset {FIT}", {"budget": least} | fits
+        return BudgetInfeasible(method.name, limit, needed, full, said, would_do)
+    return BudgetInfeasible(method.name, limit, needed, full, raised, {"budget": enough})
 
 
 def rule_of(method: type[Method]) -> str:

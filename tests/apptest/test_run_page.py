@@ -313,7 +313,8 @@ def test_the_question_can_be_fed_after_the_context(
 
 
 def test_a_refused_run_can_be_run_again_with_what_would_do(visit: Visit, tmp_path: Path) -> None:
-    said = json.dumps({"phase": "error", "message": "budget_infeasible: it needs more; raise --budget to 0.235."})
+    message = "budget_infeasible: it needs more; raise --budget to 0.235."
+    said = json.dumps({"phase": "error", "message": message, "would_do": {"budget": "0.235"}})
     argv = [*script(f"print({said!r}); raise SystemExit('--budget 10%' in ' '.join(__import__('sys').argv))")]
     argv += ["run", "p.json", "--budget", "10%"]
     app = visit(tmp_path, "run")

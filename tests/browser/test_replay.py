@@ -135,6 +135,9 @@ def test_colours_follow_the_mode_and_the_step(replay: Page) -> None:
     shown = replay.locator("#legend .pair", has_text="resident").locator(".swatch")
     resident = shown.evaluate("e => e.style.backgroundColor")
     assert cell.evaluate("e => e.style.backgroundColor") == resident, "it begins with states"
+    states = replay.locator("#legend .pair .swatch").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+    assert len(states) > 1
+    assert len(set(states)) == len(states), "no two states have one colour"
     replay.locator("#mode").select_option("surprisal")
     expect(replay.locator("#legend")).to_contain_text("nats")
     assert cell.evaluate("e => e.style.backgroundColor") != resident

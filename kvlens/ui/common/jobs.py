@@ -59,6 +59,8 @@ class Job:
     """what a race says of its lanes, as it says it; only grows"""
     message: str | None = None
     """one sentence on why it failed"""
+    would_do: dict[str, str] = field(default_factory=dict)
+    """options of `kvlens run`, without dashes, and values that would have it run; {} where none is known"""
     note: str | None = None
     """one sentence on which parameters it runs with, where that is worth knowing"""
     about: str | None = None
@@ -213,6 +215,7 @@ class JobManager:
             return
         if report["phase"] == "error":
             job.message = str(report.get("message", "The run failed without saying why."))
+            job.would_do = {str(name): str(value) for name, value in (report.get("would_do") or {}).items()}
         elif report["phase"] == "note":
             job.note = str(report.get("message") or "") or None
         elif report["phase"] == "done":

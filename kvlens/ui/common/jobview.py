@@ -131,7 +131,7 @@ def ended(job: Job) -> None:
     """How it ended."""
     took = f" after {job.ended - job.started:.1f} s" if job.ended and job.started else ""
     if job.state == "failed":
-        widgets.error(retry.spoken(job.message or "The run failed without saying why."), job.log)
+        widgets.error(retry.spoken(job), job.log)
         if options := retry.advice(job):
             _offer(job, options)
     elif job.state == "cancelled":

@@ -1,4 +1,4 @@
-"""What a refused job's sentence says would do, as a button: nobody has to type an option."""
+"""What a refused job says would do, as a button: nobody has to type an option."""
 
 from __future__ import annotations
 
@@ -6,19 +6,15 @@ import re
 
 from kvlens.ui.common.jobs import Job
 
-_ADVICE = re.compile(
-    r"raise --budget to (?P<budget>\d\.\d+)(?: with --preset (?P<preset>\w+))?|run with --preset (?P<alone>\w+)"
-)
-
 
 def advice(job: Job) -> dict[str, str]:
-    """Option of `kvlens run` -> the value that would do; empty where the sentence names none."""
-    found = _ADVICE.search(job.message or "")
-    if found is None or job.argv[3:4] != ["run"]:
+    """Option of `kvlens run` -> the value that would do, a budget as a percentage; {} where none is known."""
+    if job.argv[3:4] != ["run"]:
         return {}
-    share = found["budget"] and f"{float(found['budget']):.1%}"
-    told = {"--budget": share, "--preset": found["preset"] or found["alone"]}
-    return {name: value for name, value in told.items() if value}
+    told = dict(job.would_do)
+    if "budget" in told:
+        told["budget"] = f"{float(told['budget']):.1%}"
+    return {f"--{name}": value for name, value in told.items()}
 
 
 def label(options: dict[str, str]) -> str:
@@ -37,6 +33,7 @@ def again(argv: list[str], options: dict[str, str]) -> list[str]:
     return made
 
 
-def spoken(message: str) -> str:
-    """The sentence for somebody who looks at a page: options by their names."""
-    return re.sub(r"--(?=[a-z])", "the ", message) if _ADVICE.search(message) else message
+def spoken(job: Job) -> str:
+    """Why it failed, for somebody who looks at a page: options that would do by their names."""
+    message = job.message or "The run failed without saying why."
+    return re.sub(r"--(?=[a-z])", "the ", message) if job.would_do else message

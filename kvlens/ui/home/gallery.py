@@ -17,7 +17,7 @@ _IN_A_ROW = 3
 def shelf(folded: bool) -> None:
     """All cards; folded where there are runs to look at."""
     losses = gallery.losses()
-    title = f"Recorded losses of {losses[0].model}, one per method: they open at once, nothing is computed"
+    title = f"Recorded losses of {losses[0].model}, of {len(losses)} methods: they open at once, nothing is computed"
     if folded:
         with st.expander(title, icon=":material/collections_bookmark:"):
             _rows(losses)
