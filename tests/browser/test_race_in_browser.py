@@ -36,6 +36,7 @@ def test_a_race_is_begun_watched_and_opened_again(
     expect(lost).to_contain_text("left full KV at step")
     expect(lost.locator(".parted")).to_have_count(1)
     expect(lanes.first).to_contain_text("right answer")
+    expect(page.locator("#play")).to_have_text("Play")  # the clock has come to the last step
     longest = int(race.get_attribute("data-step") or 0)
     assert longest > 0
 
