@@ -24,7 +24,7 @@ import torch
 
 from kvlens import methods
 from kvlens.engine.session import Session
-from kvlens.memory.cold import RawCodec
+from kvlens.memory.codec import RawCodec
 from kvlens.memory.kept import Kept
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.placement import Placement, Selection

@@ -88,9 +88,9 @@ def prefill(
                 parts.append(torch.nn.functional.cross_entropy(last, targets, reduction="none"))
             progress(after, n)
     if gathering is not None:
-        session.take_inputs(gathering.gathered())
+        session.observed.inputs(gathering.gathered())
     if session.peeks:
         check()
-        with session.peeking():
+        with session.observed.peek():
             loaded.model.base_model(input_ids=ids[:, n:], past_key_values=cache, use_cache=True)
     return torch.cat(parts)

@@ -3,22 +3,22 @@ looks on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 
+from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
-from kvlens.kernels.attend import add_received, attention_weights, decode_attention, prefill_attention, runs_on
+from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
 from kvlens.memory.held import Held
 from kvlens.memory.holds import Hold
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, WindowLeave
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext, StepEnd
+from kvlens.methods.given import Peeked, RunContext, StepEnd
 from kvlens.shape import KVShape
 
 
@@ -37,7 +37,7 @@ class LayerObserver(Protocol):
 
 
 class Session:
-    """Owns the memory and the method of a run. Phases: prefill, `peeking` where `peeks`, then decode after
+    """Owns the memory and the method of a run. Phases: prefill, `observed.peek` where `peeks`, then decode after
     `finish_prefill`.
 
     During decode exactly one token goes through the model per `begin_step`.
@@ -68,20 +68,11 @@ class Session:
         self.peeks = method.peeks if peeks is None else peeks
         self.reads_itself = method.reads_itself(params) or method.needs_inputs
         """the prompt has to be read for this run: under the method's own attention, or for what layers are given"""
-        self._inputs: Inputs | None = None
         self.prefill_peak = 0
         """largest device-resident KV bytes before decoding began: the whole prompt and the slots it moved to"""
         self.kernels: set[str] = set()
         """what decode steps have attended through so far"""
-        self._wanted = self.method.observed_queries if queries is None else queries
-        self._received: torch.Tensor | None = None
-        if self.method.needs_received if received is None else received:
-            size = (context.shape.layers, context.shape.q_heads, n)
-            self._received = torch.zeros(size, device=context.device)
-            self.memory.account.hold("received", self._received)
-        self._queries: list[torch.Tensor] = [torch.empty(0)] * context.shape.layers
-        self._peek: list[list[torch.Tensor]] | None = None
-        self._peeked: Peeked | None = None
+        self.observed = Observed(self.method, context, self.memory, queries, received)
         self._position = context.prompt_tokens - 1
         self._ahead: dict[int, Selection | None] = {}
         """what was selected for layers that have not attended yet"""
@@ -96,8 +87,8 @@ class Session:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """New tokens of one layer: keys, values [H_kv, m, D], post-RoPE."""
-        if self._peek is not None:
-            self._peek[layer] = [keys.clone(), values.clone()]
+        if self.observed.peeking:
+            self.observed.peek_write(layer, keys, values)
         elif self.decoding:
             self.memory.write(layer, keys[:, 0], values[:, 0])
             self.method.written(layer, keys[:, 0], values[:, 0])
@@ -107,8 +98,8 @@ class Session:
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, m, D] -> attention output of the same shape."""
-        if self._peek is not None:
-            return self._attend_peeked(self._peek[layer], layer, q, scaling)
+        if self.observed.peeking:
+            return self.observed.peek_attend(layer, q, scaling)
         if not self.decoding:
             return self._prefill(layer, q, scaling)
         memory = self.memory
@@ -153,13 +144,7 @@ class Session:
     def _prefill(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         assert self.memory.prompt is not None
         keys, values = self.memory.prompt.view(layer)
-        if self._received is not None:
-            add_received(self._received[layer], q[0], keys[0], scaling)
-        wanted = self._wanted
-        if wanted:
-            seen = q[0, :, -wanted:]
-            before = self._queries[layer]
-            self._queries[layer] = torch.cat([before, seen], 1)[:, -wanted:] if before.numel() else seen.clone()
+        self.observed.chunk(layer, q, keys, scaling)
         if self.reads_itself:
             return reading_attention(self.method, layer, q, keys[0], values[0], scaling)
         return prefill_attention(q, keys, values, scaling)
@@ -168,49 +153,12 @@ class Session:
         """The query heads of some KV heads."""
         return slice(heads.start * self.shape.group, heads.stop * self.shape.group)
 
-    def _attend_peeked(self, seen: list[torch.Tensor], layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
-        assert self.memory.prompt is not None
-        keys, values = (
-            torch.cat([old[0], new], 1) for old, new in zip(self.memory.prompt.view(layer), seen, strict=True)
-        )
-        seen.append(q[0].clone())
-        return decode_attention(q, keys, values, None, scaling)
-
     # ---- called by the engine
-    @contextmanager
-    def peeking(self) -> Iterator[None]:
-        """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the
-        prompt and itself; its query, key and value are kept for `finish_prefill`, and nothing else changes."""
-        self._peek = [[] for _ in range(self.shape.layers)]
-        try:
-            yield
-            keys, values, queries = (torch.stack(parts) for parts in zip(*self._peek, strict=True))
-            self._hold_peeked(Peeked(queries, keys, values))
-        finally:
-            self._peek = None
-
-    def take_inputs(self, inputs: Inputs) -> None:
-        """What each layer's attention was given for the prompt, for a method that `needs_inputs`."""
-        self._inputs = inputs
-        self.memory.account.hold("inputs", inputs.hidden)
-
-    def _hold_peeked(self, peeked: Peeked) -> None:
-        self._peeked = peeked
-        self.memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
-
     def read(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Peeked, torch.Tensor | None]:
         """Copies of keys, values [L, H_kv, n, D] and last queries [L, Hq, w, D] of the prompt that has been put
         through, and what was seen of its last token."""
         assert self.memory.prompt is not None
-        assert self._peeked is not None
-        return (
-            self.memory.prompt.keys.clone(),
-            self.memory.prompt.values.clone(),
-            torch.stack(self._queries),
-            self._peeked,
-            self._received,
-        )
+        return self.memory.prompt.keys.clone(), self.memory.prompt.values.clone(), *self.observed.read()
 
     def adopt(
         self,
@@ -222,21 +170,10 @@ class Session:
     ) -> None:
         """Take a prompt that another session has read, instead of prefilling. Raises ValueError when the method needs
         what was not read."""
-        if self._received is not None:
-            if received is None:
-                raise ValueError(
-                    f"{self.method.name} needs the attention that prompt tokens received, and it was not read."
-                )
-            self._received.copy_(received)
         assert self.memory.prompt is not None
-        if queries.shape[2] < min(self._wanted, keys.shape[2]):
-            raise ValueError(f"{self.method.name} looks at more prompt queries than were read.")
+        self.observed.adopt(queries, peeked if self.peeks else None, received, keys.shape[2])
         for layer in range(self.shape.layers):
             self.memory.prompt.append(layer, keys[layer], values[layer])
-            if self._wanted:
-                self._queries[layer] = queries[layer, :, -self._wanted :]
-        if self.peeks:
-            self._hold_peeked(peeked)
 
     def finish_prefill(self, surprisal: torch.Tensor) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
@@ -245,19 +182,13 @@ class Session:
         Raises BudgetInfeasible; nothing has been decoded then.
         """
         memory, limit = self.memory, self.context.budget_bytes
-        assert memory.prompt is not None
-        assert not self.peeks or self._peeked is not None, (
+        assert not self.peeks or self.observed.peeked is not None, (
             f"{self.method.name} peeks, and the last prompt token was not put through"
         )
-        queries = torch.stack(self._queries) if self.method.observed_queries else torch.empty(0)
-        own = memory.prompt
-        nats = surprisal if self.method.needs_surprisal else None
-        prompt = Prefilled(nats, own.keys, own.values, queries, self._peeked, self._received, self._inputs)
+        prompt = self.observed.hand_over(surprisal if self.method.needs_surprisal else None)
         layout, placement = self.method.prefill_end(prompt)
-        del prompt, own
-        self._queries, self._peeked, self._received, self._inputs = [], None, None, None
-        for name in ("received", "peeked", "inputs"):
-            memory.account.release(name)
+        del prompt
+        self.observed.release()
         memory.lay_out(layout, self.context.rotate)
         self.hold_method()
         memory.place_prompt(placement)

@@ -10,7 +10,8 @@ from itertools import count
 import numpy as np
 import torch
 
-from kvlens.memory.cold import Codec, ColdTier, Units
+from kvlens.memory.codec import Codec, Units
+from kvlens.memory.cold import ColdTier
 from kvlens.memory.link import Buffer, Moving, Part
 from kvlens.memory.move import Move, Numbers, Tokens
 from kvlens.memory.recall import Plan

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from kvlens.memory.cold import Codec
+from kvlens.memory.codec import Codec
 from kvlens.memory.kept import Kept
 from kvlens.spans import Span
 

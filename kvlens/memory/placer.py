@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kvlens.memory.cold import Cut, Stored
+from kvlens.memory.codec import Cut
+from kvlens.memory.cold import Stored
 from kvlens.memory.events import EventLog
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, ROLE

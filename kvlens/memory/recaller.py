@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlens.memory.cold import Codec, ColdTier, RawCodec
+from kvlens.memory.codec import Codec, RawCodec
+from kvlens.memory.cold import ColdTier
 from kvlens.memory.events import EventLog
 from kvlens.memory.fetches import Between, Fetches, Recalled, Stage
 from kvlens.memory.hot import FREE, ROLE, HotTier, Pool

@@ -77,7 +77,6 @@ class Memory:
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())
-        self.placer = Placer(self.recaller, self.ledger, self.link, self.events, self.held, self.selectable)
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))

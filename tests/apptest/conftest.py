@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import streamlit as st
 from streamlit.components.v2 import manifest_scanner
-from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1 import AppTest, local_script_runner
 from uiruns import ROOT, Runs, Visit, write_runs
 
 from kvlens.ui.common.widgets import FAILED
@@ -33,6 +33,23 @@ def scanned_once() -> Iterator[None]:
     of its time. What is installed does not change, and no package brings one that is used here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def waited_for() -> Iterator[None]:
+    """AppTest asks every millisecond whether the script has ended, and takes time from it: here its thread is waited
+    for first."""
+    plain = local_script_runner.require_widgets_deltas
+
+    def wait(runner: local_script_runner.LocalScriptRunner, timeout: float = 3) -> None:
+        thread = runner._script_thread
+        if thread is not None:
+            thread.join(timeout)
+        plain(runner, timeout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_script_runner, "require_widgets_deltas", wait)
         yield
 
 

@@ -13,7 +13,7 @@ from support import random_llama, random_prompt
 from test_compiled import on_random
 
 from kvlens.memory import cudalink
-from kvlens.memory.cold import Cut
+from kvlens.memory.codec import Cut
 from kvlens.shortage import Shortage
 
 STEPS = 20

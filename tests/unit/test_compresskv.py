@@ -70,7 +70,7 @@ class Trial:
 
     def prefill(self) -> Trial:
         self._put(slice(0, self.n))
-        with self.session.peeking():
+        with self.session.observed.peek():
             self._put(slice(self.n, self.n + 1))
         self.session.finish_prefill(torch.zeros(self.n))
         self.journal = self.session.method.drain_journal()

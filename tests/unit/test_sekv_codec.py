@@ -8,7 +8,8 @@ import torch
 from lowrank_unit import compress, pack
 
 from kvlens.kernels import lowrank
-from kvlens.memory.cold import ColdTier, Cut, Units
+from kvlens.memory.codec import Cut, Units
+from kvlens.memory.cold import ColdTier
 from kvlens.memory.layout import Layout, Zones
 from kvlens.memory.spantable import SpanTable
 from kvlens.methods.sekv import codec as codecs

@@ -94,7 +94,7 @@ class ChunkRetrieval(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
@@ -216,7 +216,7 @@ class ChunkRetrieval(Method):
         """The open chunk leaves the window when its last token says so."""
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 

@@ -124,7 +124,7 @@ class ColdPages(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
@@ -159,7 +159,7 @@ class ColdPages(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 

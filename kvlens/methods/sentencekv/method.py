@@ -79,7 +79,7 @@ class SentenceKV(Method):
     def prefill_end(self, prompt: Prefilled) -> tuple[Layout, Placement]:
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 
@@ -184,7 +184,7 @@ class SentenceKV(Method):
     def decode_end(self, end: StepEnd, memory: MemoryView) -> WindowLeave | None:
         import torch
 
-        from kvlens.memory.cold import RawCodec
+        from kvlens.memory.codec import RawCodec
         from kvlens.memory.kept import Kept
         from kvlens.memory.placement import Placement
 

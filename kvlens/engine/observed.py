@@ -1,0 +1,123 @@
+"""What a session keeps of the prompt beside its KV, until it has been placed: the last queries, the attention that its
+tokens received, what was seen of its last token, and what layers were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kvlens.kernels.attend import add_received, decode_attention
+from kvlens.memory.tiers import Memory
+from kvlens.methods.base import Method
+from kvlens.methods.given import Inputs, Peeked, Prefilled, RunContext
+
+
+class Observed:
+    """Counted on the device while it is there."""
+
+    def __init__(
+        self, method: Method, context: RunContext, memory: Memory, queries: int | None, received: bool | None
+    ) -> None:
+        """queries: how many of the last to keep, received: whether attention is summed; None: as the method says."""
+        self._method, self._memory, self._layers = method, memory, context.shape.layers
+        self._wanted = method.observed_queries if queries is None else queries
+        self._queries: list[torch.Tensor] = [torch.empty(0)] * self._layers
+        self._received: torch.Tensor | None = None
+        if method.needs_received if received is None else received:
+            size = (self._layers, context.shape.q_heads, context.prompt_tokens)
+            self._received = torch.zeros(size, device=context.device)
+            memory.account.hold("received", self._received)
+        self._peek: list[list[torch.Tensor]] | None = None
+        self.peeked: Peeked | None = None
+        """what was seen of the last prompt token"""
+        self._inputs: Inputs | None = None
+
+    def chunk(self, layer: int, q: torch.Tensor, keys: torch.Tensor, scaling: float) -> None:
+        """Prompt tokens of one layer attend: q [1, Hq, m, D] of the last m of the n read so far, keys [1, H_kv, n,
+        D]."""
+        if self._received is not None:
+            add_received(self._received[layer], q[0], keys[0], scaling)
+        if self._wanted:
+            seen, before = q[0, :, -self._wanted :], self._queries[layer]
+            self._queries[layer] = torch.cat([before, seen], 1)[:, -self._wanted :] if before.numel() else seen.clone()
+
+    def inputs(self, inputs: Inputs) -> None:
+        """What each layer's attention was given."""
+        self._inputs = inputs
+        self._memory.account.hold("inputs", inputs.hidden)
+
+    # ---- its last token, before it is fed
+    @property
+    def peeking(self) -> bool:
+        """The last prompt token goes through the model now."""
+        return self._peek is not None
+
+    @contextmanager
+    def peek(self) -> Iterator[None]:
+        """Inside, the last prompt token goes through the model once, after the rest of the prompt. It attends the
+        prompt and itself; its query, key and value are kept, and nothing else changes."""
+        self._peek = [[] for _ in range(self._layers)]
+        try:
+            yield
+            keys, values, queries = (torch.stack(parts) for parts in zip(*self._peek, strict=True))
+            self._hold(Peeked(queries, keys, values))
+        finally:
+            self._peek = None
+
+    def peek_write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """The token's keys, values [H_kv, 1, D]."""
+        assert self._peek is not None
+        self._peek[layer] = [keys.clone(), values.clone()]
+
+    def peek_attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        """The attention that step 0 of FullKV computes, over a passing copy of one layer's prompt."""
+        assert self._peek is not None
+        assert self._memory.prompt is not None
+        seen = self._peek[layer]
+        keys, values = (
+            torch.cat([old[0], new], 1) for old, new in zip(self._memory.prompt.view(layer), seen, strict=True)
+        )
+        seen.append(q[0].clone())
+        return decode_attention(q, keys, values, None, scaling)
+
+    def _hold(self, peeked: Peeked) -> None:
+        self.peeked = peeked
+        self._memory.account.hold("peeked", peeked.queries, peeked.keys, peeked.values)
+
+    # ---- from one session to another, and to the method
+    def read(self) -> tuple[torch.Tensor, Peeked, torch.Tensor | None]:
+        """Last queries [L, Hq, w, D], what was seen of the last token, and the attention received [L, Hq, n]."""
+        assert self.peeked is not None
+        return torch.stack(self._queries), self.peeked, self._received
+
+    def adopt(self, queries: torch.Tensor, peeked: Peeked | None, received: torch.Tensor | None, tokens: int) -> None:
+        """What another session has read of a prompt of so many tokens; peeked None: not wanted. Raises ValueError when
+        the method needs what was not read."""
+        if self._received is not None:
+            if received is None:
+                raise ValueError(
+                    f"{self._method.name} needs the attention that prompt tokens received, and it was not read."
+                )
+            self._received.copy_(received)
+        if queries.shape[2] < min(self._wanted, tokens):
+            raise ValueError(f"{self._method.name} looks at more prompt queries than were read.")
+        for layer in range(self._layers if self._wanted else 0):
+            self._queries[layer] = queries[layer, :, -self._wanted :]
+        if peeked is not None:
+            self._hold(peeked)
+
+    def hand_over(self, surprisal: torch.Tensor | None) -> Prefilled:
+        """Everything as the method is given it; nothing of it stays here. surprisal float32 [n], nats."""
+        own = self._memory.prompt
+        assert own is not None
+        queries = torch.stack(self._queries) if self._method.observed_queries else torch.empty(0)
+        given = Prefilled(surprisal, own.keys, own.values, queries, self.peeked, self._received, self._inputs)
+        self._queries, self.peeked, self._received, self._inputs = [], None, None, None
+        return given
+
+    def release(self) -> None:
+        """The method has what was handed over no longer."""
+        for name in ("received", "peeked", "inputs"):
+            self._memory.account.release(name)
