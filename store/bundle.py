@@ -87,8 +87,15 @@ def take_in(file: Path, runs_dir: Path, uids: Sequence[str]) -> None:
             for uid in uids:
                 _read_through(folder, uid)
                 freeze(folder / uid)
-            for uid in uids:
-                _put(folder / uid, runs_dir / uid)
+            placed: list[str] = []
+            try:
+                for uid in uids:
+                    if _put(folder / uid, runs_dir / uid):
+                        placed.append(uid)
+            except OSError:
+                for uid in placed:
+                    os.rename(runs_dir / uid, folder / uid)
+                raise
     except (OSError, lzma.LZMAError, tarfile.TarError, EOFError) as error:
         raise TraceError(
             f"The runs in {file.name} cannot be taken in ({sentence(error)}); restore the file from a copy, or make "
@@ -96,12 +103,15 @@ def take_in(file: Path, runs_dir: Path, uids: Sequence[str]) -> None:
         ) from error
 
 
-def _put(source: Path, target: Path) -> None:
+def _put(source: Path, target: Path) -> bool:
+    """False: it is there already."""
     try:
         os.rename(source, target)
     except OSError:
-        if not target.is_dir():  # else it is there already
+        if not target.is_dir():
             raise
+        return False
+    return True
 
 
 def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -154,3 +155,20 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(handed: Path, tmp_path:
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(TraceError, match="cannot be taken in"):
         take_in(handed, tmp_path / "file" / "runs", (UID,))
+
+
+def test_where_one_run_cannot_be_put_down_none_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, plain = f"{UID[:-1]}x", os.rename
+    for seed, uid in enumerate((UID, other)):
+        write_synthetic(tmp_path / "runs", 2, 4, 2, 2, 6, seed=seed, uid=uid, prompt_tokens=60)
+    hand_on(tmp_path / "runs", {UID: (), other: ()}, tmp_path / "two.tar.xz")
+
+    def rename(source: Path, target: Path) -> None:
+        if target == tmp_path / "in" / other:
+            raise OSError(28, "No space left on device")
+        plain(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(TraceError, match="cannot be taken in"):
+        take_in(tmp_path / "two.tar.xz", tmp_path / "in", (UID, other))
+    assert list((tmp_path / "in").iterdir()) == []
