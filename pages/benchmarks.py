@@ -3,7 +3,7 @@ right, the papers' claims, a GPU's times."""
 
 import streamlit as st
 
-from kvlens.ui.benchmarks import benchview, gridview
+from kvlens.ui.benchmarks import benchview, gridview, matrix
 from kvlens.ui.benchmarks import explain as explainview
 from kvlens.ui.benchmarks import gpu as gpubench
 from kvlens.ui.common import nav
@@ -15,8 +15,10 @@ model = gridview.choose_model(look, problems)
 if model is None or gridview.has_sweep(model):
     gridview.show_grid(model, look, problems)
     benchview.show_quality(model)
+    matrix.show_matrix(model)
 else:  # what there is comes first
     benchview.show_quality(model)
+    matrix.show_matrix(model)
     gridview.show_grid(model, look, problems)
 explainview.show_explain(model)
 benchview.show_claims(model)

@@ -18,6 +18,9 @@ from kvlens.bench.summary import grouped, summary
 from kvlens.bench.tablerequest import TableRequest
 from kvlens.bench.trials import DEPTHS, NEW_TOKENS, Formats, Trial, carry_out, missing
 
+LOST = ("index", "depth", "seed", "preset", "overrides", "answer", "output")
+"""what a table keeps of a trial whose answer was wrong, where it is not empty"""
+
 
 class QualityRequest(TableRequest):
     """What to measure."""
@@ -120,4 +123,13 @@ def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[
     by = ("method", "budget", "dtype", "task")
     groups = grouped(rows, by)
     order = dict.fromkeys(tuple(getattr(trial, name) for name in by) for trial in request.trials() if trial.index == 0)
-    return [{**dict(zip(by, cell, strict=True)), **summary(groups.get(cell, []))} for cell in order]
+    return [
+        {**dict(zip(by, cell, strict=True)), **summary(groups.get(cell, [])), "lost": lost(groups.get(cell, []))}
+        for cell in order
+    ]
+
+
+def lost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The trials of a cell whose answer was wrong: what makes them again, and what came."""
+    wrong = [row for row in rows if row.get("exact") == 0]
+    return [{name: row[name] for name in LOST if row.get(name)} for row in sorted(wrong, key=lambda row: row["index"])]

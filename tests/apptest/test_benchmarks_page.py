@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
 MACHINE = {"processor": "P", "cores": 2}
@@ -138,3 +139,33 @@ def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: R
     app = visit(runs.folder, "benchmarks", model="nobody")
     assert "Model other" in caption()
     assert any("nothing was measured on the model" in box.value for box in app.warning)
+
+
+def test_every_table_of_a_model_is_in_one_matrix(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "benchmarks", model="smollm2")
+    frames = [box.value for box in app.dataframe]
+    (shown,) = (frame for frame in frames if "mean rank" in frame.columns)
+    assert {"SnapKV", "Quest", "SeKV", "FullKV"} <= set(shown["method"])
+    assert "niah_single, 1,024 tokens, question known, 20%" in shown.columns
+    chosen = next(pills for pills in app.get("button_group") if pills.key == "matrix_families")
+    assert "quantised" in chosen.options or len(chosen.options) > 3
+
+
+def lost_cell() -> None:
+    """The script of a page that shows one cell's lost trials."""
+    from kvlens.figures.qualitymatrix import Cell
+    from kvlens.ui.benchmarks.matrix import _lost
+
+    request = {"model": "demo", "length": 256, "question": "in"}
+    wrong = [{"index": 3, "depth": 0.5, "seed": 8000003, "answer": " 4821", "output": " 77"}]
+    line = {"method": "snapkv", "budget": "20%", "task": "needle", "n": 4, "exact": 0.75, "low": 0.3, "high": 0.95}
+    _lost(Cell(request, line | {"lost": wrong}), "SnapKV", "needle, 20%")
+
+
+def test_a_lost_trial_of_the_matrix_can_be_run_again(visit: Visit, runs: Runs) -> None:
+    app = AppTest.from_function(lost_cell).run()
+    assert not app.exception
+    said = " ".join(box.value for box in app.text)
+    assert "3 of 4 right" in said
+    assert "expected '4821', came '77'" in said
+    assert [button.label for button in app.button] == ["Run this trial again and open it in Replay"]

@@ -81,8 +81,9 @@ def show_quality(model: str | None) -> None:
     show = frame.assign(
         method=[titles.get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
     )
-    st.dataframe(show.dropna(axis=1, how="all"), hide_index=True, column_config=columns(), height=320)
-    download(frame, "kvlens-quality")
+    with st.expander("The figures as a table"):
+        st.dataframe(show.dropna(axis=1, how="all"), hide_index=True, column_config=columns(), height=320)
+        download(frame, "kvlens-quality")
 
 
 def _of_families(frame: pd.DataFrame) -> pd.DataFrame:

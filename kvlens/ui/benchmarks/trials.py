@@ -55,7 +55,7 @@ def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     rows = event["selection"]["rows"] if event else []
     place = int(rows[0]) if rows and rows[0] < len(found) else 0
     with top:
-        _open(found[place], suite.about, rows == [])
+        open_trial(found[place], suite.about, rows == [])
 
 
 def _columns() -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _columns() -> dict[str, Any]:
     }
 
 
-def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
+def open_trial(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
     """Replay of the trial's stored run, or a button that runs the very trial again."""
     which = "failing" if row["score"] is not None and row["score"] < 1 else "selected" if not first else "first"
     said = (
@@ -97,9 +97,9 @@ def _open(row: dict[str, Any], about: dict[str, Any], first: bool) -> None:
         return
     model = str(about.get("request", {}).get("model", "demo"))
     left, right = st.columns([1, 2], vertical_alignment="center")
-    if left.button(
-        "Run this trial again and open it in Replay", type="primary", icon=":material/play_arrow:", key="bench_rerun"
-    ):
+    key = f"bench_rerun_{row['task']}_{row['method']}_{row['budget']}_{row['seed']}"
+    words = "Run this trial again and open it in Replay"
+    if left.button(words, type="primary", icon=":material/play_arrow:", key=key):
         try:
             job = submit_trial({**row, "model": model})
         except ValueError as problem:

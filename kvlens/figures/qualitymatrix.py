@@ -1,0 +1,87 @@
+"""All quality tables of a model as one: a row per method, a column per task, length, order of the question and budget.
+Results as kvlens.bench.quality writes them; no Streamlit, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from kvlens.bench.summary import arm_name
+from kvlens.figures.methodmarks import mark
+
+ORDERS = {"in": "question known", "after": "question after"}
+COSTS = {"resident_share": "resident", "attended_share": "attended", "selection_recall": "selection recall"}
+"""figures of a method beside its matches, means over the columns it has: as lines name them -> as the table does"""
+FEW = 0.05
+"""of exact match, above which a colour is seen"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method in one column: what was asked for, and its line."""
+
+    request: dict[str, Any]
+    line: dict[str, Any]
+
+    @property
+    def lost(self) -> list[dict[str, Any]]:
+        """The trials whose answer was wrong, as the Benchmarks page's lists of trials know them."""
+        known = {name: self.line[name] for name in ("method", "budget", "task")}
+        more = {"model": self.request["model"], "length": self.request["length"]}
+        rest = {"exact": 0.0, "score": 0.0, "infeasible": None, "refused": None, "uid": None}
+        rest |= {"index": 0, "preset": None, "overrides": {}, "output": ""}
+        question = {"question": self.request.get("question", "in")}
+        return [known | more | question | rest | row for row in self.line.get("lost") or ()]
+
+
+def column(request: dict[str, Any], line: dict[str, Any]) -> str:
+    """How a line's column is called; a method without a limit stands in all of its table's."""
+    order = ORDERS[request.get("question", "in")]
+    return f"{line['task']}, {request['length']:,} tokens, {order}, {line['budget']}"
+
+
+def cells(results: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Cell]:
+    """(method, column) -> its cell, in the order of the tables; a line without a budget is a cell of every budget of
+    its table."""
+    found = {}
+    for result in results:
+        request = result["about"]["request"]
+        for line in result["lines"]:
+            for budget in [line["budget"]] if line["budget"] else request["budgets"]:
+                name = arm_name(line["method"], line.get("dtype", ""))
+                found[name, column(request, line | {"budget": budget})] = Cell(request, line)
+    return found
+
+
+def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
+    """method, family, exact match in each column, `mean rank` and COSTS; those without a limit, then the best rank
+    first.
+
+    A rank is a method's place in a column among those held to its budget, ties sharing the mean of theirs; `mean rank`
+    is of those that have a value in every column. NaN: infeasible there, or not run."""
+    found = cells(results)
+    names, columns = list(dict.fromkeys(n for n, _ in found)), list(dict.fromkeys(c for _, c in found))
+    rows = []
+    for name in names:
+        mine = {c: found[name, c].line for c in columns if (name, c) in found}
+        row: dict[str, Any] = {"method": name, "family": mark(name).family}
+        row |= {c: mine.get(c, {}).get("exact") for c in columns}
+        for key, title in COSTS.items():
+            values = [line[key] for line in mine.values() if line.get(key) is not None]
+            row[title] = sum(values) / len(values) if values else None
+        rows.append(row)
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(columns, float) | dict.fromkeys(COSTS.values(), float))
+    held = frame["method"].isin({n for n, c in found if found[n, c].line["budget"]})
+    ranks = frame.loc[held, columns].rank(ascending=False, method="average")
+    frame.insert(2, "mean rank", ranks.mean(axis=1, skipna=False))
+    best = frame[columns].mean(axis=1)
+    order = frame.assign(held=held, best=-best).sort_values(["held", "mean rank", "best", "method"]).index
+    return frame.loc[order].reset_index(drop=True)
+
+
+def shade(value: float) -> str:
+    """The background of an exact match, as CSS: the more the bluer, in light and dark."""
+    return "" if value != value or value < FEW else f"background-color: rgba(66, 133, 217, {0.75 * value:.2f})"

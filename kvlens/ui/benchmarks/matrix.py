@@ -1,0 +1,120 @@
+"""All quality tables of a model as one matrix, and the lost trials behind a cell of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.bench.summary import arm_titles
+from kvlens.figures.qualitymatrix import COSTS, Cell, cells, matrix, shade
+from kvlens.ui.benchmarks import measured
+from kvlens.ui.benchmarks.trials import open_trial
+from kvlens.ui.common import data
+from kvlens.ui.common.parts import download
+from kvlens.ui.common.widgets import plain
+
+FIXED = ("method", "family", "mean rank", *COSTS.values())
+KEPT = ("answer", "output", "depth", "seed", "preset")
+"""what the list of lost trials shows"""
+
+
+def show_matrix(model: str | None) -> None:
+    """Every method in every table of the model; nothing where there is no table."""
+    results = [one.content for one in measured.files("quality")[0] if one.model == model]
+    try:
+        frame, found = matrix(results), cells(results)
+    except (KeyError, TypeError):
+        return  # said where the tables are shown one by one
+    columns = [name for name in frame.columns if name not in FIXED]
+    if not columns:
+        return
+    st.markdown("##### Every method in every table")
+    families = st.pills(
+        "Families of the matrix",
+        list(dict.fromkeys(frame["family"])),
+        selection_mode="multi",
+        format_func=lambda family: family.replace("_", " "),
+        key="matrix_families",
+        help="None chosen: all.",
+    )
+    if families:
+        frame = frame[frame["family"].isin(families)].reset_index(drop=True)
+    titles = arm_titles(data.titles(), frame["method"])
+    shown = frame.assign(
+        method=[titles.get(name, name) for name in frame["method"]], family=frame["family"].str.replace("_", " ")
+    )
+    event = st.dataframe(
+        shown.style.map(shade, subset=columns),
+        hide_index=True,
+        key=f"matrix_{model}",
+        on_select="rerun",
+        selection_mode="single-cell",
+        column_config=_config(columns),
+        height=min(40 + 35 * len(shown), 355),
+    )
+    if at := event["selection"].get("cells"):
+        row, name = at[0]
+        if name in columns and row < len(frame) and (cell := found.get((frame["method"][row], name))) is not None:
+            _lost(cell, titles.get(frame["method"][row], frame["method"][row]), name)
+    counts = sorted({cell.line["n"] for cell in found.values() if cell.line["n"]})
+    prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
+    st.caption(
+        plain(
+            f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
+            "download. Empty: infeasible at that budget, or not run. Mean rank: of a method's place in each column, "
+            "equal ones sharing the mean of theirs, for methods with a value in all columns. Resident, attended and "
+            "selection recall are means over the columns. A click on a heading sorts; a click on a cell lists the "
+            "trials that were lost there."
+        )
+    )
+    download(_long(found), "kvlens-quality-matrix")
+
+
+def _config(columns: list[str]) -> dict[str, Any]:
+    number = st.column_config.NumberColumn
+    each = {name: number(format="%.2f", help="exact match") for name in columns}
+    each |= {title: number(format="percent") for title in COSTS.values()}
+    each["selection recall"] = number(format="%.2f")
+    each["mean rank"] = number(format="%.1f", pinned=True)
+    return each | {"method": st.column_config.TextColumn(pinned=True)}
+
+
+def _long(found: dict[tuple[str, str], Cell]) -> pd.DataFrame:
+    """A row per cell, with its interval."""
+    kept = ("n", "exact", "low", "high", "infeasible", "smallest_feasible", "rule", *COSTS)
+    return pd.DataFrame(
+        {"method": name, "column": column} | {key: cell.line.get(key) for key in kept}
+        for (name, column), cell in found.items()
+    )
+
+
+def _lost(cell: Cell, title: str, column: str) -> None:
+    """The trials of a cell that were lost; the selected one may be run again."""
+    line, lost = cell.line, cell.lost
+    st.markdown(f"##### {plain(f'{title}: {column}')}")
+    if not line["n"]:
+        needs = line.get("smallest_feasible")
+        st.text(f"Infeasible: it needs {needs:.0%} of full KV." if needs else "It was not run.")
+        return
+    right = round(line["exact"] * line["n"])
+    st.text(f"{right} of {line['n']} right, 95 % interval {line['low']:.2f} to {line['high']:.2f}.")
+    if not lost:
+        if right < line["n"]:
+            st.caption("This table does not name its trials; measure it again with kvlens bench quality.")
+        return
+    top = st.container()
+    event = st.dataframe(
+        pd.DataFrame([{name: row.get(name) for name in KEPT} for row in lost]).rename(
+            columns={"answer": "expected", "output": "came"}
+        ),
+        hide_index=True,
+        key=f"matrix_lost_{title}_{column}",
+        on_select="rerun",
+        selection_mode="single-row",
+        height=min(38 + 35 * len(lost), 320),
+    )
+    rows = event["selection"]["rows"]
+    with top:
+        open_trial(lost[int(rows[0])] if rows and rows[0] < len(lost) else lost[0], {"request": cell.request}, not rows)

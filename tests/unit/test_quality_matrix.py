@@ -1,0 +1,72 @@
+"""All quality tables of a model as one: columns, ranks, costs, and the lost trials behind a cell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvlens.bench.quality import lost
+from kvlens.figures.qualitymatrix import cells, matrix, shade
+
+
+def line(method: str, budget: str, exact: float | None, **more: Any) -> dict[str, Any]:
+    shared = {"task": "niah_single", "n": 4 if exact is not None else 0, "infeasible": 0 if exact is not None else 4}
+    figures = {"resident_share": 0.2, "attended_share": 0.3, "selection_recall": 0.5} if exact is not None else {}
+    return {"method": method, "budget": budget, "exact": exact, **shared, **figures, **more}
+
+
+def result(question: str, *lines: dict[str, Any]) -> dict[str, Any]:
+    request = {"model": "m", "tasks": ["niah_single"], "length": 1024, "budgets": ["10%", "20%"], "question": question}
+    return {"about": {"request": request}, "lines": list(lines)}
+
+
+POINTS = (
+    ("snapkv", "10%", 0.5),
+    ("snapkv", "20%", 1.0),
+    ("quest", "10%", 0.5),
+    ("quest", "20%", 0.75),
+    ("h2o", "10%", None),
+    ("h2o", "20%", 0.0),
+)
+KNOWN = result("in", line("full", "", 1.0), *(line(*point) for point in POINTS))
+AFTER = result("after", line("snapkv", "20%", 0.25), line("quest", "20%", 0.5, resident_share=0.8))
+
+
+def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() -> None:
+    frame = matrix([KNOWN, AFTER])
+    columns = [
+        "niah_single, 1,024 tokens, question known, 10%",
+        "niah_single, 1,024 tokens, question known, 20%",
+        "niah_single, 1,024 tokens, question after, 20%",
+    ]
+    assert [name for name in frame.columns if "tokens," in name] == columns
+    assert list(frame["method"]) == ["full", "quest", "snapkv", "h2o"]
+    table = frame.set_index("method")
+    assert list(table.loc["snapkv", columns]) == [0.5, 1.0, 0.25]
+    assert list(table.loc["full", columns[:2]]) == [1.0, 1.0], "without a limit it stands in every column of its table"
+    assert table["mean rank"]["quest"] == pytest.approx((1.5 + 2 + 1) / 3)
+    assert table["mean rank"]["snapkv"] == pytest.approx((1.5 + 1 + 2) / 3)
+    assert table["mean rank"][["h2o", "full"]].isna().all(), "one lacks a column, one is held to nothing"
+    assert table["resident"]["quest"] == pytest.approx((0.2 + 0.2 + 0.8) / 3)
+
+
+def test_a_cell_names_the_trials_that_were_lost_as_they_are_made_again() -> None:
+    rows = [
+        {"index": at, "depth": 0.1, "seed": 8_000_000 + at, "exact": float(at == 1), "answer": " 12", "output": " 9"}
+        | {"preset": "fit", "overrides": {}}
+        for at in (2, 1, 0)
+    ]
+    assert [row.get("index", 0) for row in lost(rows)] == [0, 2], "in their order"
+    found = cells([result("after", line("snapkv", "20%", 0.5, lost=lost(rows)))])
+    (cell,) = found.values()
+    first, second = cell.lost
+    assert (first["seed"], first["index"], second["index"]) == (8_000_000, 0, 2)
+    assert (first["question"], first["model"], first["budget"], first["output"]) == ("after", "m", "20%", " 9")
+    assert (second["task"], second["length"], second["seed"]) == ("niah_single", 1024, 8_000_002)
+
+
+def test_the_more_are_right_the_bluer() -> None:
+    assert shade(float("nan")) == shade(0.0) == ""
+    assert shade(1.0).endswith("0.75)")
+    assert shade(0.4) != shade(0.5)
