@@ -31,7 +31,7 @@ class Cell:
         """The trials whose answer was wrong, as the Benchmarks page's lists of trials know them."""
         known = {name: self.line[name] for name in ("method", "budget", "task")}
         more = {"model": self.request["model"], "length": self.request["length"]}
-        rest = {"exact": 0.0, "score": 0.0, "infeasible": None, "refused": None, "uid": None}
+        rest: dict[str, Any] = {"exact": 0.0, "score": 0.0, "infeasible": None, "refused": None, "uid": None}
         rest |= {"index": 0, "preset": None, "overrides": {}, "output": ""}
         question = {"question": self.request.get("question", "in")}
         return [known | more | question | rest | row for row in self.line.get("lost") or ()]
@@ -82,6 +82,6 @@ def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     return frame.loc[order].reset_index(drop=True)
 
 
-def shade(value: float) -> str:
+def shade(value: Any) -> str:
     """The background of an exact match, as CSS: the more the bluer, in light and dark."""
-    return "" if value != value or value < FEW else f"background-color: rgba(66, 133, 217, {0.75 * value:.2f})"
+    return "" if pd.isna(value) or value < FEW else f"background-color: rgba(66, 133, 217, {0.75 * value:.2f})"

@@ -46,7 +46,7 @@ def show_matrix(model: str | None) -> None:
         method=[titles.get(name, name) for name in frame["method"]], family=frame["family"].str.replace("_", " ")
     )
     event = st.dataframe(
-        shown.style.map(shade, subset=columns),
+        shown.style.map(shade, subset=pd.Index(columns)),
         hide_index=True,
         key=f"matrix_{model}",
         on_select="rerun",
