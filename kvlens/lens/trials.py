@@ -3,13 +3,15 @@ made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
+from kvlens.lens.attribution import Triple
 from kvlens.memory.holds import Hold
 from kvlens.methods.base import Method
+from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
@@ -50,6 +52,32 @@ def restores(
     return Outcome(result.text, tasks.is_right(task or prompt.source.task, answer, result.text), result)
 
 
+class Kept:
+    """A sink that keeps what attribution needs."""
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRow] = []
+        self.steps: list[StepRecord] = []
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self.spans += record.spans
+
+    def step(self, record: StepRecord) -> None:
+        self.spans += record.spans
+        self.steps.append(record)
+
+
+def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step: int = 0) -> list[Hold]:
+    """(layer, KV head, span) as holds, one per span. spans: the rows of those named, the window not among them."""
+    heads: dict[int, list[tuple[int, int]]] = {}
+    for layer, head, span in triples:
+        heads.setdefault(span, []).append((layer, head))
+    return [
+        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at))), from_step)
+        for span, at in heads.items()
+    ]
+
+
 class Trials:
     """Repeats of one run in memory. The prompt is prefilled once, and only when it is needed."""
 
@@ -85,13 +113,21 @@ class Trials:
         ids = self.reference.ids[:steps]
         return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
 
-    def _run(self, holds: Sequence[Hold], options: Options) -> Result:
+    def watched(self, steps: int | None = None) -> Kept:
+        """The run on the reference's tokens, with full attention by span recorded at every step and in all layers."""
+        kept, ids = Kept(), self.reference.ids[:steps]
+        options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
+        self._run((), options, kept)
+        return kept
+
+    def _run(self, holds: Sequence[Hold], options: Options, sink: Kept | None = None) -> Result:
         return self.engine.run(
             self.prompt,
             self.method,
             self.params,
             self.budget,
             options,
+            sink,
             read=self._prompt(),
             against=self.reference,
             holds=(*self.kept, *holds),
