@@ -12,6 +12,7 @@ import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder
 from kvlens.lens.search import MOST
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     from kvlens.meta import Counterfactual, Search
@@ -140,7 +141,8 @@ def sentences(summary: Counterfactual | None) -> list[str]:
 def found_words(found: Search) -> str:
     """What a search came to."""
     if found.most is not None:
-        tried = f"{found.tried} sets tried" + ("" if found.ended else f", as many as were allowed ({found.most})")
+        tried = f"{counted(found.tried or 0, 'set')} tried"
+        tried += "" if found.ended else f", as many as were allowed ({found.most})"
         if not found.triples:
             return f"nothing: no set brings the answer back, the largest one included, which is held ({tried})"
         names = ", ".join(f"span {span} for layer {layer} KV head {head}" for layer, head, span in found.triples)

@@ -32,9 +32,9 @@ def listed(runs_dir: Path, uid: str, as_json: bool) -> None:
 def _row(one: Try, budget: int | None) -> list[Any]:
     said, more = one.summary, one.more_bytes(budget)
     if said is None:
-        return [one.uid, one.words(), None, None, None, None, None]
+        return [one.uid, one.brief(), None, None, None, None, None]
     before, after = (None if kl is None else f"{kl:.3g}" for kl in (said.kl_before, said.kl_after))
-    return [one.uid, one.words(), said.answer_after, RESTORED[said.restored], before, after, si_bytes(more)]
+    return [one.uid, one.brief(), said.answer_after, RESTORED[said.restored], before, after, si_bytes(more)]
 
 
 def _plain(one: Try, budget: int | None) -> dict[str, Any]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, SELECTED, finish
+from kvlens.figures.theme import BLUE, GREEN, SELECTED, finish
 from kvlens.text.units import counted, si_bytes
 
 COLUMNS = ("try", "(layer, KV head, span)", "held (bytes)", "KL (nats)", "restored")
 
 
 def fewest_bytes(tests: pd.DataFrame, full_kv_bytes: int | None) -> go.Figure:
-    """Held bytes across, KL upwards, a mark per set that was held, in the order of the line: filled where the answer is
-    back. The one of fewest bytes among these is ringed. `tests`: columns COLUMNS."""
+    """Held bytes across, KL upwards, a mark per set that was held: filled where the answer is back. The one of fewest
+    bytes among these is ringed. `tests`: columns COLUMNS."""
     figure = go.Figure()
     number, size, held, kl, back = (tests[name] for name in COLUMNS)
-    figure.add_scatter(x=held, y=kl, mode="lines", line={"color": GREY, "width": 1}, hoverinfo="skip", showlegend=False)
     share = (lambda b: f", {b / full_kv_bytes:.2%} of full KV") if full_kv_bytes else (lambda b: "")
     hover = [
         f"try {n}: {counted(int(s), 'span')} of single KV heads<br>{si_bytes(b)}{share(b)}<br>KL {k:.3g} nats"

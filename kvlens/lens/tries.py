@@ -67,27 +67,44 @@ class Try:
 
     def words(self) -> str:
         """'span 12 (tokens 300-331) held exactly resident for L0 KV1, L1 KV0 from step 3 on; budget 30%'."""
-        said = []
-        if self.holds:
-            said.append(f"{self._held()} held exactly resident for {self._whose()} from step {self.from_step} on")
-        said += [f"{name} {value}" for name, value in self.changed.items()]
-        return "; ".join(said)
-
-    def _held(self) -> str:
-        named: dict[str, None] = {}
+        named: dict[str, list[tuple[int, int]]] = {}
         for hold in self.holds:
             where = f"tokens {hold.tok_start}–{hold.tok_end - 1}"
-            named[f"span {hold.span} ({where})" if hold.whole else f"{where} of span {hold.span}"] = None
-        return ", ".join(named)
+            name = f"span {hold.span} ({where})" if hold.whole else f"{where} of span {hold.span}"
+            named.setdefault(name, []).extend(hold.heads)
+        return self._said(named, "held exactly resident for {heads} from step {step} on", "held exactly resident")
 
-    def _whose(self) -> str:
-        heads = self.heads
+    def brief(self) -> str:
+        """The same for a table: 'span 12 held for L0 KV1, L1 KV0 from step 3; budget 30%'."""
+        named: dict[str, list[tuple[int, int]]] = {}
+        for piece in self.pieces:
+            named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))
+        return self._said(named, "held for {heads} from step {step}", "held")
+
+    def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> str:
+        """What is named beside the heads it is held for; said once where they are the same for all."""
+        groups: dict[str, list[str]] = {}
+        for name, heads in named.items():
+            groups.setdefault(self._whose(sorted(set(heads))), []).append(name)
+        said = []
+        if len(groups) == 1:
+            ((heads, names),) = groups.items()
+            said.append(f"{', '.join(names)} {alike.format(heads=heads, step=self.from_step)}")
+        elif groups:
+            each = ", ".join(f"{', '.join(names)} for {heads}" for heads, names in groups.items())
+            said.append(f"{each} {apart} from step {self.from_step} on")
+        return "; ".join(said + ([self.otherwise()] if self.changed else []))
+
+    def otherwise(self) -> str:
+        """'budget 30%'."""
+        return ", ".join(f"{name} {value}" for name, value in self.changed.items())
+
+    def _whose(self, heads: list[tuple[int, int]]) -> str:
         whole = len(heads) == self.all_heads and len(heads) > 1
-        names = (
-            f"all {len(heads)} KV heads" if whole else ", ".join(f"L{layer} KV{head}" for layer, head in heads[:NAMED])
-        )
-        more = f" and {len(heads) - NAMED} more KV heads" if len(heads) > NAMED and not whole else ""
-        return names + more
+        if whole:
+            return f"all {len(heads)} KV heads"
+        names = ", ".join(f"L{layer} KV{head}" for layer, head in heads[:NAMED])
+        return names + (f" and {len(heads) - NAMED} more KV heads" if len(heads) > NAMED else "")
 
     def more_bytes(self, budget_bytes: int | None) -> int | None:
         """Device bytes that it had beyond the run it repeats, whose budget is `budget_bytes` (None: no limit): what was

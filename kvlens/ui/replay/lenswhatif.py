@@ -90,7 +90,7 @@ def _label(made: Draft, knob: Knob | None) -> str:
     """What the button will do."""
     at = "" if knob is None or made.share is None else f" at {_share(knob, made.share)}"
     if made.pieces:
-        return f"Hold what is listed{at}"
+        return f"Hold the list{at}"
     return f"Run it{at}" if at else "Hold it resident"
 
 
@@ -104,7 +104,7 @@ def _listing(made: Draft, offered: Pieces) -> None:
     after = made.toggled(offered)
     full = len(after.pieces) > draft.MOST
     st.button(
-        "Take off the list" if there else "Add to the list",
+        "Unlist it" if there else "List it",
         icon=":material/playlist_remove:" if there else ":material/playlist_add:",
         key="list_toggle",
         disabled=full or not offered,
@@ -118,17 +118,16 @@ def _listing(made: Draft, offered: Pieces) -> None:
 
 def _searches(busy: bool, wanted: TryChoice, offered: bool) -> str:
     """'heads' or 'bytes' where such a search is asked for."""
-    with st.popover("Find the least", icon=":material/search:"):
+    with st.popover("Find the least", icon=":material/search:", disabled=busy, key=f"least_{busy}"):
         heads = st.button(
             "Find the smallest set of heads",
-            disabled=busy or not (offered or wanted.pieces),
+            disabled=not (offered or wanted.pieces),
             width="stretch",
             help="Of what is to be held: repeats the run again and again with it held for some heads, until none "
             "can be left out.",
         )
         least = st.button(
             "Restore with the fewest bytes",
-            disabled=busy,
             width="stretch",
             help="Chooses by itself: spans for single KV heads, those missed most first; then leaves out what is not "
             "needed.",

@@ -32,7 +32,7 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
     if shown is not None:
         said, ways = st.columns([7, 5], vertical_alignment="center")
         said.markdown(f"**Tried:** {plain(shown.words())}.")
-        with ways.container(horizontal=True, horizontal_alignment="right"):
+        with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
             replay = places.in_run(shown.uid, chosen)
             st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
             two = chosen.query() | {"cmp": shown.uid}
@@ -48,8 +48,9 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
             )
             _remove(found, shown)
         outcome(shown)
-    with st.expander(f"All {counted(len(found), 'try', 'tries')} on this run"):
-        _list(reader, found, shown)
+    if len(found) > 1 or shown is None:
+        with st.expander(f"All tries on this run ({len(found)})"):
+            _list(reader, found, shown)
 
 
 def shown_of(found: list[Try]) -> Try | None:
@@ -125,7 +126,7 @@ def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
     said, more = one.summary or Counterfactual(), one.more_bytes(budget)
     return {
         "": "●" if shown else "",
-        "tried": visible(one.words()) + (" (found by a search)" if said.search is not None else ""),
+        "tried": visible(one.brief()) + (" (found by a search)" if said.search is not None else ""),
         "answer": _line(said.answer_after),
         "restored": RESTORED[said.restored],
         "KL before (nats)": said.kl_before,
@@ -142,7 +143,7 @@ def outcome(one: Try) -> None:
         st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
-    how = "with it held" if one.holds else "so"
+    how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
     answer.text(
         f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
         f"Expected: {_line(said.expected)}"
@@ -159,7 +160,8 @@ def outcome(one: Try) -> None:
     if (search := said.search) is not None:
         st.markdown(plain(found_words(search)))
         if search.tests:
-            _every_set(one, search)
+            with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
+                _every_set(one, search)
 
 
 def found_words(search: Search) -> str:
