@@ -15,7 +15,7 @@ from kvlens.lens.attribution import Triple
 
 
 @dataclass(frozen=True)
-class Tested:
+class Attempt:
     """What holding a set came to."""
 
     triples: tuple[Triple, ...]
@@ -29,9 +29,9 @@ class Tested:
 class Fewest:
     """What the search came to."""
 
-    best: Tested | None
+    best: Attempt | None
     """the set of fewest bytes that sufficed; None: none did"""
-    tests: tuple[Tested, ...]
+    tests: tuple[Attempt, ...]
     """all of them, in order"""
     ended: bool
     """nothing was left to try by this way of searching; False: as many as were allowed were tried"""
@@ -44,10 +44,10 @@ class _Enough(Exception):
 class FewestBytes:
     """One search. `test` costs a run or two; sets that were tried are not tried again."""
 
-    def __init__(self, test: Callable[[tuple[Triple, ...]], Tested], cost: Callable[[Triple], int], most: int) -> None:
+    def __init__(self, test: Callable[[tuple[Triple, ...]], Attempt], cost: Callable[[Triple], int], most: int) -> None:
         """cost: bytes of one triple; most: sets to try at most."""
         self._test, self._cost, self._most = test, cost, most
-        self._tested: dict[frozenset[Triple], Tested] = {}
+        self._tested: dict[frozenset[Triple], Attempt] = {}
 
     def run(self, ranking: Sequence[Triple]) -> Fewest:
         """`ranking`: the candidates, what was missed most first."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvlens import tasks
 from kvlens.instruments import Loss
 from kvlens.lens.attribution import Triple, attribute_records
-from kvlens.lens.fewest import Fewest, FewestBytes, Tested
+from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials, holds_of
 from kvlens.memory.holds import Hold, held_bytes, held_tokens
@@ -153,9 +153,9 @@ class Question:
         ranking = [triple for triple, _ in missed if triple[2] in spans][:CANDIDATES]
         if not ranking:
             raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
-        tried: list[Tested] = []
+        tried: list[Attempt] = []
 
-        def test(triples: tuple[Triple, ...]) -> Tested:
+        def test(triples: tuple[Triple, ...]) -> Attempt:
             _unless(cancelled)
             holds = tuple(holds_of(triples, spans, from_step))
             cost = held_bytes(holds, shape)
@@ -165,7 +165,7 @@ class Question:
             loss = self.losses(holds, step + 1)[step]
             assert loss is not None, "every step of a forced run is compared"
             back = loss.agrees and (not self.by_answer or self.restored(holds))
-            tried.append(Tested(triples, cost, loss.kl, back))
+            tried.append(Attempt(triples, cost, loss.kl, back))
             report("search", len(tried), most)
             return tried[-1]
 
