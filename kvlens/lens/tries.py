@@ -88,10 +88,10 @@ class Try:
             groups.setdefault(self._whose(sorted(set(heads))), []).append(name)
         said = []
         if len(groups) == 1:
-            ((heads, names),) = groups.items()
-            said.append(f"{', '.join(names)} {alike.format(heads=heads, step=self.from_step)}")
+            ((whose, names),) = groups.items()
+            said.append(f"{', '.join(names)} {alike.format(heads=whose, step=self.from_step)}")
         elif groups:
-            each = ", ".join(f"{', '.join(names)} for {heads}" for heads, names in groups.items())
+            each = ", ".join(f"{', '.join(names)} for {whose}" for whose, names in groups.items())
             said.append(f"{each} {apart} from step {self.from_step} on")
         return "; ".join(said + ([self.otherwise()] if self.changed else []))
 
