@@ -31,14 +31,21 @@ def _proof(found: list[Try], budget: int | None) -> str:
     back = [one for one in found if one.summary is not None and one.summary.restored]
     if not back:
         return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which brought the answer back.", "verdict")
-    best = min(back, key=lambda one: one.more_bytes(budget) if one.more_bytes(budget) is not None else float("inf"))
+    best = min(back, key=lambda one: _cost(one, budget))
     assert best.summary is not None
-    cost = si_bytes(best.more_bytes(budget))
+    more = _cost(best, budget)
+    cost = f"{si_bytes(abs(more))} {'less' if more < 0 else 'more'} on the device"
     return paragraph(
         f"Proved by trying: with {best.words()}, all else the same, the run says {_line(best.summary.answer_after)} "
-        f"({cost} more on the device).",
+        f"({cost}).",
         "calm",
     )
+
+
+def _cost(one: Try, budget: int | None) -> float:
+    """Bytes more on the device; more than any where they were not recorded."""
+    more = one.more_bytes(budget)
+    return float("inf") if more is None else more
 
 
 def _row(one: Try, budget: int | None) -> tuple[object, ...]:

@@ -87,6 +87,13 @@ def change(draft: Draft) -> None:
     st.session_state[_WRITTEN] = _in_url()
 
 
+def go_back_to(draft: Draft, whatif: str) -> None:
+    """Puts another one in its place, and the try it was made for (?whatif=) beside it: one step of the history."""
+    change(draft)
+    others = {name: value for name, value in st.query_params.to_dict().items() if name not in (*FIELDS, "whatif")}
+    st.query_params.from_dict({**others, "whatif": whatif, **draft.query()})
+
+
 def query(run: str) -> dict[str, str]:
     """The draft's part of the address, to be written now."""
     wanted = current(run).query()

@@ -65,8 +65,10 @@ def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
     """The try before, and the list and budget it was made of; before the first one the run as it was recorded."""
     at = next((place for place, one in enumerate(found) if one.uid == shown.uid), len(found))
     earlier = found[at + 1] if at + 1 < len(found) else None
-    draft.change(Draft(reader.uid) if earlier is None else draft_of(reader, earlier))
-    st.query_params["whatif"] = NONE if earlier is None else earlier.uid
+    if earlier is None:
+        draft.go_back_to(Draft(reader.uid), NONE)
+    else:
+        draft.go_back_to(draft_of(reader, earlier), earlier.uid)
 
 
 def draft_of(reader: TraceReader, one: Try) -> Draft:
