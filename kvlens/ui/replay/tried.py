@@ -83,9 +83,9 @@ def draft_of(reader: TraceReader, one: Try) -> Draft:
 
 def _remove(found: list[Try], shown: Try) -> None:
     """The stored repeat goes for good, after a second click."""
-    with st.popover("Remove", icon=":material/delete:", type="tertiary"):
+    with st.popover("Remove", icon=":material/delete:", type="tertiary", key=f"remove_{shown.uid}"):
         st.markdown(f"Delete run {plain(shown.uid)}, which is this try? It cannot be brought back.")
-        if st.button("Delete it", key="try_delete", type="primary"):
+        if st.button("Delete it", key=f"delete_{shown.uid}", type="primary"):
             try:
                 delete_run(data.runs_dir(), shown.uid)
             except TraceError as problem:
