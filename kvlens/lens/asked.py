@@ -69,6 +69,11 @@ def holds_for(
 ) -> tuple[Hold, ...]:
     """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
     those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
+    if not asked.holds:
+        raise ValueError(
+            "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
+            "heads; or what to change: --budget or --set."
+        )
     named = [*(Piece(span) for span in asked.spans), *(Piece(tokens=tokens) for tokens in asked.tokens)]
     wanted = [(piece, heads) for piece in named]
     wanted += [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.pieces]

@@ -104,11 +104,8 @@ def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], t
         if asked.fewest < 1:
             raise ValueError(f"--most {asked.fewest}: a search tries at least one set.")
         return (), ()
-    if not asked.holds and (asked.search or not changed):
-        raise ValueError(
-            "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
-            "heads; or what to change: --budget or --set."
-        )
+    if changed and not asked.holds and not asked.search:
+        return (), ()
     layers = numbers(asked.layers, past.layers, "layers")
     kv_heads = numbers(asked.kv_heads, past.kv_heads, "heads")
     holds = holds_for(past, asked, tuple((layer, head) for layer in layers for head in kv_heads))
