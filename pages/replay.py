@@ -42,9 +42,10 @@ def body() -> None:
     session.write_url({**of_this_run(reader.uid), **draft.query(reader.uid)})
 
 
-draft.enter()
+there = draft.in_url()
 found = choose_run("Replay")
 if found is not None:
+    draft.enter(there, found[0].uid)
     forget_runs()  # the page as a whole looks at the folder anew; only moves of the player do not
     details.facts(found[0])
     lensview.banner(found[0])

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import streamlit as st
 
 from kvlens.lens.pieces import Piece
-from kvlens.ui.common import session
 
 MOST = 32
 """pieces on the list"""
@@ -63,16 +62,14 @@ def parse(run: str, params: Mapping[str, str]) -> Draft:
     )
 
 
-def enter() -> None:
-    """First thing on the page. A list that came in a link or by Back wins over the session's; one of another run than
-    the one that was chosen is left behind."""
-    there = _in_url()
-    if there.get("run") != session.selection()[0].run:
-        for name in (*FIELDS, "whatif"):
-            st.query_params.pop(name, None)
-    elif "run" in there and there != st.session_state.get(_WRITTEN):
-        st.session_state[_KEY] = parse(there["run"], there)
-        st.session_state[_WRITTEN] = there
+def enter(there: Mapping[str, str], run: str) -> None:
+    """First thing on the page of a run. there: the address that it was asked for with (`in_url`). A list that came in a
+    link or by Back wins over the session's; what belongs to another run than the one that was chosen is left behind."""
+    if there.get("run") == run and there != st.session_state.get(_WRITTEN):
+        st.session_state[_KEY] = parse(run, there)
+        st.session_state[_WRITTEN] = dict(there)
+    elif there.get("run") not in (None, run):
+        st.query_params.pop("whatif", None)
 
 
 def current(run: str) -> Draft:
@@ -84,7 +81,7 @@ def current(run: str) -> Draft:
 def change(draft: Draft) -> None:
     """Puts another one in its place. The address that came with the change is older than it."""
     st.session_state[_KEY] = draft
-    st.session_state[_WRITTEN] = _in_url()
+    st.session_state[_WRITTEN] = in_url()
 
 
 def go_back_to(draft: Draft, whatif: str) -> None:
@@ -101,5 +98,6 @@ def query(run: str) -> dict[str, str]:
     return wanted
 
 
-def _in_url() -> dict[str, str]:
+def in_url() -> dict[str, str]:
+    """The draft's part of the address, and the run it is for."""
     return {name: st.query_params[name] for name in ("run", *FIELDS) if name in st.query_params}
