@@ -3,7 +3,7 @@ made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -92,12 +92,14 @@ class Trials:
         reference: Reference,
         kept: Sequence[Hold] = (),
         report: Report = lambda phase, done, total: None,
+        reader: Callable[[], ReadPrompt] | None = None,
     ) -> None:
         """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the
-        prefill."""
+        prefill. reader: reads the prompt, or has it of an earlier run (kvlens.runs.readings)."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
+        self._reader = reader
 
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
@@ -134,7 +136,9 @@ class Trials:
         )
 
     def _prompt(self) -> ReadPrompt | None:
-        if self._read is None:
+        if self._read is None and self._reader is not None:
+            self._read = self._reader()
+        elif self._read is None:
             queries, received = max(128, self.method.observed_queries), self.method.needs_received
             self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, received, self._report)
         return self._read

@@ -20,6 +20,7 @@ from kvlens.memory.holds import Hold
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.preflight import refuse
+from kvlens.runs.readings import reading
 from kvlens.runs.repeat import Past, read_run, reload
 from kvlens.runs.request import Report
 
@@ -123,6 +124,7 @@ def _trials(prepared: Prepared, planned: Plan, reference: Reference, past: Past,
         reference,
         past.request.hold,
         report,
+        reading(prepared, planned, report),
     )
 
 
