@@ -165,7 +165,7 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         choices = spans_to_hold(reader, found.missed.span, found)
     made = []
     for words, choice in list(choices.items())[:HOLDS]:
-        stored, said = whatif(runs, uid, Holding(choice.spans, from_step=found.step, tokens=choice.tokens), silent)
+        stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)
         assert said is not None
         assert said.restored is not None
         made.append((stored.uid, words, said))

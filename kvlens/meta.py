@@ -7,102 +7,25 @@ Keys that this kvlens does not know are kept as they are. Sizes are bytes, `_s` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, model_validator
+from pydantic import Field, StrictInt, model_validator
 
-Size = StrictInt | None
+from kvlens.metaparts import Counterfactual, Held, Machine, ModelInfo, Sampled, Search, Size, Stored, Tested
 
-
-class Stored(BaseModel):
-    """A part of the meta: read-only, and as lenient towards keys of other versions as a file must be."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
-
-    def stored(self) -> dict[str, Any]:
-        """As the table holds it: what was given, other versions' keys included."""
-        return self.model_dump(exclude_unset=True)
-
-
-class ModelInfo(Stored):
-    """The model as it was loaded."""
-
-    name: str | None = None
-    architecture: str | None = None
-    parameters: Size = None
-    layers: Size = None
-    q_heads: Size = None
-    kv_heads: Size = None
-    head_dim: Size = None
-    vocabulary: Size = None
-    max_positions: Size = None
-
-
-class Machine(Stored):
-    """Where the run was made, in words that name no host."""
-
-    processor: str | None = None
-    cores: Size = None
-    system: str | None = None
-    threads: Size = None
-    """of torch"""
-
-
-class Sampled(Stored):
-    """At which steps and in which layers full attention by span was recorded."""
-
-    every: StrictInt = Field(1, ge=1)
-    layers: tuple[StrictInt, ...] = ()
-    """empty: all"""
-
-
-class Held(Stored):
-    """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on."""
-
-    span: int
-    tok_start: int
-    tok_end: int
-    heads: tuple[tuple[int, int], ...]
-    """(layer, KV head)"""
-    from_step: int
-    whole: bool = True
-    """False: these are some of the span's tokens"""
-
-
-class Search(Stored):
-    """The search for few heads for which holding brings the answer back."""
-
-    heads: tuple[tuple[int, int], ...] = ()
-    """(layer, KV head) found; empty: not even all of them do"""
-    tried: Size = None
-    """sets of heads"""
-    kl: float | None = None
-    """nats over the answer, with those heads held"""
-    everywhere: bool | None = None
-    """holding for all heads asked for brings the answer back"""
-    alone: tuple[tuple[int, int, float | None], ...] = ()
-    """(layer, KV head, nats over the answer with it alone)"""
-
-
-class Counterfactual(Stored):
-    """What holding changed against the run that was repeated."""
-
-    step: Size = None
-    """the step of loss; None: every step agreed with full KV"""
-    kl_before: float | None = None
-    """nats, at the step of loss"""
-    kl_after: float | None = None
-    answer_before: str | None = None
-    answer_after: str | None = None
-    expected: str | None = None
-    expected_from: str | None = None
-    """task: the known answer | reference: what full KV says"""
-    restored: bool | None = None
-    """None: there was nothing to bring back"""
-    agrees_after: bool | None = None
-    held_bytes: Size = None
-    held_tokens: Size = None
-    search: Search | None = None
+__all__ = [
+    "Counterfactual",
+    "Held",
+    "Machine",
+    "ModelInfo",
+    "Outcome",
+    "RunMeta",
+    "Sampled",
+    "Search",
+    "Size",
+    "Stored",
+    "Tested",
+]
 
 
 class Outcome(Stored):
@@ -167,9 +90,9 @@ class RunMeta(Outcome):
     preset: str | None = None
     fit: str | None = None
     """under the preset `fit`: why it was run and what it came to"""
-    config: dict[str, Any] = {}
+    config: dict[str, Any] = Field({})
     """the method's parameters"""
-    own_decisions: dict[str, Any] = {}
+    own_decisions: dict[str, Any] = Field({})
     """of these, what the paper leaves open"""
     budget: str | None = None
     """as asked for"""
@@ -214,6 +137,8 @@ class RunMeta(Outcome):
     parent: str | None = None
     """uid of the run it repeats"""
     hold: tuple[Held, ...] = ()
+    changed: dict[str, str] = Field({})
+    """what was asked for otherwise than of the run it repeats: the budget, or parameters, each as it was given"""
     # when prefill has ended
     prefill_us: Size = None
     prefill_peak_bytes: Size = None

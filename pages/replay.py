@@ -12,7 +12,7 @@ from kvlens.ui.common.reportbutton import report_button
 from kvlens.ui.common.state import from_player
 from kvlens.ui.common.warm import warm
 from kvlens.ui.common.widgets import guarded
-from kvlens.ui.replay import details, lensbars, lensview
+from kvlens.ui.replay import details, draft, lensbars, lensview
 
 nav.enter()
 
@@ -39,11 +39,13 @@ def body() -> None:
             details.attended(reader, chosen)
         with right:
             details.decided(reader, chosen)
-    session.write_url(of_this_run(reader.uid))
+    session.write_url({**of_this_run(reader.uid), **draft.query(reader.uid)})
 
 
+there = draft.in_url()
 found = choose_run("Replay")
 if found is not None:
+    draft.enter(there, found[0].uid)
     forget_runs()  # the page as a whole looks at the folder anew; only moves of the player do not
     details.facts(found[0])
     lensview.banner(found[0])

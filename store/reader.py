@@ -68,6 +68,11 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         self.status = derived_status(self._folder, info["status"])
         self.error = info.get("error") or self.error
 
+    @property
+    def runs_dir(self) -> Path:
+        """The folder of runs that it lies in."""
+        return self._folder.parent
+
     def close(self) -> None:
         """Lets go of the file; the reader is of no use afterwards."""
         self._db.close()

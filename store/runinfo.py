@@ -50,6 +50,7 @@ SUMMARY = (
     "forced",
     "reference_key",
     "hold",
+    "changed",
 )
 
 _FROM_META = (
@@ -130,6 +131,7 @@ def first_info(meta: dict[str, Any]) -> dict[str, Any]:
         "created": meta["created"],
         **{name: meta.get(name) for name in _FROM_META},
         "hold": bool(meta.get("hold")),
+        **({"changed": True} if meta.get("changed") else {}),
         "trace_level": meta["trace_level"],
         "pid": os.getpid(),
         "error": None,

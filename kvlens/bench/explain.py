@@ -23,11 +23,11 @@ from kvlens.engine.comparison import Reference
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.lens.attribution import Triple, attribute_records
-from kvlens.lens.trials import restores
+from kvlens.lens.trials import Kept, holds_of, restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
 from kvlens.models.find import DEMO
-from kvlens.rows import PrefillRecord, SpanRow, StepRecord
+from kvlens.rows import SpanRow
 from kvlens.tasks import Asked
 from kvlens.text.prompts import Prompt
 
@@ -55,21 +55,6 @@ class ExplainRequest:
             tasks.get(task)
             if Budget.parse(budget).unit != "share":
                 raise ValueError(f"a point needs a share of full KV (0.1 or 10%), not '{budget}'.")
-
-
-class Kept:
-    """A sink that keeps what attribution needs."""
-
-    def __init__(self) -> None:
-        self.spans: list[SpanRow] = []
-        self.steps: list[StepRecord] = []
-
-    def prefill(self, record: PrefillRecord) -> None:
-        self.spans += record.spans
-
-    def step(self, record: StepRecord) -> None:
-        self.spans += record.spans
-        self.steps.append(record)
 
 
 @keeping.alone
@@ -226,10 +211,10 @@ class _Case:
         found = {}
         for top in TOPS:
             for scope in SCOPES:
-                found[f"{scope}_top{top}"] = self.answers(_held(rankings[scope][:top], spans))
-            found[f"random{top}"] = self.answers(_held(draw.sample(everything, min(top, len(everything))), spans))
+                found[f"{scope}_top{top}"] = self.answers(holds_of(rankings[scope][:top], spans))
+            found[f"random{top}"] = self.answers(holds_of(draw.sample(everything, min(top, len(everything))), spans))
         found["everywhere"] = self.answers(
-            _held([(layer, head, span) for layer, head in heads for span in needle], spans)
+            holds_of([(layer, head, span) for layer, head in heads for span in needle], spans)
         )
         return found
 
@@ -240,12 +225,3 @@ class _Case:
             if at is not None and any(at[0] < end and at[1] > start for start, end in self.asked.needle)
         ]
         return any(row.tok_start <= place < row.tok_end for place in marked)
-
-
-def _held(triples: Sequence[Triple], spans: dict[int, SpanRow]) -> list[Hold]:
-    heads: dict[int, list[tuple[int, int]]] = {}
-    for layer, head, span in triples:
-        heads.setdefault(span, []).append((layer, head))
-    return [
-        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at)))) for span, at in heads.items()
-    ]

@@ -1,4 +1,5 @@
-"""`kvlens pair` and `kvlens whatif`: a stored run beside full KV, and the same run with something held."""
+"""`kvlens pair` and `kvlens whatif`: a stored run beside full KV, and the same run with something held or another
+budget."""
 
 from __future__ import annotations
 
@@ -9,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvlens.cli.options import ProgressJson, RunsDir, err, runs_folder
+from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder
+from kvlens.lens.search import MOST
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
-    from kvlens.meta import Counterfactual
+    from kvlens.meta import Counterfactual, Search
     from kvlens.runs.request import Report
     from kvlens.runs.storing import Stored
+
+    Done = tuple[Stored, list[str]]
 
 
 def pair(
@@ -26,7 +31,7 @@ def pair(
     """Repeat a stored run beside its full-KV reference. The last line of stdout is the new run's uid."""
     from kvlens.runs.repeat import pair as repeat
 
-    def work(folder: Path, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, list[str]]:
+    def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
         stored, reference = repeat(folder, uid, forced, report, cancelled)
         return stored, [stored.text, f"reference {reference}"]
 
@@ -43,23 +48,66 @@ def whatif(
     ] = None,
     layers: Annotated[str, typer.Option(help="all, or like 0,2-4.")] = "all",
     heads: Annotated[str, typer.Option(help="KV heads: all, or like 0,1.")] = "all",
+    hold: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A span or tokens with heads of their own, like 40, t396-401, 40.L2 or 40.L2.KV1; may be repeated."
+        ),
+    ] = None,
     from_step: Annotated[int, typer.Option(help="First step at which it is held.")] = 0,
+    budget: Annotated[str | None, typer.Option(help="Another budget, as for `kvlens run`.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="name=value: another parameter of the method; may be repeated.")
+    ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Find few (layer, KV head) that bring the answer back; hold for those.")
     ] = False,
+    fewest_bytes: Annotated[
+        bool,
+        typer.Option(
+            "--fewest-bytes",
+            help="Find the (layer, KV head, span) that bring the answer back with the fewest bytes; hold those.",
+        ),
+    ] = False,
+    most: Annotated[int, typer.Option(help="Sets that --fewest-bytes tries at most.")] = MOST,
+    tried: Annotated[bool, typer.Option("--list", help="List what was tried on this run, and run nothing.")] = False,
+    as_json: AsJson = False,
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
 ) -> None:
-    """Repeat a stored run with spans or ranges of tokens held for some heads, everything else as it was. The last line
-    of stdout is the new run's uid."""
+    """Repeat a stored run with spans or ranges of tokens held for some heads, or with another budget or other
+    parameters, everything else as it was. The last line of stdout is the new run's uid."""
+    from kvlens.cli.tries import listed
+
+    if tried:
+        listed(runs_folder(runs), uid, as_json)
+        return
+    if as_json:
+        raise ValueError("--json goes with --list; --progress-json reports a run in JSON lines.")
     from kvlens.lens.asked import Asked, token_range
+    from kvlens.lens.pieces import Piece
     from kvlens.lens.whatif import whatif as repeat
+    from kvlens.runs.request import parse_set
 
-    ranges = tuple(map(token_range, tokens or ()))
-    asked = Asked(tuple(span or ()), layers, heads, from_step, search, ranges)
+    changed = parse_set(set_ or [])
+    if "budget" in changed:
+        raise ValueError("--set budget: give the budget with --budget.")
+    if budget is not None:
+        changed["budget"] = budget
+    asked = Asked(
+        tuple(span or ()),
+        layers,
+        heads,
+        from_step,
+        search,
+        tuple(map(token_range, tokens or ())),
+        tuple(map(Piece.of, hold or ())),
+        changed,
+        most if fewest_bytes else None,
+    )
 
-    def work(folder: Path, report: Report, cancelled: Callable[[], bool]) -> tuple[Stored, list[str]]:
-        stored, summary = repeat(folder, uid, asked, report, cancelled)
+    def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
+        stored, summary = repeat(folder, uid, asked, report, cancelled, say)
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)
@@ -86,18 +134,29 @@ def sentences(summary: Counterfactual | None) -> list[str]:
     said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
     said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
     if (found := summary.search) is not None:
-        if found.heads:
-            heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found.heads)
-            said.append(
-                f"found          {heads} ({found.tried} sets of heads tried, KL {found.kl:.4g} nats over the answer)"
-            )
-        else:
-            said.append("found          nothing: not even holding for all of these heads brings the answer back")
+        said.append(f"found          {found_words(found)}")
     return said
 
 
+def found_words(found: Search) -> str:
+    """What a search came to."""
+    if found.most is not None:
+        tried = f"{counted(found.tried or 0, 'set')} tried"
+        tried += "" if found.ended else f", as many as were allowed ({found.most})"
+        if not found.triples:
+            return f"nothing: no set brings the answer back, the largest one included, which is held ({tried})"
+        names = ", ".join(f"span {span} for layer {layer} KV head {head}" for layer, head, span in found.triples)
+        return f"{names}: the fewest bytes found, not proved fewest ({tried}, KL {found.kl:.4g} nats)"
+    if found.heads:
+        heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found.heads)
+        return f"{heads} ({found.tried} sets of heads tried, KL {found.kl:.4g} nats over the answer)"
+    return "nothing: not even holding for all of these heads brings the answer back"
+
+
 def _carry_out(
-    work: Callable[[Path, Report, Callable[[], bool]], tuple[Stored, list[str]]], runs: Path | None, progress_json: bool
+    work: Callable[[Path, Report, Callable[[], bool], Callable[[str], None]], Done],
+    runs: Path | None,
+    progress_json: bool,
 ) -> None:
     """Run `work` with a reporter and print what it says, as `kvlens run` does."""
     from kvlens.cli.progress import Bar, JsonLines, stop_signals
@@ -105,7 +164,7 @@ def _carry_out(
     reporter: Bar | JsonLines = JsonLines() if progress_json else Bar(err)
     cancelled = stop_signals()
     try:
-        stored, said = work(runs_folder(runs), reporter.report, cancelled)
+        stored, said = work(runs_folder(runs), reporter.report, cancelled, reporter.say)
     except BaseException as error:
         reporter.failed(error)
         raise

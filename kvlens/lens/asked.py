@@ -1,10 +1,12 @@
-"""What a counterfactual is asked to hold: spans and ranges of tokens, for some heads, from a step on."""
+"""What a counterfactual is asked: spans and ranges of tokens to hold, for some heads, from a step on; and what of the
+run's request to change, the budget or parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
+from kvlens.lens.pieces import Piece
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Hold
 from kvlens.runs.repeat import Past
@@ -12,7 +14,7 @@ from kvlens.runs.repeat import Past
 
 @dataclass(frozen=True)
 class Asked:
-    """What to hold, whole spans and ranges of tokens. layers, kv_heads: 'all' or like 0,2-4."""
+    """What to hold, whole spans and ranges of tokens, and what to change. layers, kv_heads: 'all' or like 0,2-4."""
 
     spans: tuple[int, ...] = ()
     layers: str = "all"
@@ -22,6 +24,17 @@ class Asked:
     """among these heads, look for the fewest that bring the answer back, and hold the spans for those"""
     tokens: tuple[tuple[int, int], ...] = ()
     """ranges of positions [start, end), of any span, the window's too"""
+    pieces: tuple[Piece, ...] = ()
+    """held as well, each for its own heads"""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """asked for otherwise than of the run: `budget`, or parameters by their names"""
+    fewest: int | None = None
+    """look for the fewest bytes that bring the answer back, by so many trials at most; what to hold is not said then"""
+
+    @property
+    def holds(self) -> bool:
+        """It says what to hold."""
+        return bool(self.spans or self.tokens or self.pieces)
 
 
 def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
@@ -51,26 +64,41 @@ def token_range(text: str) -> tuple[int, int]:
     return int(first), int(last or first) + 1
 
 
-def holds_for(past: Past, asked: Asked, heads: tuple[Head, ...]) -> tuple[Hold, ...]:
-    """The ranges of spans in the run and those of tokens, held for `heads`. Raises ValueError, one sentence, for what
-    the run does not have."""
-    if not asked.spans and not asked.tokens:
-        raise ValueError("say what to hold: --span with the id of a span, or --tokens with positions like 396-401.")
-    rows = {row.span: row for row in past.spans}
-    holds = []
-    for span in asked.spans:
-        if span not in rows:
-            raise ValueError(
-                f"run {past.uid} has no span {span}; its {len(rows)} spans are listed by: kvlens export "
-                f"{past.uid} --what spans"
-            )
-        row = rows[span]
-        if row.kind == "window":
-            raise ValueError(
-                f"span {span} is the window, whose tokens change at every step; hold one of the other spans."
-            )
-        holds.append(Hold(span, row.tok_start, row.tok_end, heads, asked.from_step))
-    return (*holds, *(hold for given in asked.tokens for hold in _of_tokens(past, given, heads, asked.from_step)))
+def holds_for(
+    past: Past, asked: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
+) -> tuple[Hold, ...]:
+    """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
+    those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
+    if not asked.holds:
+        raise ValueError(
+            "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
+            "heads; or what to change: --budget or --set."
+        )
+    named = [*(Piece(span) for span in asked.spans), *(Piece(tokens=tokens) for tokens in asked.tokens)]
+    wanted = [(piece, heads) for piece in named]
+    wanted += [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.pieces]
+    holds: list[Hold] = []
+    for piece, whose in wanted:
+        mine = whose if only is None else tuple(head for head in whose if head in only)
+        if not mine:
+            continue
+        if piece.tokens is not None:
+            holds += _of_tokens(past, piece.tokens, mine, asked.from_step)
+        elif piece.span is not None:
+            holds.append(_of_span(past, piece.span, mine, asked.from_step))
+    return tuple(holds)
+
+
+def _of_span(past: Past, span: int, heads: tuple[Head, ...], from_step: int) -> Hold:
+    row = next((row for row in past.spans if row.span == span), None)
+    if row is None:
+        raise ValueError(
+            f"run {past.uid} has no span {span}; its {len(past.spans)} spans are listed by: kvlens export "
+            f"{past.uid} --what spans"
+        )
+    if row.kind == "window":
+        raise ValueError(f"span {span} is the window, whose tokens change at every step; hold one of the other spans.")
+    return Hold(span, row.tok_start, row.tok_end, heads, from_step)
 
 
 def _of_tokens(past: Past, given: tuple[int, int], heads: tuple[Head, ...], from_step: int) -> Iterator[Hold]:

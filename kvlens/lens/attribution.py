@@ -53,23 +53,25 @@ def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int
 
 
 def attribute_records(
-    records: Iterable[tuple[Loss | None, Oracle | None]], group: int, every_lost_step: bool
+    records: Iterable[tuple[Loss | None, Oracle | None]], group: int, every_lost_step: bool, unread: bool = False
 ) -> list[tuple[Triple, float]]:
     """`attribute` of a run that was not stored: its steps' losses and full attention, in order. group: query heads per
-    KV head."""
+    KV head. unread: where more of full attention lies on a span's unread tokens than its regret shows, that counts."""
     total: dict[Triple, float] = {}
     for loss, oracle in records:
         if loss is None or loss.agrees or oracle is None:
             continue
-        for triple, regret in _regrets(oracle, group):
+        for triple, regret in _regrets(oracle, group, unread):
             total[triple] = total.get(triple, 0.0) + regret
         if not every_lost_step:
             break
     return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 
-def _regrets(oracle: Oracle, group: int) -> Sequence[tuple[Triple, float]]:
+def _regrets(oracle: Oracle, group: int, unread: bool) -> Sequence[tuple[Triple, float]]:
     regret = np.maximum(0.0, oracle.full.astype(np.float64) - oracle.mass)
+    if unread and oracle.unread is not None:
+        regret = np.maximum(regret, oracle.unread)
     layers, heads, places = np.nonzero((oracle.span >= 0) & (regret > 0))
     found: dict[Triple, float] = {}
     for layer, head, place in zip(layers.tolist(), heads.tolist(), places.tolist(), strict=True):

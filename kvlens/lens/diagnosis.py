@@ -125,7 +125,8 @@ def diagnose(runs_dir: Path, wanted: Wanted, told: Callable[[int, int], None] = 
 
 
 def _stands_alone(row: dict[str, object]) -> bool:
-    return row["status"] == "completed" and not row["hold"] and row["forced"] is not True
+    tried = row["hold"] or row["changed"]
+    return row["status"] == "completed" and not tried and row["forced"] is not True
 
 
 def _lost(reader: TraceReader) -> Lost | str | None:

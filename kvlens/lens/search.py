@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 Head = tuple[int, int]
 """(layer, KV head)"""
+MOST = 40
+"""sets that a search for the fewest bytes tries, where nothing else is said"""
 
 
 @dataclass(frozen=True)

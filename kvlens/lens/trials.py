@@ -3,13 +3,15 @@ made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
+from kvlens.lens.attribution import Triple
 from kvlens.memory.holds import Hold
 from kvlens.methods.base import Method
+from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
 if TYPE_CHECKING:
     from kvlens.engine.comparison import Reference
@@ -50,6 +52,32 @@ def restores(
     return Outcome(result.text, tasks.is_right(task or prompt.source.task, answer, result.text), result)
 
 
+class Kept:
+    """A sink that keeps what attribution needs."""
+
+    def __init__(self) -> None:
+        self.spans: list[SpanRow] = []
+        self.steps: list[StepRecord] = []
+
+    def prefill(self, record: PrefillRecord) -> None:
+        self.spans += record.spans
+
+    def step(self, record: StepRecord) -> None:
+        self.spans += record.spans
+        self.steps.append(record)
+
+
+def holds_of(triples: Sequence[Triple], spans: Mapping[int, SpanRow], from_step: int = 0) -> list[Hold]:
+    """(layer, KV head, span) as holds, one per span. spans: the rows of those named, the window not among them."""
+    heads: dict[int, list[tuple[int, int]]] = {}
+    for layer, head, span in triples:
+        heads.setdefault(span, []).append((layer, head))
+    return [
+        Hold(span, spans[span].tok_start, spans[span].tok_end, tuple(sorted(set(at))), from_step)
+        for span, at in heads.items()
+    ]
+
+
 class Trials:
     """Repeats of one run in memory. The prompt is prefilled once, and only when it is needed."""
 
@@ -64,12 +92,14 @@ class Trials:
         reference: Reference,
         kept: Sequence[Hold] = (),
         report: Report = lambda phase, done, total: None,
+        reader: Callable[[], ReadPrompt] | None = None,
     ) -> None:
         """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the
-        prefill."""
+        prefill. reader: reads the prompt, or has it of an earlier run (kvlens.runs.readings)."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
+        self._reader = reader
 
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
@@ -85,20 +115,30 @@ class Trials:
         ids = self.reference.ids[:steps]
         return self._run(holds, replace(self.options, forced=ids, planned=self.options.max_new))
 
-    def _run(self, holds: Sequence[Hold], options: Options) -> Result:
+    def watched(self, steps: int | None = None) -> Kept:
+        """The run on the reference's tokens, with full attention by span recorded at every step and in all layers."""
+        kept, ids = Kept(), self.reference.ids[:steps]
+        options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
+        self._run((), options, kept)
+        return kept
+
+    def _run(self, holds: Sequence[Hold], options: Options, sink: Kept | None = None) -> Result:
         return self.engine.run(
             self.prompt,
             self.method,
             self.params,
             self.budget,
             options,
+            sink,
             read=self._prompt(),
             against=self.reference,
             holds=(*self.kept, *holds),
         )
 
     def _prompt(self) -> ReadPrompt | None:
-        if self._read is None:
+        if self._read is None and self._reader is not None:
+            self._read = self._reader()
+        elif self._read is None:
             queries, received = max(128, self.method.observed_queries), self.method.needs_received
             self._read = self.engine.read(self.prompt, self.options.prefill_chunk, queries, received, self._report)
         return self._read

@@ -14,6 +14,8 @@ from kvlens.meta import Counterfactual, RunMeta
 from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
+from kvlens.report.strip import strip
+from kvlens.report.tried import tried
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
 
@@ -46,6 +48,7 @@ def facts(reader: TraceReader) -> str:
         ("full-KV reference", meta.reference or "none"),
         ("repeats run", meta.parent or "none"),
         ("held ranges", len(meta.hold) or "none"),
+        *((f"asked for otherwise: {name}", value) for name, value in meta.changed.items()),
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
     ]
     return table(("what", "value"), rows)
@@ -118,7 +121,7 @@ def answer(reader: TraceReader) -> str:
 
 
 def held(reader: TraceReader) -> str:
-    """Of a counterfactual: what was held, and what that changed against the run it repeats."""
+    """Of a counterfactual: what was held or asked for otherwise, and what that changed against the run it repeats."""
     meta = reader.meta
     rows = [
         (
@@ -129,20 +132,22 @@ def held(reader: TraceReader) -> str:
         )
         for hold in meta.hold
     ]
-    tried = meta.whatif or Counterfactual()
+    came = meta.whatif or Counterfactual()
     changed = [
-        ("KL at the step of loss (nats)", tried.kl_before, tried.kl_after),
-        ("answer", tried.answer_before, tried.answer_after),
-        ("held, beyond the budget", "nothing", si_bytes(tried.held_bytes)),
+        ("KL at the step of loss (nats)", came.kl_before, came.kl_after),
+        ("answer", came.answer_before, came.answer_after),
+        ("held, beyond the budget", "nothing", si_bytes(came.held_bytes)),
     ]
-    restored = tried.restored
+    restored = came.restored
     said = "Whether the answer came back is not known."
     if restored is not None:
         said = "The answer came back." if restored else "The answer did not come back."
+    otherwise = table(("asked for otherwise", "as"), list(meta.changed.items())) if meta.changed else ""
     return (
         paragraph(said, "verdict")
-        + table(("held exactly", "tokens", "when", "for"), rows)
-        + table(("", "before", "with the held ranges"), changed)
+        + otherwise
+        + (table(("held exactly", "tokens", "when", "for"), rows) if rows else "")
+        + table(("", "before", "in this run"), changed)
     )
 
 
@@ -200,12 +205,16 @@ def _switch(value: Any) -> Any:
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
-    counterfactual = [("What if it had been there", held(reader))] if reader.meta.hold else []
+    repeat = reader.meta.hold or reader.meta.changed
+    counterfactual = [("What if it had been there", held(reader))] if repeat else []
+    proof = [("What was tried on it", made)] if (made := tried(reader)) else []
     return [
         ("Verdict", verdict_text(reader, found)),
         ("What the run is", facts(reader)),
         ("The answer", answer(reader)),
         *counterfactual,
+        *proof,
+        ("The text at the step of loss", strip(reader, found)),
         ("What was lost, step by step", loss_over_steps(reader, figures, found)),
         ("Which spans were missed", spans_at(reader, figures, found)),
         ("Which heads", head_maps(reader, figures, found)),

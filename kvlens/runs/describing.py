@@ -73,6 +73,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         reference_key=pairing.reference_key,
         parent=pairing.parent,
         hold=tuple(Held(**dataclasses.asdict(hold)) for hold in pairing.holds),
+        **({"changed": dict(pairing.changed)} if pairing.changed else {}),
         whatif=None,
         machine=Machine(**machine()),
         started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
@@ -75,6 +75,8 @@ class Pairing:
     parent: str | None = None
     """uid of the run this one repeats"""
     holds: Sequence[Hold] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """what is asked for otherwise than of that run"""
 
 
 def check(request: RunRequest) -> tuple[type[Method], Budget]:

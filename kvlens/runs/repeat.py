@@ -3,7 +3,7 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,8 @@ class Past:
     uid: str
     request: RunRequest
     """with the whole configuration as overrides, and the holds it had"""
+    asked: RunRequest
+    """as it was asked for: what a preset chose is not said, and is chosen anew; of an old trace equal to `request`"""
     source: PromptText
     ids: tuple[int, ...]
     """of the prompt's tokens"""
@@ -68,6 +70,17 @@ class Past:
         """Tokens that went through the model: step 0 feeds the prompt's last one."""
         return len(self.ids) - 1 + self.steps
 
+    def otherwise(self, changed: Mapping[str, str]) -> RunRequest:
+        """The request with another `budget` or other parameters, by name. The parameters that were asked for stay,
+        those that a preset chose are chosen anew; with nothing changed it is `request`. Raises ValueError with one
+        sentence."""
+        if not changed:
+            return self.request
+        values = dict(changed)
+        budget = values.pop("budget", self.asked.budget)
+        overrides = {**self.asked.overrides, **values}
+        return RunRequest.model_validate({**self.asked.model_dump(), "budget": budget, "overrides": overrides})
+
 
 def read_run(runs_dir: Path, uid: str) -> Past:
     """Raises TraceError for a run that cannot be read, CannotRepeat for one that does not say what it was."""
@@ -87,9 +100,11 @@ def read_run(runs_dir: Path, uid: str) -> Past:
             f"run {uid} cannot be repeated: it was fed tokens that are neither its own nor those of a stored reference."
         )
     prompt, decoded = tokens[tokens["step"].isna()], tokens[tokens["step"].notna()].sort_values("step")
+    request = _request(uid, meta)
     return Past(
         uid,
-        _request(uid, meta),
+        request,
+        _asked(request, meta),
         PromptText(
             text,
             meta.answer,
@@ -137,6 +152,14 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
         ) from None
+
+
+def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:
+    """The request before a preset was chosen and its numbers were filled in."""
+    kept = meta.request or {}
+    if "overrides" not in kept:
+        return request
+    return request.model_copy(update={"preset": kept.get("preset"), "overrides": dict(kept["overrides"] or {})})
 
 
 def reload(past: Past, report: Report) -> Prepared:

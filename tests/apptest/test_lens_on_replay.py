@@ -13,13 +13,14 @@ from streamlit.testing.v1 import AppTest
 from test_pages import player_header, words
 from uiruns import Visit
 
+from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.lease import Lease
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common import lensdata, lensjobs
 from kvlens.ui.common.jobview import manager
-from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command
+from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.ui.home import outcomes
 
 
@@ -121,12 +122,12 @@ def test_a_comparison_is_made_on_demand_and_its_replay_opens(
 def test_holding_a_span_ends_with_its_outcome_on_the_page(
     visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[HoldChoice] = []
+    asked: list[TryChoice] = []
     monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
     app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, layer=1, head=2, span=SPAN)
     next(box for box in app.selectbox if box.label == "for").set_value("L1 KV1").run()
     app = press(app, "Hold it resident")
-    assert asked == [HoldChoice((SPAN,), "1", "1", STEP)]
+    assert asked == [TryChoice((Piece(SPAN, None, 1, 1),), STEP)]
     wait_for_jobs()
     app.run()
     assert app.query_params["whatif"] == lens.held
@@ -245,25 +246,20 @@ def test_a_slow_disk_fills_the_table_look_by_look(
 
 
 def test_the_commands_carry_every_choice(tmp_path: Path) -> None:
-    argv = whatif_command("u", HoldChoice((3, 4), "0", "all", 2, search=True), tmp_path)
+    pieces = (Piece(3), Piece(tokens=(5, 9), layer=1, kv_head=0))
+    argv = whatif_command("u", TryChoice(pieces, 2, (("budget", "30%"), ("keep", "0.3")), "heads"), tmp_path)
     assert argv[argv.index("whatif") :] == [
         "whatif",
         "u",
-        "--span",
-        "3",
-        "--span",
-        "4",
-        "--layers",
-        "0",
-        "--heads",
-        "all",
-        "--from-step",
-        "2",
+        *("--hold", "3", "--hold", "t5-8.L1.KV0"),
+        *("--from-step", "2"),
+        *("--budget", "30%", "--set", "keep=0.3"),
         "--search",
         "--runs",
         str(tmp_path),
         "--progress-json",
     ]
+    assert "--fewest-bytes" in whatif_command("u", TryChoice((), 0, (), "bytes"), tmp_path)
     assert pair_command("u", tmp_path)[3:] == ["pair", "u", "--forced", "--runs", str(tmp_path), "--progress-json"]
 
 

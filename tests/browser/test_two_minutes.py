@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 from uiruns import ROOT
-from uiserver import Open, Server, click_panel, player
+from uiserver import Open, Server, click_panel, player, settled
 
 #: Runs are processes of their own; on a busy machine they take their time.
 RUN_MS = 240_000
@@ -91,6 +91,24 @@ def outcome(page: Page) -> list[str]:
     ]
 
 
+def _list_and_undo(page: Page, span: int) -> None:
+    """A click puts the span on the list, Back takes it off again; Undo leads to the run as it was recorded, and Back to
+    the outcome."""
+    chip = page.get_by_role("button", name=f"span {span} · all KV heads")
+    page.get_by_role("button", name="List it").click()
+    expect(chip).to_be_visible()
+    expect(page).to_have_url(re.compile(f"&hold={span}$"))
+    page.go_back()
+    expect(chip).to_be_hidden()
+    expect(page).not_to_have_url(re.compile("hold="))
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_text("Answer with it held")).to_be_hidden()
+    expect(page).to_have_url(re.compile("&whatif=none$"))
+    page.go_back()
+    expect(page.get_by_text("Answer with it held")).to_be_visible()
+    settled(page)
+
+
 def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_page: Open) -> None:
     page = open_page(f"{server_there.url}/benchmarks")
     grid = page.get_by_test_id("stPlotlyChart").first
@@ -122,6 +140,8 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     assert re.fullmatch(r"It would have cost\n\n\d+(\.\d+)? kB", shown[2])
     assert len(shown) == 4, "the cost is a share of full KV and of the budget"
 
+    _list_and_undo(page, int(span))
+
     page.locator("#copy").click()
     expect(page.locator("#copy")).to_have_text("Copied")
     link = page.evaluate("navigator.clipboard.readText()")
@@ -132,7 +152,7 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     expect(fresh.locator("#strip .picked").first).to_be_attached()
     assert fresh.url == link
 
-    fresh.get_by_role("link", name="Replay it with the span held").click()
+    fresh.get_by_role("link", name="Replay it").click()
     expect(fresh.get_by_role("link", name="Back to the run it repeats")).to_be_visible()
     expect(fresh.get_by_text("Nothing was lost")).to_be_visible()
     expect(fresh).not_to_have_url(link)

@@ -66,7 +66,7 @@ def run_label(row: object) -> str:
         str(get("created") or "")[:16].replace("T", " "),
         _text(get("method")) + (f" ({preset})" if preset else ""),
     ]
-    if _true(get("hold")):
+    if _true(get("hold")) or _true(get("changed")):
         parts.append("what-if")
     elif _true(get("forced")):
         parts.append("forced")

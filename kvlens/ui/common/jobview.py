@@ -22,7 +22,7 @@ _PHASES = {
     "place": "Placing the prompt: spans, summaries, cold tier",
     "decode": "Decoding",
     "again": "Repeating the run as it was",
-    "search": "Looking for the smallest set of heads",
+    "search": "Looking for what is enough",
     "store": "Storing the trace",
 }
 _UNITS = {

@@ -1,70 +1,30 @@
-"""What the runs of a folder have to do with each other: references, forced repeats, repeats with a span held
-resident."""
+"""What the runs of a folder have to do with each other: references, forced repeats, what was tried on a run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from kvlens.meta import Counterfactual, Held, RunMeta
-from kvlens.store.reader import TraceError
+from kvlens.lens import tries as lens
+from kvlens.lens.tries import Try
 from kvlens.ui.common import data, lensjobs
 
-
-@dataclass(frozen=True)
-class WhatIf:
-    """A stored repeat of a run with spans held resident, as its meta tells it."""
-
-    uid: str
-    holds: tuple[Held, ...]
-    summary: Counterfactual | None
-    """None: the repeat did not come to an end"""
-    full_kv_bytes: int | None
-    budget_bytes: int | None
-    all_heads: int
-    """(layer, KV head) of the model"""
-
-    @property
-    def spans(self) -> list[int]:
-        return sorted({hold.span for hold in self.holds})
-
-    @property
-    def heads(self) -> list[tuple[int, int]]:
-        """(layer, KV head) that any span is held for."""
-        return sorted({head for hold in self.holds for head in hold.heads})
-
-    @property
-    def from_step(self) -> int:
-        return min(hold.from_step for hold in self.holds)
+NONE = "none"
+"""?whatif=none: the run as it was recorded, whatever was tried on it"""
 
 
-def whatif_of(meta: RunMeta, uid: str) -> WhatIf | None:
-    """The repeat that a run's meta describes; None for other runs."""
-    if not meta.hold:
-        return None
-    return WhatIf(uid, meta.hold, meta.whatif, meta.full_kv_bytes, meta.budget_bytes, meta.layers * meta.kv_heads)
-
-
-def whatifs(uid: str, table: pd.DataFrame) -> list[WhatIf]:
+def tries(uid: str, table: pd.DataFrame) -> list[Try]:
     """What was tried on a run, newest first. Repeats that cannot be read are left out; the Runs page names them."""
-    found = []
-    for other in table.loc[(table["parent"] == uid) & truth(table["hold"]) & (table["status"] == "completed"), "uid"]:
-        try:
-            tried = whatif_of(data.open_run(str(other)).meta, str(other))
-        except TraceError:
-            continue
-        if tried is not None:
-            found.append(tried)
-    return found
+    return lens.tries(uid, table, lambda one: data.open_run(one).meta)
 
 
 def forced_repeat(uid: str, table: pd.DataFrame) -> str | None:
     """The newest whole run that repeats this one on its reference's tokens, nothing held."""
-    rows = table[
-        (table["parent"] == uid) & truth(table["forced"]) & ~truth(table["hold"]) & (table["status"] == "completed")
-    ]
+    other = truth(table["hold"]) | truth(table["changed"])
+    rows = table[(table["parent"] == uid) & truth(table["forced"]) & ~other & (table["status"] == "completed")]
     return str(rows["uid"].iloc[0]) if len(rows) else None
 
 
@@ -73,7 +33,7 @@ def roles(table: pd.DataFrame) -> list[str]:
     wanted = table["reference"].dropna().value_counts()
     words = []
     for _, row in table.iterrows():
-        if _true(row["hold"]):
+        if _tried(row):
             words.append(f"what-if of …{row['parent'][-6:]}" if _text(row["parent"]) else "what-if")
         elif _text(row["reference"]):
             words.append("against full KV, forced" if _true(row["forced"]) else "against full KV")
@@ -90,7 +50,7 @@ def owners(table: pd.DataFrame) -> list[str | None]:
     stored: set[str] = set(table["uid"])
     under: dict[str, str] = {}
     for _, row in table.iterrows():
-        if row["parent"] in stored and (_true(row["hold"]) or _true(row["forced"])):
+        if row["parent"] in stored and (_tried(row) or _true(row["forced"])):
             under[row["uid"]] = row["parent"]
     for _, row in table.iterrows():
         if row["reference"] in stored:
@@ -119,7 +79,7 @@ def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
         if row[column] in stored
     ]
     for _, other in table[table["parent"] == uid].iterrows():
-        label = "What-if" if _true(other["hold"]) else "Forced repeat"
+        label = "What-if" if _tried(other) else "Forced repeat"
         found.append((f"{label} of {str(other['created'])[11:16]}", str(other["uid"])))
     return found[:8]
 
@@ -133,6 +93,11 @@ def _true(value: object) -> bool:
     return value is not None and value == value and bool(value)
 
 
+def _tried(row: Mapping[str, Any] | pd.Series) -> bool:
+    """The run is a what-if: something was held, or asked for otherwise."""
+    return _true(row.get("hold")) or _true(row.get("changed"))
+
+
 def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value)
 
@@ -144,6 +109,6 @@ def of_this_run(uid: str) -> dict[str, str]:
     if lensjobs.job_of(uid) is not None:
         extra["job"] = st.query_params["job"]
     asked = st.query_params.get("whatif")
-    if asked and asked in set(data.runs_lately().query("parent == @uid")["uid"]):
+    if asked == NONE or (asked and asked in set(data.runs_lately().query("parent == @uid")["uid"])):
         extra["whatif"] = asked
     return extra

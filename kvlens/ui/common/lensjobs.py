@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from kvlens.lens.lines import ranges_in_words
 from kvlens.text.plaintext import visible
-from kvlens.ui.common import data, jobview
+from kvlens.ui.common import data, jobview, widgets
 from kvlens.ui.common.jobs import Job
-from kvlens.ui.common.request import HoldChoice, pair_command, whatif_command
+from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
 
 _PAGE = "pages/replay.py"
 
@@ -20,15 +19,10 @@ def start_pair(uid: str) -> str:
     )
 
 
-def start_whatif(uid: str, hold: HoldChoice) -> str:
-    """Queues the repeat of a run with spans held resident."""
-    where = "all layers" if hold.layers == "all" else f"layer {hold.layers}"
-    heads = "all KV heads" if hold.heads == "all" else f"KV head {hold.heads}"
-    what = "find the smallest set of heads that bring it back" if hold.search else f"hold it for {where}, {heads}"
-    names = [f"{'span' if len(hold.spans) == 1 else 'spans'} {', '.join(map(str, hold.spans))}"] if hold.spans else []
-    names += [ranges_in_words(hold.tokens)] if hold.tokens else []
-    title = f"What if {' and '.join(names)} of {uid} had been there from step {hold.from_step} on: {what}"
-    return jobview.manager().submit(whatif_command(uid, hold, data.runs_dir().resolve()), title, uid)
+def start_whatif(uid: str, choice: TryChoice) -> str:
+    """Queues the repeat of a run with what was chosen; returns the job's id."""
+    title = f"What if, of {uid}: {choice.words()}"
+    return jobview.manager().submit(whatif_command(uid, choice, data.runs_dir().resolve()), title, uid)
 
 
 def job_of(uid: str) -> Job | None:
@@ -49,6 +43,8 @@ def follow(job: Job) -> None:
 def _follow(job: Job) -> None:
     if job.active:
         st.text(visible(job.title))
+        if job.note:
+            st.caption(widgets.plain(job.note))
         jobview.progress(job)
         return
     data.forget_runs()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.lens.pieces import Piece
 from kvlens.text.prompts import PromptText
 
 
@@ -113,30 +114,39 @@ def pair_command(uid: str, runs_dir: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class HoldChoice:
-    """Spans, or ranges of tokens, to hold exactly resident in a repeated run."""
+class TryChoice:
+    """What to try on a stored run: pieces to hold exactly resident, what to ask for otherwise, what to look for."""
 
-    spans: tuple[int, ...]
-    layers: str
-    """'all' or as `kvlens whatif --layers` takes them: 0,2-4"""
-    heads: str
-    """'all' or KV heads: 0,1"""
+    pieces: tuple[Piece, ...]
     from_step: int
-    search: bool = False
-    """look for the smallest set of heads that suffices"""
-    tokens: tuple[tuple[int, int], ...] = ()
-    """positions [start, end)"""
+    changed: tuple[tuple[str, str], ...] = ()
+    """(`budget` or a parameter, its value)"""
+    search: str = ""
+    """'heads': the smallest set that suffices; 'bytes': what suffices with the fewest; '': nothing"""
+
+    def words(self) -> str:
+        """'hold span 40 for L2 KV1, from step 3 on, at budget 30%'."""
+        if self.search == "bytes":
+            said = f"find the fewest bytes that bring it back, held from step {self.from_step} on"
+        elif self.pieces:
+            held = ", ".join(f"{piece.what()} for {piece.whose()}" for piece in self.pieces)
+            said = f"hold {held}, from step {self.from_step} on"
+            said = f"find the smallest set of heads for which it is enough to {said}" if self.search else said
+        else:
+            said = "run it"
+        return said + "".join(f", at {name} {value}" for name, value in self.changed)
 
 
-def whatif_command(uid: str, hold: HoldChoice, runs_dir: Path) -> list[str]:
-    """argv that repeats a run with spans or tokens held resident."""
+def whatif_command(uid: str, choice: TryChoice, runs_dir: Path) -> list[str]:
+    """argv that tries it."""
     argv = [sys.executable, "-m", "kvlens", "whatif", uid]
-    for span in hold.spans:
-        argv += ["--span", str(span)]
-    for start, end in hold.tokens:
-        argv += ["--tokens", f"{start}-{end - 1}"]
-    argv += ["--layers", hold.layers, "--heads", hold.heads, "--from-step", str(hold.from_step)]
-    return [*argv, *(["--search"] if hold.search else []), "--runs", str(runs_dir), "--progress-json"]
+    for piece in choice.pieces:
+        argv += ["--hold", str(piece)]
+    argv += ["--from-step", str(choice.from_step)]
+    for name, value in choice.changed:
+        argv += ["--budget", value] if name == "budget" else ["--set", f"{name}={value}"]
+    argv += {"heads": ["--search"], "bytes": ["--fewest-bytes"], "": []}[choice.search]
+    return [*argv, "--runs", str(runs_dir), "--progress-json"]
 
 
 def changed_parameters(

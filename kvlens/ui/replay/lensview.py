@@ -7,6 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.lens.severity import severity
+from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import data, lensdata, lensjobs, places
@@ -16,21 +17,21 @@ from kvlens.ui.common.player.payload import needle_tokens
 from kvlens.ui.common.spantext import span_text
 from kvlens.ui.common.state import Selection
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.replay import lenswhatif, tour
+from kvlens.ui.replay import lenswhatif, tour, tried
 from kvlens.ui.replay.lensbars import token_range
 
 
 def banner(reader: TraceReader) -> None:
     """On top of a what-if's own replay: what was held, and of which run it is a repeat."""
-    tried = lensdata.whatif_of(reader.meta, reader.uid)
-    if tried is None:
+    one = try_of(reader.meta, reader.uid)
+    if one is None:
         return
     with st.container(border=True):
         st.markdown(
-            f"**What if it had been there:** {plain(lenswhatif.held_words(tried))}; everything else as in the "
+            f"**What if{' it had been there' if one.holds else ''}:** {plain(one.words())}; everything else as in the "
             f"run it repeats."
         )
-        lenswhatif.outcome(tried)
+        tried.outcome(one)
         if parent := reader.meta.parent:
             place = places.in_run(str(parent))
             st.page_link(
@@ -43,7 +44,7 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
     table = data.runs_lately()
     found = data.loss_verdict(reader)
     job = lensjobs.job_of(reader.uid)
-    outcomes = lensdata.whatifs(reader.uid, table)
+    outcomes = lensdata.tries(reader.uid, table)
     with st.container(border=True, key=tour.VERDICT):
         if found is None:
             _without_loss(reader, table, busy=job is not None)
@@ -60,7 +61,7 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
             lensjobs.follow(job)
         if outcomes:
             with st.container(key=tour.TRIED):
-                lenswhatif.tried(outcomes, chosen)
+                tried.tried(reader, outcomes, chosen)
 
 
 def lines(reader: TraceReader, found: Verdict) -> list[str]:

@@ -1,0 +1,93 @@
+"""What a counterfactual holds, piece by piece, as commands and links write it: a span or a range of tokens, for all KV
+heads, for those of a layer, or for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from kvlens.lens.lines import ranges_in_words
+from kvlens.lens.search import Head
+from kvlens.meta import Held
+
+_WRITTEN = re.compile(r"(?:(\d{1,9})|t(\d{1,9})(?:-(\d{1,9}))?)(?:\.L(\d{1,4})(?:\.KV(\d{1,4}))?)?", re.ASCII)
+FORM = "SPAN or tFIRST-LAST (positions), each with .L2 or .L2.KV1 behind it for the KV heads of a layer, or one of them"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One of span and tokens is there."""
+
+    span: int | None = None
+    tokens: tuple[int, int] | None = None
+    """positions [start, end)"""
+    layer: int | None = None
+    """None: all"""
+    kv_head: int | None = None
+    """None: all of the layer's"""
+
+    @classmethod
+    def of(cls, text: str) -> Piece:
+        """'40', 't396-401', '40.L2', '40.L2.KV1'. Raises ValueError with one sentence."""
+        found = _WRITTEN.fullmatch(text.strip())
+        if found is None:
+            raise ValueError(f"--hold {text[:40]}: give {FORM}.")
+        span, first, last, layer, head = (None if part is None else int(part) for part in found.groups())
+        if first is None:
+            return cls(span, None, layer, head)
+        if last is not None and last < first:
+            raise ValueError(f"--hold {text[:40]}: a range goes from the lower position to the higher.")
+        return cls(None, (first, (first if last is None else last) + 1), layer, head)
+
+    def __str__(self) -> str:
+        what = str(self.span)
+        if self.tokens is not None:
+            first, last = self.tokens[0], self.tokens[1] - 1
+            what = f"t{first}" if first == last else f"t{first}-{last}"
+        layer = "" if self.layer is None else f".L{self.layer}"
+        return what + layer + ("" if self.kv_head is None else f".KV{self.kv_head}")
+
+    def what(self) -> str:
+        """'span 40', 'tokens 396-401'."""
+        return f"span {self.span}" if self.tokens is None else ranges_in_words((self.tokens,))
+
+    def whose(self) -> str:
+        """'all KV heads', 'KV heads of L2', 'L2 KV1'."""
+        if self.layer is None:
+            return "all KV heads"
+        return f"KV heads of L{self.layer}" if self.kv_head is None else f"L{self.layer} KV{self.kv_head}"
+
+    def heads(self, layers: int, kv_heads: int) -> tuple[Head, ...]:
+        """The (layer, KV head) of a model that it is held for. Raises ValueError, one sentence, where the model has no
+        such layer or head."""
+        for what, number, count in (("layer", self.layer, layers), ("KV head", self.kv_head, kv_heads)):
+            if number is not None and number >= count:
+                raise ValueError(f"--hold {self}: the model has {count} {what}s, counted from 0.")
+        return tuple(
+            (layer, head)
+            for layer in (range(layers) if self.layer is None else (self.layer,))
+            for head in (range(kv_heads) if self.kv_head is None else (self.kv_head,))
+        )
+
+
+def pieces_of(holds: Iterable[Held], layers: int, kv_heads: int) -> tuple[Piece, ...]:
+    """What was held in a run of a model with so many layers and KV heads, as few pieces as say it."""
+    found: dict[Piece, None] = {}
+    for hold in holds:
+        span, tokens = (hold.span, None) if hold.whole else (None, (hold.tok_start, hold.tok_end))
+        for layer, head in _wheres(sorted(set(hold.heads)), layers, kv_heads):
+            found[Piece(span, tokens, layer, head)] = None
+    return tuple(found)
+
+
+def _wheres(heads: Sequence[Head], layers: int, kv_heads: int) -> list[tuple[int | None, int | None]]:
+    """(layer, KV head), None for all."""
+    if len(heads) == layers * kv_heads:
+        return [(None, None)]
+    found: list[tuple[int | None, int | None]] = []
+    for layer, group in groupby(heads, key=lambda head: head[0]):
+        mine = [head for _, head in group]
+        found += [(layer, None)] if len(mine) == kv_heads > 1 else [(layer, head) for head in mine]
+    return found

@@ -1,0 +1,221 @@
+"""What a run lost, and whether something held, or another budget, brings it back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvlens import tasks
+from kvlens.instruments import Loss
+from kvlens.lens.attribution import Triple, attribute_records
+from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
+from kvlens.lens.search import Found, Head, Measured, Search
+from kvlens.lens.trials import Trials, holds_of
+from kvlens.memory.holds import Hold, held_bytes, held_tokens
+from kvlens.meta import Counterfactual
+from kvlens.meta import Search as SearchMeta
+from kvlens.runs.repeat import Past
+from kvlens.runs.request import Report
+from kvlens.text.units import counted, si_bytes
+
+if TYPE_CHECKING:
+    from kvlens.engine.engine import Result
+
+ANSWER_STEPS = 32
+"""steps of an answer whose divergence a search adds up, at most"""
+CANDIDATES = 64
+"""(layer, KV head, span) among which the fewest bytes are looked for, at most"""
+
+
+@dataclass
+class Question:
+    """What was lost, and how to see whether it is back."""
+
+    trials: Trials
+    """of the run as it is tried: with what is changed, if anything is"""
+    step: int | None
+    """the step of loss; None: every step agrees with full KV"""
+    kl_before: float | None
+    """nats, at the step of loss"""
+    answer_before: str
+    expected: str
+    by_answer: bool
+    """the answer is known and full KV gives it, so it decides; else full KV's token at the step of loss does"""
+    was_right: bool
+    """nothing to bring back"""
+    _losses: dict[tuple[tuple[Hold, ...], int | None], list[Loss | None]] = field(default_factory=dict)
+
+    @classmethod
+    def about(cls, past: Past, before: Trials, after: Trials, report: Report) -> Question:
+        """From what the run recorded, as far as it did; the rest is run again, which is reported as `again`. before:
+        of the run as it was; after: as it is tried."""
+
+        def again(repeat: Callable[[Sequence[Hold]], Result]) -> Result:
+            before.ready()
+            report("again", 0, 1)
+            return repeat(())
+
+        source, reference = past.source, before.reference
+        decode = before.engine.loaded.tokenizer.decode
+        asked = len(before.prompt.asked)
+        full_text = decode(list(reference.ids[asked:]), skip_special_tokens=True)
+        by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
+        said = past.text if past.whole and not past.forced else again(before.free).text
+        lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
+        if not lost and len(past.losses) < len(reference.ids) - asked:
+            losses = again(before.forced).losses
+            lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
+        step, kl = lost[0] if lost else (None, None)
+        expected = source.answer if by_answer and source.answer is not None else full_text
+        right = tasks.is_right(source.task, expected, said) if by_answer else step is None
+        return cls(after, step, kl, said, expected, by_answer, right)
+
+    # ---- with holds
+    def losses(self, holds: tuple[Hold, ...], steps: int | None = None) -> list[Loss | None]:
+        """Per step on the reference's tokens, through the end of the answer, or the first `steps`."""
+        key = holds, steps
+        if key not in self._losses:
+            self._losses[key] = self.trials.forced(holds, steps or self.answer_end).losses
+        return self._losses[key]
+
+    def agrees(self, holds: tuple[Hold, ...]) -> bool:
+        """Full KV's token is the likeliest at the step of loss."""
+        assert self.step is not None
+        loss = self.losses(holds)[self.step]
+        return loss is not None and loss.agrees
+
+    def restored(self, holds: tuple[Hold, ...]) -> bool:
+        """The answer is back."""
+        if not self.by_answer:
+            return self.agrees(holds)
+        return tasks.is_right(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
+
+    @property
+    def answer_end(self) -> int:
+        """The step after the answer: after the line on which the step of loss lies, at most ANSWER_STEPS later."""
+        assert self.step is not None
+        ids, decode = self.trials.reference.ids, self.trials.engine.loaded.tokenizer.decode
+        last = min(len(ids), self.step + ANSWER_STEPS)
+        if not self.by_answer:
+            return self.step + 1
+        return next((step + 1 for step in range(self.step, last) if "\n" in decode([ids[step]])), last)
+
+    # ---- searches
+    def fewest_heads(
+        self,
+        past: Past,
+        held: Callable[[tuple[Head, ...]], tuple[Hold, ...]],
+        candidates: Sequence[Head],
+        report: Report,
+        cancelled: Callable[[], bool],
+    ) -> Found:
+        """The fewest of `candidates` that bring the answer back, as greedy search finds them; `held`: the holds for
+        some. What it makes small is the sum of KL(full || method) over the steps from the step of loss to the end of
+        the answer."""
+        self._lost(past)
+        self.trials.ready()
+        report("search", 0, len(candidates))
+
+        def holds_for(heads: tuple[Head, ...]) -> tuple[Hold, ...]:
+            _unless(cancelled)
+            return held(heads)
+
+        def measure(heads: tuple[Head, ...]) -> Measured:
+            holds = holds_for(heads)
+            losses = self.losses(holds)[self.step :]
+            return Measured(sum(loss.kl for loss in losses if loss is not None), self.agrees(holds))
+
+        def told(tried: int) -> None:
+            report("search", tried, max(tried, len(candidates)))
+
+        return Search(measure, lambda heads: self.restored(holds_for(heads)), told).run(candidates)
+
+    def fewest_bytes(
+        self,
+        past: Past,
+        from_step: int,
+        most: int,
+        report: Report,
+        say: Callable[[str], None],
+        cancelled: Callable[[], bool],
+    ) -> tuple[Fewest, tuple[Hold, ...]]:
+        """The (layer, KV head, span) that bring the answer back with the fewest held bytes, as `FewestBytes` finds them
+        in `most` trials among those that were missed most over the lost steps of the answer, on the reference's tokens;
+        and what is held for it, or, where nothing that was tried sufficed, all candidates."""
+        step = self._lost(past)
+        self.trials.ready()
+        report("search", 0, most)
+        shape, kept = self.trials.engine.loaded.shape, self.trials.watched(self.answer_end)
+        spans = {row.span: row for row in kept.spans if row.kind != "window"}
+        records = [(record.loss, record.oracle) for record in kept.steps]
+        missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
+        ranking = [triple for triple, _ in missed if triple[2] in spans][:CANDIDATES]
+        if not ranking:
+            raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
+        tried: list[Attempt] = []
+
+        def test(triples: tuple[Triple, ...]) -> Attempt:
+            _unless(cancelled)
+            holds = tuple(holds_of(triples, spans, from_step))
+            cost = held_bytes(holds, shape)
+            best = min((one.held_bytes for one in tried if one.restored), default=None)
+            so_far = "nothing is back yet" if best is None else f"back with {si_bytes(best)}"
+            say(f"Holding {counted(len(triples), 'span')} of single KV heads, {si_bytes(cost)}; so far {so_far}.")
+            loss = self.losses(holds, step + 1)[step]
+            assert loss is not None, "every step of a forced run is compared"
+            back = loss.agrees and (not self.by_answer or self.restored(holds))
+            tried.append(Attempt(triples, cost, loss.kl, back))
+            report("search", len(tried), most)
+            return tried[-1]
+
+        def cost(triple: Triple) -> int:
+            return held_bytes(holds_of((triple,), spans), shape)
+
+        found = FewestBytes(test, cost, most).run(ranking)
+        chosen = found.best.triples if found.best is not None else tuple(ranking)
+        return found, tuple(holds_of(chosen, spans, from_step))
+
+    def _lost(self, past: Past) -> int:
+        """The step of loss. Raises ValueError, one sentence, where there is nothing to bring back."""
+        if self.step is None or self.was_right:
+            raise ValueError(
+                f"run {past.uid} lost nothing that could be brought back: search a run whose answer or tokens differ."
+            )
+        return self.step
+
+    def answered(
+        self, result: Result, holds: tuple[Hold, ...], forced: bool, search: SearchMeta | None
+    ) -> Counterfactual:
+        """The summary of the stored run `result`, in which `holds` were kept."""
+        shape = self.trials.engine.loaded.shape
+        loss: Loss | None = None
+        if self.step is not None:
+            loss = result.losses[self.step] if self.step < len(result.losses) else None
+            loss = loss or self.losses(holds)[self.step]
+        text = self.trials.free(holds).text if forced else result.text
+        back = (
+            tasks.is_right(self.trials.prompt.source.task, self.expected, text)
+            if self.by_answer
+            else loss is not None and loss.agrees
+        )
+        return Counterfactual(
+            step=self.step,
+            kl_before=self.kl_before,
+            kl_after=None if loss is None else loss.kl,
+            answer_before=self.answer_before,
+            answer_after=text,
+            expected=self.expected,
+            expected_from="task" if self.by_answer else "reference",
+            restored=None if self.was_right else back,
+            agrees_after=None if loss is None else loss.agrees,
+            held_bytes=held_bytes(holds, shape),
+            held_tokens=held_tokens(holds),
+            search=search,
+        )
+
+
+def _unless(cancelled: Callable[[], bool]) -> None:
+    """Raises ValueError where a search is to stop."""
+    if cancelled():
+        raise ValueError("cancelled while searching; nothing was stored.")

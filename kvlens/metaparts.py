@@ -1,0 +1,119 @@
+"""The parts of a run's meta, typed; ``meta.py`` has the whole. None: not recorded."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+Size = StrictInt | None
+
+
+class Stored(BaseModel):
+    """A part of the meta: read-only, and as lenient towards keys of other versions as a file must be."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    def stored(self) -> dict[str, Any]:
+        """As the table holds it: what was given, other versions' keys included."""
+        return self.model_dump(exclude_unset=True)
+
+
+class ModelInfo(Stored):
+    """The model as it was loaded."""
+
+    name: str | None = None
+    architecture: str | None = None
+    parameters: Size = None
+    layers: Size = None
+    q_heads: Size = None
+    kv_heads: Size = None
+    head_dim: Size = None
+    vocabulary: Size = None
+    max_positions: Size = None
+
+
+class Machine(Stored):
+    """Where the run was made, in words that name no host."""
+
+    processor: str | None = None
+    cores: Size = None
+    system: str | None = None
+    threads: Size = None
+    """of torch"""
+
+
+class Sampled(Stored):
+    """At which steps and in which layers full attention by span was recorded."""
+
+    every: StrictInt = Field(1, ge=1)
+    layers: tuple[StrictInt, ...] = ()
+    """empty: all"""
+
+
+class Held(Stored):
+    """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on."""
+
+    span: int
+    tok_start: int
+    tok_end: int
+    heads: tuple[tuple[int, int], ...]
+    """(layer, KV head)"""
+    from_step: int
+    whole: bool = True
+    """False: these are some of the span's tokens"""
+
+
+class Tested(Stored):
+    """One set that a search for the fewest bytes held."""
+
+    size: Size = None
+    """(layer, KV head, span) in it"""
+    held_bytes: Size = None
+    kl: float | None = None
+    """nats, at the step of loss"""
+    restored: bool | None = None
+
+
+class Search(Stored):
+    """The search for little that brings the answer back when it is held: few heads, or few bytes."""
+
+    heads: tuple[tuple[int, int], ...] = ()
+    """(layer, KV head) found; empty: not even all of them do"""
+    triples: tuple[tuple[int, int, int], ...] = ()
+    """(layer, KV head, span) found; empty: a search for heads, or nothing that was tried brings it back"""
+    tried: Size = None
+    """sets that were held"""
+    most: Size = None
+    """of a search for bytes: sets that it was allowed"""
+    ended: bool | None = None
+    """of a search for bytes: nothing was left to try; false: it was allowed no more"""
+    tests: tuple[Tested, ...] = ()
+    """of a search for bytes: every set, in the order in which they were held"""
+    kl: float | None = None
+    """nats with what was found held: over the answer, of a search for bytes at the step of loss"""
+    everywhere: bool | None = None
+    """holding all that was asked for brings the answer back"""
+    alone: tuple[tuple[int, int, float | None], ...] = ()
+    """(layer, KV head, nats over the answer with it alone)"""
+
+
+class Counterfactual(Stored):
+    """What holding changed against the run that was repeated."""
+
+    step: Size = None
+    """the step of loss; None: every step agreed with full KV"""
+    kl_before: float | None = None
+    """nats, at the step of loss"""
+    kl_after: float | None = None
+    answer_before: str | None = None
+    answer_after: str | None = None
+    expected: str | None = None
+    expected_from: str | None = None
+    """task: the known answer | reference: what full KV says"""
+    restored: bool | None = None
+    """None: there was nothing to bring back"""
+    agrees_after: bool | None = None
+    held_bytes: Size = None
+    held_tokens: Size = None
+    search: Search | None = None

@@ -1,0 +1,59 @@
+"""The section on what was tried on a run: what proved the loss, and every other try."""
+
+from __future__ import annotations
+
+from kvlens.lens.tries import RESTORED, Try, tries_in
+from kvlens.meta import Counterfactual
+from kvlens.report.markup import paragraph, table
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted, si_bytes
+
+MOST = 40
+"""tries in the table, the newest"""
+
+
+def tried(reader: TraceReader) -> str:
+    """A sentence on the cheapest try that brought the answer back, and the table of all; '' where nothing was tried."""
+    found = tries_in(reader.runs_dir, reader.uid)
+    if not found:
+        return ""
+    rows = [_row(one, reader.meta.budget_bytes) for one in found[:MOST]]
+    head = ("tried", "answer", "restored", "KL at the step of loss (nats)", "bytes more", "run")
+    left = f" The {counted(len(found) - MOST, 'oldest is', 'oldest are')} left out." if len(found) > MOST else ""
+    note = (
+        "Each is a stored repeat of this run with that alone changed. Bytes more: keys and values that were held, and "
+        "what the budget was raised by." + left
+    )
+    return _proof(found, reader.meta.budget_bytes) + table(head, rows) + paragraph(note, "note")
+
+
+def _proof(found: list[Try], budget: int | None) -> str:
+    back = [one for one in found if one.summary is not None and one.summary.restored]
+    if not back:
+        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which brought the answer back.", "verdict")
+    best = min(back, key=lambda one: _cost(one, budget))
+    assert best.summary is not None
+    more = _cost(best, budget)
+    cost = f"{si_bytes(abs(more))} {'less' if more < 0 else 'more'} on the device"
+    return paragraph(
+        f"Proved by trying: with {best.words()}, all else the same, the run says {_line(best.summary.answer_after)} "
+        f"({cost}).",
+        "calm",
+    )
+
+
+def _cost(one: Try, budget: int | None) -> float:
+    """Bytes more on the device; more than any where they were not recorded."""
+    more = one.more_bytes(budget)
+    return float("inf") if more is None else more
+
+
+def _row(one: Try, budget: int | None) -> tuple[object, ...]:
+    said = one.summary or Counterfactual()
+    words = one.brief() + (" (found by a search)" if said.search is not None else "")
+    kl = None if said.kl_before is None or said.kl_after is None else f"{said.kl_before:.3g} → {said.kl_after:.3g}"
+    return words, _line(said.answer_after), RESTORED[said.restored], kl, si_bytes(one.more_bytes(budget)), one.uid
+
+
+def _line(text: str | None) -> str | None:
+    return None if text is None else repr(" ".join(text.split()))

@@ -1,0 +1,103 @@
+"""What is being put together to be tried on a run: the list of what to hold, from which step, at which budget. It lives
+in the session and in the address (?hold=40.L2_t396-401&from=3&budget=30), so that a link and Back bring it again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import streamlit as st
+
+from kvlens.lens.pieces import Piece
+
+MOST = 32
+"""pieces on the list"""
+FIELDS = ("hold", "from", "budget")
+_KEY, _WRITTEN = "kvlens_draft", "kvlens_draft_written"
+_SHARE = re.compile(r"\d{1,3}(\.\d)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Nothing in it: what the run missed most is held, at the run's own budget."""
+
+    run: str
+    pieces: tuple[Piece, ...] = ()
+    from_step: int | None = None
+    """None: the step of loss"""
+    share: float | None = None
+    """percent of the budget, or of what stands for it; None: the run's own"""
+
+    def query(self) -> dict[str, str]:
+        """URL parameters, chosen fields only."""
+        return {
+            **({"hold": "_".join(map(str, self.pieces))} if self.pieces else {}),
+            **({} if self.from_step is None else {"from": str(self.from_step)}),
+            **({} if self.share is None else {"budget": f"{self.share:g}"}),
+        }
+
+    def toggled(self, pieces: tuple[Piece, ...]) -> Draft:
+        """All of `pieces` taken off the list where they are on it, else added."""
+        if set(pieces) <= set(self.pieces):
+            return replace(self, pieces=tuple(piece for piece in self.pieces if piece not in pieces))
+        return replace(self, pieces=tuple(dict.fromkeys((*self.pieces, *pieces))))
+
+
+def parse(run: str, params: Mapping[str, str]) -> Draft:
+    """From URL parameters; what cannot be read is left out, and what the list has no room for."""
+    pieces: dict[Piece, None] = {}
+    for text in params.get("hold", "").split("_")[:MOST]:
+        try:
+            pieces[Piece.of(text)] = None
+        except ValueError:
+            continue
+    start, share = params.get("from", ""), params.get("budget", "")
+    whole = start.isascii() and start.isdigit() and len(start) <= 9
+    return Draft(
+        run,
+        tuple(pieces),
+        int(start) if whole else None,
+        float(share) if _SHARE.fullmatch(share) and 0 < float(share) <= 100 else None,
+    )
+
+
+def enter(there: Mapping[str, str], run: str) -> None:
+    """First thing on the page of a run. there: the address that it was asked for with (`in_url`). A list that came in a
+    link or by Back wins over the session's; what belongs to another run than the one that was chosen is left behind."""
+    if there.get("run") == run and there != st.session_state.get(_WRITTEN):
+        st.session_state[_KEY] = parse(run, there)
+        st.session_state[_WRITTEN] = dict(there)
+    elif there.get("run") not in (None, run):
+        st.query_params.pop("whatif", None)
+
+
+def current(run: str) -> Draft:
+    """What is put together for a run."""
+    kept = st.session_state.get(_KEY)
+    return kept if isinstance(kept, Draft) and kept.run == run else Draft(run)
+
+
+def change(draft: Draft) -> None:
+    """Puts another one in its place. The address that came with the change is older than it."""
+    st.session_state[_KEY] = draft
+    st.session_state[_WRITTEN] = in_url()
+
+
+def go_back_to(draft: Draft, whatif: str) -> None:
+    """Puts another one in its place, and the try it was made for (?whatif=) beside it: one step of the history."""
+    change(draft)
+    others = {name: value for name, value in st.query_params.to_dict().items() if name not in (*FIELDS, "whatif")}
+    st.query_params.from_dict({**others, "whatif": whatif, **draft.query()})
+
+
+def query(run: str) -> dict[str, str]:
+    """The draft's part of the address, to be written now."""
+    wanted = current(run).query()
+    st.session_state[_WRITTEN] = {"run": run, **wanted}
+    return wanted
+
+
+def in_url() -> dict[str, str]:
+    """The draft's part of the address, and the run it is for."""
+    return {name: st.query_params[name] for name in ("run", *FIELDS) if name in st.query_params}

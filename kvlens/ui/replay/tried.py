@@ -1,0 +1,218 @@
+"""What was tried on a run: the outcome of one try, the list of all, going back, taking one away."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.lens.knob import knob_of
+from kvlens.lens.tries import RESTORED, Try
+from kvlens.meta import Counterfactual, Search
+from kvlens.store.errors import TraceError
+from kvlens.store.recover import delete_run
+from kvlens.text.plaintext import visible
+from kvlens.text.units import counted, si_bytes
+from kvlens.ui.common import data, places
+from kvlens.ui.common.chart import chart
+from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.lensdata import NONE
+from kvlens.ui.common.state import Selection
+from kvlens.ui.common.widgets import error, plain
+from kvlens.ui.replay import draft
+from kvlens.ui.replay.draft import Draft
+
+
+def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
+    """The outcome of the try that is looked at, the ways from it, and a list of all. `found`: newest first."""
+    shown = shown_of(found)
+    if shown is not None:
+        said, ways = st.columns([7, 5], vertical_alignment="center")
+        said.markdown(f"**Tried:** {plain(shown.words())}.")
+        with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
+            replay = places.in_run(shown.uid, chosen)
+            st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
+            two = chosen.query() | {"cmp": shown.uid}
+            st.page_link("pages/compare.py", label="Compare", icon=":material/compare:", query_params=two)
+            st.button(
+                "Undo",
+                icon=":material/undo:",
+                key="try_undo",
+                type="tertiary",
+                on_click=_undo,
+                args=(reader, found, shown),
+                help="Back to the try before this one, with what was chosen for it. Nothing is deleted.",
+            )
+            _remove(found, shown)
+        outcome(shown)
+    if len(found) > 1 or shown is None:
+        with st.expander(f"All tries on this run ({len(found)})"):
+            _list(reader, found, shown)
+
+
+def shown_of(found: list[Try]) -> Try | None:
+    """Of what was tried, the one in the URL (?whatif=), else the newest; None where nothing is, or none is wanted."""
+    asked = st.query_params.get("whatif")
+    if asked == NONE or not found:
+        return None
+    return next((one for one in found if one.uid == asked), found[0])
+
+
+def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
+    """The try before, and the list and budget it was made of; before the first one the run as it was recorded."""
+    at = next((place for place, one in enumerate(found) if one.uid == shown.uid), len(found))
+    earlier = found[at + 1] if at + 1 < len(found) else None
+    if earlier is None:
+        draft.go_back_to(Draft(reader.uid), NONE)
+    else:
+        draft.go_back_to(draft_of(reader, earlier), earlier.uid)
+
+
+def draft_of(reader: TraceReader, one: Try) -> Draft:
+    """What was put together for a try, as far as the page can: its pieces without those that the run itself held, its
+    budget. A list that is too long for the page is cut."""
+    pieces = one.beyond(reader.meta.hold).pieces[: draft.MOST]
+    knob = knob_of(reader.meta)
+    value = None if knob is None else one.changed.get(knob.name)
+    share = None if knob is None or value is None else knob.share(value)
+    return Draft(reader.uid, pieces, one.from_step if pieces else None, share)
+
+
+def _remove(found: list[Try], shown: Try) -> None:
+    """The stored repeat goes for good, after a second click."""
+    with st.popover("Remove", icon=":material/delete:", type="tertiary", key=f"remove_{shown.uid}"):
+        st.markdown(f"Delete run {plain(shown.uid)}, which is this try? It cannot be brought back.")
+        if st.button("Delete it", key=f"delete_{shown.uid}", type="primary"):
+            try:
+                delete_run(data.runs_dir(), shown.uid)
+            except TraceError as problem:
+                error(str(problem))
+                return
+            data.forget_runs()
+            st.query_params["whatif"] = next((one.uid for one in found if one.uid != shown.uid), NONE)
+            st.rerun()
+
+
+def _list(reader: TraceReader, found: list[Try], shown: Try | None) -> None:
+    """A row per try, newest first; a selected one is shown above."""
+    key = f"tries_{reader.uid}_{NONE if shown is None else shown.uid}_{len(found)}"
+
+    def select() -> None:
+        rows = st.session_state[key]["selection"]["rows"]
+        if rows and rows[0] < len(found):
+            st.query_params["whatif"] = found[rows[0]].uid
+
+    table = pd.DataFrame([_row(one, one is shown, reader.meta.budget_bytes) for one in found])
+    columns = {
+        "": st.column_config.TextColumn(width=30, help="The one that is shown above"),
+        "tried": st.column_config.TextColumn(width="large"),
+        "KL before (nats)": st.column_config.NumberColumn(format="%.3g"),
+        "KL after (nats)": st.column_config.NumberColumn(format="%.3g"),
+    }
+    st.dataframe(
+        table,
+        hide_index=True,
+        width="stretch",
+        key=key,
+        on_select=select,
+        selection_mode="single-row",
+        column_config=columns,
+        height=min(300, 40 + 35 * len(table)),
+    )
+
+
+def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
+    said, more = one.summary or Counterfactual(), one.more_bytes(budget)
+    return {
+        "": "●" if shown else "",
+        "tried": visible(one.brief()) + (" (found by a search)" if said.search is not None else ""),
+        "answer": _line(said.answer_after),
+        "restored": RESTORED[said.restored],
+        "KL before (nats)": said.kl_before,
+        "KL after (nats)": said.kl_after,
+        "bytes more": si_bytes(more),
+        "run": one.uid,
+    }
+
+
+def outcome(one: Try) -> None:
+    """Answer and divergence before and after, and what holding it would have cost."""
+    said = one.summary
+    if said is None:
+        st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
+        return
+    answer, numbers = st.columns([5, 6], gap="large")
+    how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
+    answer.text(
+        f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
+        f"Expected: {_line(said.expected)}"
+    )
+    step = said.step
+    facts = (
+        ("Answer restored", RESTORED[said.restored]),
+        (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
+        ("It would have cost", si_bytes(said.held_bytes)) if one.holds else ("Budget", si_bytes(one.budget)),
+    )
+    for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
+        column.metric(label, value)
+    numbers.caption(plain(_cost(one)))
+    if (search := said.search) is not None:
+        st.markdown(plain(found_words(search)))
+        if search.tests:
+            with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
+                _every_set(one, search)
+
+
+def found_words(search: Search) -> str:
+    """What a search came to."""
+    if search.most is not None:
+        tried = counted(search.tried or 0, "set") + " tried"
+        tried += "" if search.ended else f", as many as were allowed ({search.most})"
+        if not search.triples:
+            return f"No set that was held brings the answer back, the largest one included ({tried})."
+        names = ", ".join(f"span {span} for L{layer} KV{head}" for layer, head, span in search.triples)
+        return f"Fewest bytes found: {names} ({tried}; not proved to be the fewest there are)."
+    names = ", ".join(f"L{layer} KV{head}" for layer, head in search.heads)
+    if not names:
+        return f"Not even holding it for all of these heads brings the answer back ({search.tried} repeats)."
+    return f"Smallest set found: {names} ({search.tried} repeats)."
+
+
+def _every_set(one: Try, search: Search) -> None:
+    rows = [(n, test.size, test.held_bytes, test.kl, bool(test.restored)) for n, test in enumerate(search.tests, 1)]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    chart(
+        fewest_bytes(table, one.full_kv_bytes),
+        partial(table.copy),
+        f"{one.uid}-fewest-bytes",
+        f"fewest_{one.uid}",
+        "Held bytes and KL of every set that the search held",
+    )
+
+
+def _cost(one: Try) -> str:
+    """What the held bytes are a share of."""
+    said = one.summary
+    if said is None or (held := said.held_bytes) is None:
+        return "Its bytes were not recorded."
+    if not one.holds:
+        return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
+    parts = [f"{said.held_tokens} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
+    if one.full_kv_bytes:
+        parts.append(f"{held / one.full_kv_bytes:.2%} of full KV")
+    if one.budget_bytes:
+        parts.append(f"{held / one.budget_bytes:.1%} on top of the budget")
+    return " · ".join(parts)
+
+
+def _line(text: object) -> str:
+    return "not recorded" if text is None else " ".join(visible(text).split()) or "nothing"
+
+
+def _nats(value: float | None) -> str:
+    if value is None:
+        return "not recorded"
+    return "< 0.001" if 0 < value < 0.001 else f"{value:.3g}"

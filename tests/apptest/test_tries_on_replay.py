@@ -1,0 +1,258 @@
+"""What is tried on the Replay page: the list that clicks put together, the budget, and what was tried before."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
+from streamlit.testing.v1 import AppTest
+from test_lens_on_replay import finished, press, wait_for_jobs
+from test_pages import words
+from uiruns import Visit, redate
+
+from kvlens.lens.pieces import Piece
+from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.common import lensjobs
+from kvlens.ui.common.request import TryChoice
+from kvlens.ui.replay import draft
+from kvlens.ui.replay.draft import Draft, parse
+
+AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
+HERE = Piece(SPAN)
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    return write_lens_runs(tmp_path_factory.mktemp("tries"))
+
+
+@pytest.fixture
+def asked(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> list[TryChoice]:
+    """What the page asked for; each job ends with `lens.held`."""
+    found: list[TryChoice] = []
+    monkeypatch.setattr(
+        lensjobs, "whatif_command", lambda uid, choice, runs: found.append(choice) or finished(lens.held)
+    )
+    return found
+
+
+def labels(app: AppTest) -> list[str]:
+    return [button.label.replace("\\", "") for button in app.button]
+
+
+def test_clicks_put_a_list_together_that_is_held_together(visit: Visit, lens: LensRuns, asked: list[TryChoice]) -> None:
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT)
+    app = press(app, "List it")
+    assert app.query_params["hold"] == str(SPAN)
+    assert f"span {SPAN} · all KV heads" in labels(app)
+    assert "Unlist it" in labels(app)
+    next(box for box in app.selectbox if box.label == "for").set_value("L1 KV1").run()
+    app = press(app, "List it")
+    assert app.query_params["hold"] == f"{SPAN}_{SPAN}.L1.KV1"
+    app = press(app, "Hold the list")
+    assert asked == [TryChoice((HERE, Piece(SPAN, None, 1, 1)), STEP)]
+    wait_for_jobs()
+    app.run()
+    assert app.query_params["whatif"] == lens.held
+    assert app.query_params["hold"] == f"{SPAN}_{SPAN}.L1.KV1", "the list stays"
+
+
+def test_a_link_brings_the_list_and_one_click_takes_a_piece_off(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=f"{SPAN}_t41-42.L0_nonsense", **{"from": 3})
+    assert [label for label in labels(app) if "·" in label] == [
+        f"span {SPAN} · all KV heads",
+        "tokens 41-42 · KV heads of L0",
+    ]
+    assert next(box for box in app.number_input if box.label == "from step").value == 3
+    app = app.button(key="chip_t41-42.L0").click().run()
+    assert app.query_params["hold"] == str(SPAN)
+    app = press(app, "Unlist it")
+    assert "hold" not in app.query_params
+    assert "Hold it resident" in labels(app)
+    assert app.query_params["from"] == "3"
+
+
+def test_the_list_of_a_run_stays_with_it(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=f"{SPAN}", whatif="none")
+    app.selectbox(key="run_picker").set_value(lens.lost).run()
+    assert app.query_params["run"] == lens.lost
+    assert not {"hold", "whatif"} & set(app.query_params)
+    assert not [label for label in labels(app) if "·" in label]
+    app.query_params.clear()
+    for name, value in {"run": lens.repeated, **AT, "hold": f"{SPAN}.L0"}.items():
+        app.query_params[name] = str(value)  # as Back does
+    app.run()
+    assert f"span {SPAN} · KV heads of L0" in labels(app)
+
+
+def test_a_list_has_room_for_so_many_pieces(visit: Visit, lens: LensRuns) -> None:
+    many = "_".join(f"t{place}" for place in range(draft.MOST + 5))
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=many)
+    assert len([label for label in labels(app) if "·" in label]) == draft.MOST
+    assert app.button(key="list_toggle").disabled
+    app = press(app, "Clear")
+    assert not app.button(key="list_toggle").disabled
+    assert "hold" not in app.query_params
+
+
+def test_what_a_link_says_of_it_is_never_trusted() -> None:
+    assert parse("r", {"hold": "<b>_5_5_-", "from": "-1", "budget": "nan"}) == Draft("r", (Piece(5),))
+    assert parse("r", {"from": "٣", "budget": "101"}) == Draft("r")
+    assert parse("r", {"from": "3", "budget": "12.5"}) == Draft("r", (), 3, 12.5)
+    assert Draft("r", (Piece(5),), 3, 12.5).query() == {"hold": "5", "from": "3", "budget": "12.5"}
+
+
+# ---- another budget
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with a run whose method, parameters and sizes belong together."""
+    folder = tmp_path_factory.mktemp("budget")
+    config = {"sinks": 4, "page": 16}
+    known = {"preset": None, "config": config, "request": {"overrides": {}, "preset": None}, "prompt_tokens": 600}
+    return folder, write_synthetic(folder, 2, 4, 2, 12, 14, seed=3, method="streaming_llm", **known)
+
+
+def test_the_budget_is_dragged_and_run(visit: Visit, plain: tuple[Path, str], asked: list[TryChoice]) -> None:
+    folder, uid = plain
+    app = visit(folder, "replay", run=uid)
+    slider = app.select_slider[0]
+    own = slider.value
+    assert slider.options[-1] == "100%"
+    assert f"{own:g}% (as it was)" in slider.options
+    app = slider.set_value(50.0).run()
+    assert app.query_params["budget"] == "50"
+    app = press(app, "Run it at 50%")
+    app = press(visit(folder, "replay", run=uid, budget=50, hold="3"), "Hold the list at 50%")
+    step = next(box for box in app.number_input if box.label == "from step").value
+    assert asked == [TryChoice((), step, (("budget", "50%"),)), TryChoice((Piece(3),), step, (("budget", "50%"),))]
+    wait_for_jobs()
+    app = visit(folder, "replay", run=uid, budget=50)
+    app = app.select_slider[0].set_value(own).run()
+    assert "budget" not in app.query_params
+    assert "Hold it resident" in labels(app)
+
+
+def test_a_run_that_does_not_say_what_it_was_has_no_other_budget(visit: Visit, lens: LensRuns) -> None:
+    assert not visit(lens.folder, "replay", run=lens.lost).select_slider
+
+
+# ---- searches
+@pytest.mark.parametrize(
+    ("button", "choice"),
+    [
+        ("Find the smallest set of heads", TryChoice((HERE,), STEP, (), "heads")),
+        ("Restore with the fewest bytes", TryChoice((), STEP, (), "bytes")),
+    ],
+)
+def test_a_search_is_asked_for(
+    visit: Visit, lens: LensRuns, asked: list[TryChoice], button: str, choice: TryChoice
+) -> None:
+    press(visit(lens.folder, "replay", run=lens.repeated, **AT), button)
+    assert asked == [choice]
+    wait_for_jobs()
+
+
+def test_a_search_says_what_it_tries(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"phase": "note", "message": "Holding 4 spans of single KV heads, 8.19 kB."})]
+    lines.append(json.dumps({"phase": "search", "done": 3, "total": 40}))
+    code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(60)"
+    monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, choice, runs: [sys.executable, "-c", code])
+    app = press(visit(lens.folder, "replay", run=lens.repeated, **AT), "Restore with the fewest bytes")
+    for _ in range(100):
+        if "Holding 4 spans" in words(app):
+            break
+        app.run()
+    assert "Holding 4 spans of single KV heads, 8.19 kB." in words(app)
+    assert "find the fewest bytes that bring it back" in words(app)
+    press(app, "Cancel")
+    wait_for_jobs()
+
+
+# ---- what was tried
+@pytest.fixture
+def tried(tmp_path: Path) -> tuple[LensRuns, list[str]]:
+    """A run with three tries, oldest first: a hold, another budget, a search for the fewest bytes."""
+    runs = write_lens_runs(tmp_path)
+    shutil.rmtree(tmp_path / runs.held)
+    hold = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 0], [0, 1], [1, 0], [1, 1]], "from_step": 2}
+    search = {
+        "triples": [[0, 1, SPAN]],
+        "tried": 3,
+        "most": 3,
+        "ended": False,
+        "kl": 0.1,
+        "tests": [
+            {"size": 1, "held_bytes": 900, "kl": 2.0, "restored": False},
+            {"size": 2, "held_bytes": 1800, "kl": 0.05, "restored": True},
+            {"size": 1, "held_bytes": 900, "kl": 0.1, "restored": True},
+        ],
+    }
+    given = [
+        {"hold": [hold], "whatif": SUMMARY | {"restored": False}},
+        {"changed": {"budget": "50%"}, "whatif": SUMMARY | {"held_bytes": 0, "held_tokens": 0, "answer_after": "no"}},
+        {"hold": [hold | {"heads": [[0, 1]]}], "whatif": SUMMARY | {"search": search}},
+    ]
+    uids = []
+    for number, said in enumerate(given):
+        uid = f"20260302-00000{number}-try{number}"
+        uids.append(write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, uid=uid, parent=runs.repeated, **said))
+        redate(tmp_path / uid / "run.json", f"2026-03-02T00:00:0{number}+00:00")
+    return runs, uids
+
+
+def table(app: AppTest) -> list[tuple[str, str, str]]:
+    frame = next(frame.value for frame in app.dataframe if "tried" in frame.value)
+    return [(row[""], row["tried"], row["restored"]) for row in frame.to_dict("records")]
+
+
+def test_all_tries_are_a_list_and_undo_goes_back_through_it(visit: Visit, tried: tuple[LensRuns, list[str]]) -> None:
+    runs, (held, budget, searched) = tried
+    app = visit(runs.folder, "replay", run=runs.repeated, **AT)
+    assert table(app) == [
+        ("●", f"span {SPAN} held for L0 KV1 from step 2 (found by a search)", "yes"),
+        ("", "budget 50%", "yes"),
+        ("", f"span {SPAN} held for all 4 KV heads from step 2", "no"),
+    ]
+    assert "Fewest bytes found: span 5 for L0 KV1 (3 sets tried, as many as were allowed (3)" in words(app)
+    assert [box.label for box in app.expander if "sets tried" in box.label] == ["3 sets tried: bytes against restored"]
+
+    app = press(app, "Undo")
+    assert app.query_params["whatif"] == budget
+    assert "hold" not in app.query_params
+    assert "Answer at budget 50%: no" in "\n".join(text.value for text in app.text)
+    assert [row[0] for row in table(app)] == ["", "●", ""]
+    app = press(app, "Undo")
+    assert app.query_params["whatif"] == held
+    assert (app.query_params["hold"], app.query_params["from"]) == (str(SPAN), "2")
+    assert "Hold the list" in labels(app)
+    app = press(app, "Undo")
+    assert app.query_params["whatif"] == "none"
+    assert not {"hold", "from"} & set(app.query_params)
+    assert not app.metric
+    assert [row[0] for row in table(app)] == ["", "", ""]
+    assert visit(runs.folder, "replay", run=runs.repeated, **AT, whatif=searched).metric
+
+
+def test_a_try_is_deleted_after_a_second_click(visit: Visit, tried: tuple[LensRuns, list[str]]) -> None:
+    runs, (held, budget, searched) = tried
+    app = visit(runs.folder, "replay", run=runs.repeated, **AT, whatif=budget)
+    assert f"Delete run {budget}, which is this try?" in words(app)
+    app = press(app, "Delete it")
+    assert not (runs.folder / budget).exists()
+    assert app.query_params["whatif"] == searched
+    assert [row[1] for row in table(app)][1] == f"span {SPAN} held for all 4 KV heads from step 2"
+    press(press(app, "Delete it"), "Delete it")
+    assert not (runs.folder / held).exists()
+    assert (runs.folder / runs.repeated).exists()
+
+
+def test_another_budgets_run_says_what_it_is(visit: Visit, tried: tuple[LensRuns, list[str]]) -> None:
+    runs, (_, budget, _) = tried
+    text = words(visit(runs.folder, "replay", run=budget))
+    assert "**What if:** budget 50%; everything else as in the run it repeats." in text
+    listed = visit(runs.folder).toggle(key="runs_whole").set_value(True).run().dataframe[0].value.set_index("run")
+    assert listed.loc[budget, "what it is"] == f"what-if of …{runs.repeated[-6:]}"

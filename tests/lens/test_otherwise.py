@@ -1,0 +1,180 @@
+"""A stored run asked for once more with another budget or other parameters, its pieces of what is held, and the list of
+all tries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_counterfactual import FACT, Lost, quiet
+from typer.testing import CliRunner
+from uiruns import redate
+
+from kvlens.cli.main import app
+from kvlens.lens.asked import Asked
+from kvlens.lens.knob import Knob, knob_of
+from kvlens.lens.pieces import Piece
+from kvlens.lens.tries import tries_in
+from kvlens.lens.whatif import whatif
+from kvlens.memory.budget import BudgetInfeasible
+from kvlens.meta import RunMeta
+from kvlens.runs.repeat import read_run
+from kvlens.store.reader import TraceReader, list_runs
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory: pytest.TempPathFactory) -> Lost:
+    return Lost(tmp_path_factory.mktemp("lost"), ((1, 0),), 0.4, 1.0)
+
+
+def meta(lost: Lost, uid: str) -> RunMeta:
+    with TraceReader.open(lost.runs, uid) as reader:
+        return reader.meta
+
+
+def listed(lost: Lost, *more: str) -> Any:
+    return CliRunner().invoke(app, ["whatif", lost.uid, "--list", *more, "--runs", str(lost.runs)])
+
+
+def test_nothing_tried_yet(tmp_path: Path) -> None:
+    fresh = Lost(tmp_path, ((1, 0),), 0.4, 1.0)
+    assert f"nothing was tried on run {fresh.uid}" in listed(fresh).stdout
+    assert listed(fresh, "--json").stdout == "[]\n"
+
+
+def test_another_budget_is_the_same_request_with_it_compared_with_the_same_reference(lost: Lost) -> None:
+    held, _ = whatif(lost.runs, lost.uid, Asked((lost.span,)), quiet)
+    stored, summary = whatif(lost.runs, lost.uid, Asked(changed={"budget": "90%"}), quiet)
+    before, after = meta(lost, lost.uid), meta(lost, stored.uid)
+    assert summary is not None
+    assert (summary.restored, summary.answer_after) == (True, "a5")
+    assert (summary.held_bytes, summary.held_tokens) == (0, 0)
+    assert summary.kl_after is not None
+    assert summary.kl_before is not None
+    assert summary.kl_after < summary.kl_before
+    assert (after.parent, after.hold, after.changed, after.budget) == (lost.uid, (), {"budget": "90%"}, "90%")
+    assert after.whatif == summary
+    assert after.reference == meta(lost, held.uid).reference
+    assert {**(after.request or {}), "budget": 0, "against": 0} == {**(before.request or {}), "budget": 0, "against": 0}
+    assert before.changed == {}
+    runs = list_runs(lost.runs).set_index("uid")
+    assert bool(runs.loc[stored.uid, "changed"])
+    assert not runs.loc[[lost.uid, held.uid], "changed"].any()
+    assert "changed" not in json.loads((lost.runs / lost.uid / "run.json").read_text(encoding="utf-8"))
+
+
+def test_a_lower_budget_that_cannot_be_kept_is_refused_before_anything_is_made(lost: Lost) -> None:
+    stored = len(list_runs(lost.runs))
+    with pytest.raises(BudgetInfeasible, match="raise --budget"):
+        whatif(lost.runs, lost.uid, Asked(changed={"budget": "1%"}), quiet)
+    assert len(list_runs(lost.runs)) == stored
+
+
+def test_a_parameter_and_a_hold_go_together_and_a_try_can_be_tried_on(lost: Lost) -> None:
+    asked = Asked(pieces=(Piece(lost.span, None, 1, 0),), changed={"budget": "40%", "sinks": "8"})
+    stored, summary = whatif(lost.runs, lost.uid, asked, quiet)
+    assert summary is not None
+    assert summary.restored is True
+    made = meta(lost, stored.uid)
+    assert (made.config["sinks"], made.budget) == (8, "40%")
+    assert [hold.heads for hold in made.hold] == [((1, 0),)]
+    past = read_run(lost.runs, stored.uid)
+    again = past.otherwise({"budget": "50%"})
+    assert (again.budget, again.overrides, again.hold) == ("50%", {"sinks": "8"}, past.request.hold)
+    assert past.otherwise({}) is past.request
+    assert past.request.overrides == made.config
+
+
+def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost: Lost) -> None:
+    for layer, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        _, summary = whatif(
+            lost.runs, lost.uid, Asked(pieces=(Piece(tokens=(FACT, FACT + 1), layer=layer, kv_head=head),)), quiet
+        )
+        assert summary is not None
+        assert summary.restored is ((layer, head) == (1, 0))
+    pieces = (Piece(lost.span, None, 0, 1), Piece(lost.span, None, 1))
+    _, summary = whatif(lost.runs, lost.uid, Asked(pieces=pieces, search=True), quiet)
+    assert summary is not None
+    assert summary.search is not None
+    assert summary.search.heads == ((1, 0),), "of the heads that the pieces name"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "or what to change: --budget or --set."),
+        (["--search", "--budget", "30%"], "say what to hold"),
+        (["--hold", "5.L9"], "the model has 2 layers"),
+        (["--hold", "x"], "give SPAN or tFIRST-LAST"),
+        (["--set", "budget=3"], "give the budget with --budget"),
+        (["--set", "nothing=3"], "has no parameter 'nothing'"),
+        (["--json", "--budget", "90%"], "--json goes with --list"),
+    ],
+)
+def test_bad_requests_are_one_sentence(lost: Lost, argv: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["whatif", lost.uid, *argv, "--runs", str(lost.runs)])
+    assert isinstance(done.exception, ValueError)
+    assert said in str(done.exception)
+    assert "\n" not in str(done.exception)
+
+
+def test_the_list_tells_every_try_newest_first(tmp_path: Path) -> None:
+    mine = Lost(tmp_path, ((1, 0),), 0.4, 1.0)
+    argv = ["--hold", f"{mine.span}.L1.KV0", "--hold", f"t{FACT}.L0", "--runs", str(mine.runs), "--progress-json"]
+    first = CliRunner().invoke(app, ["whatif", mine.uid, *argv])
+    assert first.exit_code == 0, first.output
+    budget, _ = whatif(mine.runs, mine.uid, Asked(changed={"budget": "90%"}), quiet)
+    found, _ = whatif(mine.runs, mine.uid, Asked(fewest=9), quiet)
+    held = json.loads(first.stdout.splitlines()[-1])["uid"]
+    for second, uid in enumerate((held, budget.uid, found.uid)):
+        redate(mine.runs / uid / "run.json", f"2026-01-01T00:00:0{second}+00:00")
+    rows = json.loads(listed(mine, "--json").stdout)
+    assert [row["uid"] for row in rows] == [found.uid, budget.uid, held]
+    assert [row["restored"] for row in rows] == [True, True, True]
+    assert rows[0]["holds"] == [f"{mine.span}.L1.KV0"]
+    assert rows[0]["search"]["triples"] == [[1, 0, mine.span]]
+    assert rows[1]["changed"] == {"budget": "90%"}
+    full = meta(mine, mine.uid).full_kv_bytes or 0
+    assert rows[1]["more_bytes"] == pytest.approx(0.6 * full, rel=0.01)
+    assert rows[2]["holds"] == [f"{mine.span}.L1.KV0", f"t{FACT}.L0"]
+    assert rows[2]["more_bytes"] == rows[2]["held_bytes"]
+    told = listed(mine).stdout.splitlines()
+    assert [line.split()[0] for line in told[1:]] == [row["uid"] for row in rows]
+    assert "budget 90%" in told[2]
+    assert f"span {mine.span} for L1 KV0, token {FACT} for L0 KV0, L0 KV1 held from step 0" in told[3]
+    assert [one.uid for one in tries_in(mine.runs, found.uid)] == []
+
+
+def test_the_shares_are_those_that_the_method_can_keep_to(lost: Lost) -> None:
+    said = meta(lost, lost.uid)
+    knob = knob_of(said)
+    assert knob is not None
+    assert (knob.name, knob.own, knob.shares[-1]) == ("budget", 30.0, 100.0)
+    many = said.model_copy(update={"request": {**(said.request or {}), "overrides": {"sinks": "60"}}})
+    fewer = knob_of(many)
+    assert fewer is not None
+    assert set(fewer.shares) < set(knob.shares)
+    assert list(fewer.shares) == sorted(fewer.shares)
+    below = max(share for share in knob.shares if share < fewer.shares[0])
+    for share, refused in ((fewer.shares[0], False), (below, True)):
+        asked = Asked(changed={"budget": knob.value(share), "sinks": "60"})
+        if refused:
+            with pytest.raises(BudgetInfeasible):
+                whatif(lost.runs, lost.uid, asked, quiet)
+        else:
+            assert whatif(lost.runs, lost.uid, asked, quiet)[1] is not None
+
+
+def test_a_method_that_keeps_all_is_asked_for_what_it_attends(lost: Lost) -> None:
+    said = meta(lost, lost.uid)
+    quest = said.model_copy(update={"method": "quest", "config": {"keep": 0.2}, "budget_bytes": None})
+    knob = knob_of(quest)
+    assert knob is not None
+    assert (knob.name, knob.own, knob.value(30)) == ("keep", 20.0, "0.3")
+    assert (knob.share("0.3"), knob.share("7"), knob.share("512tok"), knob.share("x")) == (30.0, None, None, None)
+    assert knob_of(said.model_copy(update={"method": "full"})) is None
+    assert knob_of(said.model_copy(update={"method": "not there"})) is None
+    assert knob_of(said.model_copy(update={"token_bytes": None})) is None
+    assert Knob("budget", 30.0, (30.0, 100.0)).value(30.0) == "30%"

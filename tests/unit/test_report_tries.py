@@ -1,0 +1,132 @@
+"""kvlens report: what was tried on a run, and the text at the step of loss."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
+from uiruns import redate
+
+from kvlens.figures.states import STATE_COLORS
+from kvlens.lens.verdict import Verdict, verdict
+from kvlens.report import report_bytes
+from kvlens.report import strip as strips
+from kvlens.report.strip import strip, token_states
+from kvlens.report.tried import tried
+from kvlens.store.reader import TraceReader
+from kvlens.store.synthetic import write_synthetic
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    return write_lens_runs(tmp_path_factory.mktemp("report-tries"))
+
+
+def lost(reader: TraceReader) -> Verdict:
+    found = verdict(reader)
+    assert found is not None
+    assert found.missed is not None
+    return found
+
+
+def test_a_report_names_the_cheapest_try_that_proved_the_loss_and_lists_all(tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    redate(tmp_path / runs.held / "run.json", "2026-03-02T00:00:00+00:00")
+    dear = {"held_bytes": 99_000_000, "answer_after": "<b>4172</b>"}
+    for number, said in enumerate(
+        (
+            {"changed": {"budget": "50%"}, "whatif": SUMMARY | {"restored": False, "held_bytes": 0}},
+            {"changed": {"keep": "0.5"}, "whatif": SUMMARY | dear},
+        )
+    ):
+        uid = write_synthetic(
+            tmp_path, 2, 4, 2, 12, 14, uid=f"20260303-00000{number}-more", parent=runs.repeated, **said
+        )
+        redate(tmp_path / uid / "run.json", f"2026-03-03T00:00:0{number}+00:00")
+    with TraceReader.open(tmp_path, runs.repeated) as reader:
+        said = html.unescape(tried(reader))
+        whole = html.unescape(report_bytes(reader).decode())
+    assert (
+        f"Proved by trying: with span {SPAN} (tokens 40–47) held exactly resident for L0 KV1, L1 KV0 from step {STEP} "
+        "on, all else the same, the run says '4172' (12.3 kB more on the device)." in said
+    )
+    rows = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', said)
+    assert rows == [
+        ("keep 0.5", "'<b>4172</b>'", "yes"),
+        ("budget 50%", "'4172'", "no"),
+        (f"span {SPAN} held for L0 KV1, L1 KV0 from step {STEP}", "'4172'", "yes"),
+    ]
+    assert "2.25 → 0.0004" in said
+    assert "What was tried on it" in whole
+    with TraceReader.open(tmp_path, uid) as reader:
+        other = html.unescape(report_bytes(reader).decode())
+    assert "asked for otherwise: keep</th><td>0.5</td>" in other
+    assert "The answer came back." in other
+
+
+def test_where_nothing_came_back_the_report_says_so(tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    said = {"changed": {"budget": "50%"}, "whatif": SUMMARY | {"restored": False}}
+    write_synthetic(tmp_path, 2, 4, 2, 12, 14, parent=runs.lost, **said)
+    with TraceReader.open(tmp_path, runs.lost) as reader:
+        assert "1 try, none of which brought the answer back." in tried(reader)
+
+
+def test_a_run_that_nothing_was_tried_on_has_no_such_section(lens: LensRuns) -> None:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        assert tried(reader) == ""
+        assert "What was tried on it" not in report_bytes(reader).decode()
+
+
+def test_every_token_has_the_state_of_its_span(lens: LensRuns) -> None:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        missed = lost(reader).missed
+        assert missed is not None
+        written = int(reader.tokens()["step"].isna().sum()) + STEP
+        states = token_states(reader, STEP, missed.layer, missed.kv_head, written)
+        lay = reader.span_states(STEP, missed.layer, missed.kv_head).set_index("span")["state"]
+        spans = reader.spans()
+    assert len(states) == written
+    alive = spans[(spans["kind"] != "window") & (spans["born_step"] <= STEP) & ~(spans["died_step"] <= STEP)]
+    covered = set()
+    for row in alive.itertuples():
+        assert set(states[int(row.tok_start) : int(row.tok_end)]) == {lay[row.span]}
+        covered |= set(range(int(row.tok_start), int(row.tok_end)))
+    assert covered < set(range(written))
+    assert {states[at] for at in set(range(written)) - covered} == {"resident"}
+    assert len(set(states)) > 1
+
+
+def test_the_strip_is_the_text_with_its_marks(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        found = lost(reader)
+        tokens, missed = reader.tokens(), found.missed
+        written = int(tokens["step"].isna().sum()) + STEP
+        shown = strip(reader, found)
+        monkeypatch.setattr(strips, "MOST", 20)
+        cut = html.unescape(strip(reader, found))
+    assert missed is not None
+    text = html.unescape(re.sub("<[^>]+>", "", shown.partition("</p>")[0]))
+    assert text == "".join(tokens["text"].iloc[:written])
+    framed = "".join(html.unescape(one) for one in re.findall(r'class="[^"]*missed[^"]*"[^>]*>([^<]*)<', shown))
+    assert framed == "".join(tokens["text"].iloc[missed.tok_start : missed.tok_end])
+    assert 'class="needle' in shown or 'needle"' in shown
+    assert {color for color in STATE_COLORS.values() if f"background:{color}55" in shown.partition("</p>")[0]}
+    assert re.search(r"… \d+ tokens …", cut)
+
+
+def test_markup_in_a_token_stays_text(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        found, tokens = lost(reader), reader.tokens()
+        tokens["text"] = "<script>alert(1)</script>"
+        monkeypatch.setattr(reader, "tokens", lambda: tokens)
+        shown = strip(reader, found)
+    assert "<script" not in shown
+
+
+def test_a_run_without_a_loss_has_a_sentence_in_place_of_the_strip(lens: LensRuns) -> None:
+    with TraceReader.open(lens.folder, lens.kept) as reader:
+        assert "no step was lost" in strip(reader, verdict(reader))
