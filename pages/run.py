@@ -5,6 +5,7 @@ import streamlit as st
 
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import job_list, job_panel
+from kvlens.ui.common.racelist import race_list
 from kvlens.ui.common.submit import submit, submit_race
 from kvlens.ui.common.warm import warm
 from kvlens.ui.race import form, view
@@ -43,5 +44,5 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
             st.query_params.from_dict({"job": begun})
             st.rerun()
 job_list(job)
-view.earlier(race)
+race_list(race)
 warm.prepare()  # jobs begin on this page

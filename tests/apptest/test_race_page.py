@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -177,8 +178,13 @@ def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
 
 def test_stored_races_are_offered(visit: Visit, made: tuple[Path, RaceInfo], tmp_path: Path) -> None:
     runs, info = made
-    (listed,) = (each for each in visit(runs, "run").expander if each.label == "Stored races")
-    assert [link.proto.query_string for link in listed.get("page_link")] == [f"race={info.id}"]
-    shown = visit(runs, "run", race=info.id)
-    assert not [each for each in shown.expander if each.label == "Stored races"], "it is the one that is shown"
-    assert not [each for each in visit(tmp_path, "run").expander if each.label == "Stored races"]
+    folder = Path(tmp_path) / "with-a-run"
+    shutil.copytree(runs, folder)
+    for page in ("run", ""):
+        (listed,) = (each for each in visit(folder, page).expander if each.label == "Stored races (1)")
+        assert [link.proto.query_string for link in listed.get("page_link")] == [f"race={info.id}"]
+        (said,) = listed.caption
+        assert said.value.replace("\\", "").startswith("2 methods: StreamingLLM, SeKV. ")
+    shown = visit(folder, "run", race=info.id)
+    assert not [each for each in shown.expander if each.label.startswith("Stored races")], "the one that is shown"
+    assert not [each for each in visit(tmp_path / "none", "run").expander if each.label.startswith("Stored races")]

@@ -4,6 +4,7 @@ resident."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -122,6 +123,11 @@ def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
         label = "What-if" if _true(other["hold"]) else "Forced repeat"
         found.append((f"{label} of {str(other['created'])[11:16]}", str(other["uid"])))
     return found[:8]
+
+
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each run as a dictionary of its columns."""
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
 
 
 def truth(column: pd.Series) -> pd.Series:
