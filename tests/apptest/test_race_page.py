@@ -78,6 +78,11 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     assert "is not understood" in app.error[0].value
     assert primary(app, "Race 3 methods").disabled
     app.text_input(key="form_budget").set_value("30%").run()
+    lanes = app.dataframe[0].value.set_index("method")
+    assert list(lanes.index) == ["FullKV", "SeKV", "SnapKV", "Quest"]
+    assert (lanes.loc["FullKV", "budget"], lanes.loc["Quest", "budget"]) == ("no limit", "no limit")
+    assert lanes.loc["SnapKV", "will run"] == "yes"
+    assert lanes.loc["SnapKV", "budget"].endswith("kB") or lanes.loc["SnapKV", "budget"].endswith("MB")
     app.selectbox(key="form_method").set_value("chess").run()
     assert next(box for box in app.text_input if box.label == "Budget of the race").value == "30%"
     primary(app, "Race 3 methods").click().run()
