@@ -21,7 +21,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from kvlens.store import about
+from kvlens.store.about import FILE as ABOUT
+from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.guarded import quoted
@@ -53,8 +54,8 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
             _add(archive, f"{uid}/run.json", json.dumps(kept, ensure_ascii=False, indent=1).encode())
             _add(archive, f"{uid}/prompt.txt", (source / "prompt.txt").read_bytes())
             _add(archive, f"{uid}/trace.duckdb", trace.read_bytes())
-            if (said := about.read_about(source)) != about.About():
-                _add(archive, f"{uid}/{about.FILE}", said.model_dump_json(indent=1).encode())
+            if (said := read_about(source)) != About():
+                _add(archive, f"{uid}/{ABOUT}", said.model_dump_json(indent=1).encode())
     out.write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -119,7 +120,7 @@ def _put(source: Path, target: Path) -> bool:
 
 
 def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
-    may = {f"{uid}/{about.FILE}" for uid in uids}
+    may = {f"{uid}/{ABOUT}" for uid in uids}
     wanted = {f"{uid}/{name}" for uid in uids for name in FILES} | may
     left = MOST_BYTES
     with tarfile.open(file, "r:xz") as archive:
@@ -144,7 +145,7 @@ def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
 def _read_through(folder: Path, uid: str) -> None:
     """Every row of every table of a run, once; its own checks, and that it is the run its name says; what is said of
     it."""
-    about.read_about(folder / uid)
+    read_about(folder / uid)
     with TraceReader.open(folder, uid) as reader:
         try:
             for name in sorted(tables_of(reader.meta.schema_version, TABLES)):
