@@ -7,6 +7,7 @@ from starlette.middleware import Middleware
 from streamlit.starlette import App
 
 from kvlens.ui.common.door import Door
+from kvlens.ui.common.history import History
 
 if __name__ == "__main__":
     import streamlit as st
@@ -20,4 +21,4 @@ if __name__ == "__main__":
     st.logo(ICON, size="medium")
     guarded(page.run)()
 else:
-    app = App(__file__, middleware=[Middleware(Door)])
+    app = App(__file__, middleware=[Middleware(Door), Middleware(History)])

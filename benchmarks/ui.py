@@ -75,7 +75,7 @@ def look(url: str, uid: str, chromium: str) -> dict[str, Any]:
         page.set_default_timeout(120_000)
         began = time.perf_counter()
         page.goto(url)
-        page.get_by_text("Select a row to open a run").wait_for()
+        page.get_by_text("A click on a run opens it").wait_for()
         found["first_page_s"] = round(time.perf_counter() - began, 2)
         began = time.perf_counter()
         page.goto(f"{url}/replay?run={uid}")

@@ -3,13 +3,14 @@
 import streamlit as st
 
 from kvlens.ui.common import data, nav
-from kvlens.ui.common.jobview import links
+from kvlens.ui.common.racelist import race_list
 from kvlens.ui.common.submit import sample_buttons
 from kvlens.ui.common.warm import warm
 from kvlens.ui.home.causes import why_lost
+from kvlens.ui.home.chosen import chosen
 from kvlens.ui.home.gallery import shelf
 from kvlens.ui.home.picture import picture
-from kvlens.ui.home.runtable import run_details, run_table
+from kvlens.ui.home.runlist import run_list
 
 nav.enter()
 st.subheader("Runs")
@@ -32,18 +33,18 @@ if table.empty:
     )
     picture()
 else:
-    uid = run_table(table)
-    if uid is None:
+    ticked = run_list(table)
+    if ticked:
+        chosen(table, ticked)
+    else:
         st.caption(
-            "Select a row to open a run. Newest first; bytes are decimal (1 MB = 10⁶ bytes). "
-            "The peak counts slot tables as well, so FullKV's lies a little above full KV. Duration: prefill, "
-            "decoding and "
-            "storing, without loading the model. The output of a forced run is what it was fed, full KV's tokens."
+            "A click on a run opens it; tick runs to name, tag, compare or delete them. Newest first; bytes are "
+            "decimal (1 MB = 10⁶ bytes). The peak counts slot tables as well, so FullKV's lies a little above full "
+            "KV. Duration: prefill, decoding and storing, without loading the model. The output of a forced run is "
+            "what it was fed, full KV's tokens."
         )
         why_lost(table)
         sample_buttons()
-    else:
-        run_details(table, uid)
-        links(uid)
+    race_list()
     shelf(folded=True)
 warm.prepare()  # jobs begin on this page

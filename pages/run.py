@@ -5,10 +5,11 @@ import streamlit as st
 
 from kvlens.ui.common import data, nav
 from kvlens.ui.common.jobview import job_list, job_panel
+from kvlens.ui.common.racelist import race_list
 from kvlens.ui.common.submit import submit, submit_race
 from kvlens.ui.common.warm import warm
 from kvlens.ui.race import form, view
-from kvlens.ui.run import preflight
+from kvlens.ui.run import preflight, racepreflight
 from kvlens.ui.run.methodform import method_form
 from kvlens.ui.run.modelform import model_form
 from kvlens.ui.run.promptform import prompt_for
@@ -36,12 +37,12 @@ if not (job or race) or st.toggle("Set up another run", key=f"another_{job or ra
         choice = method_form(data.catalogue(), model, prompt)
         rivals, choice = form.rivals(data.catalogue(), choice)
     if prompt is not None:
-        ready = form.possible(choice) if rivals else preflight.panel(prompt, choice)
+        ready = racepreflight.panel(prompt, choice, rivals) if rivals else preflight.panel(prompt, choice)
         label = f"Race {len(rivals) + 1} methods" if rivals else "Run"
         if st.button(label, type="primary", disabled=not ready, icon=":material/play_arrow:"):
             begun = submit_race(prompt, choice, rivals) if rivals else submit(prompt, choice)
             st.query_params.from_dict({"job": begun})
             st.rerun()
 job_list(job)
-view.earlier(race)
+race_list(race)
 warm.prepare()  # jobs begin on this page

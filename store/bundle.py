@@ -1,4 +1,5 @@
-"""Runs in one file, to be handed on: a tar archive under xz that holds run.json, prompt.txt and trace.duckdb of each.
+"""Runs in one file, to be handed on: a tar archive under xz that holds run.json, prompt.txt and trace.duckdb of each,
+and about.json where it has a name, a note or tags.
 
 Taking runs in trusts nothing that comes with them: only these names are unpacked, as ordinary files of a bounded size,
 into a folder beside the runs; each trace is then opened behind the reader's walls and read from end to end, and only
@@ -20,6 +21,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from kvlens.store.about import FILE as ABOUT
+from kvlens.store.about import About, read_about
 from kvlens.store.attach import unreadable
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.guarded import quoted
@@ -51,6 +54,8 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
             _add(archive, f"{uid}/run.json", json.dumps(kept, ensure_ascii=False, indent=1).encode())
             _add(archive, f"{uid}/prompt.txt", (source / "prompt.txt").read_bytes())
             _add(archive, f"{uid}/trace.duckdb", trace.read_bytes())
+            if (said := read_about(source)) != About():
+                _add(archive, f"{uid}/{ABOUT}", said.model_dump_json(indent=1).encode())
     out.write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
@@ -115,7 +120,8 @@ def _put(source: Path, target: Path) -> bool:
 
 
 def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
-    wanted = {f"{uid}/{name}" for uid in uids for name in FILES}
+    may = {f"{uid}/{ABOUT}" for uid in uids}
+    wanted = {f"{uid}/{name}" for uid in uids for name in FILES} | may
     left = MOST_BYTES
     with tarfile.open(file, "r:xz") as archive:
         for member in archive:
@@ -132,12 +138,14 @@ def _unpack(file: Path, folder: Path, uids: Sequence[str]) -> None:
             target.parent.mkdir(exist_ok=True)
             with open(target, "xb") as out:
                 shutil.copyfileobj(source, out, _CHUNK)
-    if wanted:
-        raise UnreadableRun(f"{file.name} lacks {min(wanted)}; restore the file from a copy.")
+    if lacking := wanted - may:
+        raise UnreadableRun(f"{file.name} lacks {min(lacking)}; restore the file from a copy.")
 
 
 def _read_through(folder: Path, uid: str) -> None:
-    """Every row of every table of a run, once; its own checks, and that it is the run its name says."""
+    """Every row of every table of a run, once; its own checks, and that it is the run its name says; what is said of
+    it."""
+    read_about(folder / uid)
     with TraceReader.open(folder, uid) as reader:
         try:
             for name in sorted(tables_of(reader.meta.schema_version, TABLES)):

@@ -1,4 +1,4 @@
-"""The list of runs, from their run.json files alone: no trace is opened."""
+"""The list of runs, from their run.json and about.json files alone: no trace is opened."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import pandas as pd
 
+from kvlens.store.about import About, read_about
 from kvlens.store.errors import TraceError
 from kvlens.store.lease import is_held
 from kvlens.store.runinfo import SUMMARY, check_uid, read_info
 
+ABOUT = ("name", "note", "tags", "about_error")
+"""what about.json adds to a row; about_error: one sentence where it cannot be read, else None"""
 _ALIVE = ("created", "running", "finalizing")
 _NUMBERS = (
     "prompt_tokens",
@@ -33,7 +36,7 @@ def derived_status(folder: Path, status: str) -> str:
 
 def list_runs(runs_dir: Path) -> pd.DataFrame:
     """One row per run, newest first. A run whose run.json cannot be read is a row with status 'unreadable' and the
-    reason."""
+    reason; one whose about.json cannot be read has no name, and the reason."""
     rows: list[dict[str, Any]] = []
     root = Path(runs_dir)
     folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
@@ -42,11 +45,19 @@ def list_runs(runs_dir: Path) -> pd.DataFrame:
             check_uid(folder.name)
         except TraceError:
             continue
-        rows.append(_row(folder))
-    frame = pd.DataFrame(rows, columns=list(SUMMARY))
+        rows.append(_row(folder) | _about(folder))
+    frame = pd.DataFrame(rows, columns=[*SUMMARY, *ABOUT])
     for name in _NUMBERS:
         frame[name] = pd.to_numeric(frame[name], errors="coerce")
     return frame.sort_values(["created", "uid"], ascending=False, na_position="last", ignore_index=True)
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    try:
+        about, error = read_about(folder), None
+    except TraceError as problem:
+        about, error = About(), str(problem)
+    return dict(zip(ABOUT, (about.name, about.note, about.tags, error), strict=True))
 
 
 def _row(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
 from kvlens.store import queries
+from kvlens.store.about import About, read_about
 from kvlens.store.attach import attach, read_meta, stored_steps
 from kvlens.store.catalog import derived_status, list_runs
 from kvlens.store.errors import RunBusy, RunNotFound, SchemaTooNew, TraceError, UnreadableRun
@@ -84,6 +85,10 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def about(self) -> About:
+        """What somebody calls the run and says of it."""
+        return read_about(self._folder)
 
     def batches(self, sql: str) -> pa.RecordBatchReader:
         """The stream of Arrow batches that an export writes; `sql` comes from ``queries``."""

@@ -3,41 +3,124 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
 from kvlens.text.plaintext import json_text, terminal
 
-runs_app = typer.Typer(help="List, show, recover and delete runs.", invoke_without_command=True)
+if TYPE_CHECKING:
+    from kvlens.store.reader import TraceReader
+
+runs_app = typer.Typer(help="List, show, name, recover and delete runs.", invoke_without_command=True)
+
+
+Method = Annotated[str | None, typer.Option(help="Runs of this method alone.")]
+OfModel = Annotated[str | None, typer.Option("--model", help="Runs of this model alone.")]
+Came = Annotated[
+    str | None, typer.Option("--outcome", help="right, wrong, lost, diverged, kept or unknown; see below.")
+]
+Tag = Annotated[str | None, typer.Option(help="Runs with this tag alone.")]
+Text = Annotated[
+    str | None,
+    typer.Option(help="Words that are all in the prompt (its beginning or end), answer, output, name, note, tags."),
+]
 
 
 @runs_app.callback()
-def runs_top(context: typer.Context, runs: RunsDir = None, as_json: AsJson = False) -> None:
-    """Without a command: list the runs."""
+def runs_top(
+    context: typer.Context,
+    method: Method = None,
+    model: OfModel = None,
+    outcome: Came = None,
+    tag: Tag = None,
+    text: Text = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Without a command: list the runs.
+
+    Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
+    known cost; kept: never left full KV; unknown."""
     if context.invoked_subcommand is None:
-        runs_list(runs, as_json)
+        runs_list(method, model, outcome, tag, text, runs, as_json)
 
 
 @runs_app.command("list")
-def runs_list(runs: RunsDir = None, as_json: AsJson = False) -> None:
-    """All runs of the folder, newest first."""
+def runs_list(
+    method: Method = None,
+    model: OfModel = None,
+    outcome: Came = None,
+    tag: Tag = None,
+    text: Text = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """The runs of the folder, newest first, with what came of each; of all of them those that are asked for."""
+    from kvlens.lens.listing import Listing, Search
+    from kvlens.models.find import short_model
     from kvlens.store.reader import list_runs
 
-    frame = list_runs(runs_folder(runs))
+    wanted, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
+    wanted.check()
+    frame = list_runs(folder)
+    with err.status("Reading what came of each run"):
+        told = Listing(folder).of(list(frame["uid"]))
+    takes = [wanted.takes(row, one) for row, one in zip(frame.to_dict("records"), told, strict=True)]
+    came = [None if one is None else one.outcome for one, taken in zip(told, takes, strict=True) if taken]
+    listed = frame[takes].assign(
+        outcome=[one and (one.words or None) for one in came],
+        outcome_kinds=[one and list(one.kinds) for one in came],
+        expected=[one and one.expected for one in came],
+        left_full_kv_at_step=[one and one.lost_at for one in came],
+    )
+    for problem in frame["about_error"].dropna():
+        err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:
-        typer.echo(frame.to_json(orient="records"))
+        typer.echo(listed.to_json(orient="records"))
         return
     if frame.empty:
-        typer.echo(f"no runs in {runs_folder(runs)}; start one with: kvlens run PROMPT_FILE")
+        typer.echo(f"no runs in {folder}; start one with: kvlens run PROMPT_FILE")
         return
-    columns = ["uid", "status", "model", "method", "preset", "budget", "prompt_tokens", "steps", "output_text"]
+    if listed.empty:
+        typer.echo(f"none of the {len(frame)} runs in {folder} is what you look for")
+        return
+    columns = ["uid", "name", "tags", "status", "model", "method", "preset", "budget", "outcome", "output_text"]
     # a forced run did not write its tokens
-    frame["output_text"] = frame["output_text"].where(
-        ~frame["forced"].fillna(value=False).astype(bool), "(fed) " + frame["output_text"]
+    listed["output_text"] = listed["output_text"].where(
+        ~listed["forced"].fillna(value=False).astype(bool), "(fed) " + listed["output_text"]
     )
-    show_table(columns, [[row[c] for c in columns] for _, row in frame.iterrows()])
+    listed["tags"] = listed["tags"].map(", ".join)
+    listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
+    shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
+    show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
+
+
+@runs_app.command("note")
+def runs_note(
+    uid: str,
+    name: Annotated[str | None, typer.Option(help="What to call the run; '' takes the name away.")] = None,
+    note: Annotated[str | None, typer.Option(help="What to remember of it; '' takes the note away.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag to give it; may be repeated.")] = None,
+    untag: Annotated[list[str] | None, typer.Option(help="A tag to take away; may be repeated.")] = None,
+    runs: RunsDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name a run, note something of it, tag it; prints what is said of it then. Its record stays as it is."""
+    from kvlens.store.about import read_about, said, write_about
+    from kvlens.store.runinfo import run_dir
+
+    folder = runs_folder(runs)
+    before = read_about(run_dir(folder, uid))
+    about = said(before, name, note, tag or (), untag or ())
+    if about != before:
+        write_about(folder, uid, about)
+    if as_json:
+        typer.echo(json_text(about.model_dump()))
+        return
+    for what, value in (("name", about.name), ("tags", ", ".join(about.tags)), ("note", about.note)):
+        typer.echo(f"{what:5} {terminal(value, 6)}")
 
 
 @runs_app.command("show")
@@ -81,6 +164,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
         )
         shown: dict[str, Any] = {
             "uid": reader.uid,
+            **_said(reader),
             "status": reader.status,
             "error": reader.error,
             **meta.pick(keys),
@@ -100,6 +184,16 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     for check in checks:
         said = terminal(f"{check['name']}: {check['detail']}", 22)
         typer.echo(f"self-check      {'pass' if check['passed'] else 'FAIL'}  {said}")
+
+
+def _said(reader: TraceReader) -> dict[str, Any]:
+    """Its name, note and tags; the reason where they cannot be read."""
+    from kvlens.store.reader import TraceError
+
+    try:
+        return reader.about().model_dump()
+    except TraceError as problem:
+        return {"about_error": str(problem)}
 
 
 @runs_app.command("recover")

@@ -93,6 +93,17 @@ def right(reader: TraceReader) -> bool | None:
     return tasks.is_right(meta.task, meta.answer, meta.output_text)
 
 
+KINDS = {
+    "right": "right answer",
+    "wrong": "wrong answer",
+    "lost": "left full KV and lost what was asked for",
+    "diverged": "left full KV at no known cost",
+    "kept": "never left full KV",
+    "unknown": "nothing is known",
+}
+"""what came of a run, as lists of runs are asked for it; several may be true of one"""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What came of a run. None: not recorded, or there is none."""
@@ -104,14 +115,26 @@ class Outcome:
     """the first step whose most probable token is not full KV's"""
     kl: float | None = None
     """KL(full || method) there, nats"""
+    kinds: tuple[str, ...] = ("unknown",)
+    """of KINDS, what is true of it"""
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the output is the expected answer; None: not known."""
+        return True if "right" in self.kinds else False if "wrong" in self.kinds else None
 
 
 def outcome(reader: TraceReader) -> Outcome:
     """From recorded columns; what was missed is not asked, so it is quick."""
     found, answer, expected = verdict(reader, missed=False), right(reader), reader.meta.answer
+    answered = {True: ("right",), False: ("wrong",), None: ()}[answer]
     if found is not None:
-        return Outcome(severity(reader, found).words(), expected, found.step, found.kl)
+        cost = severity(reader, found)
+        kinds = (*answered, "diverged" if cost.mild else "lost")
+        return Outcome(cost.words(), expected, found.step, found.kl, kinds)
     compared = len(reader.loss()) > 0
+    kinds = (*answered, "kept") if compared else answered or ("unknown",)
     if answer is None:
-        return Outcome("nothing lost" if compared else "", expected)
-    return Outcome("right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer", expected)
+        return Outcome("nothing lost" if compared else "", expected, kinds=kinds)
+    words = "right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer"
+    return Outcome(words, expected, kinds=kinds)

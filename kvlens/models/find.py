@@ -160,3 +160,8 @@ def absent(name: str) -> str:
         f"there is no folder '{name}' here and no hub model of that name on this machine: check the spelling, or fetch "
         f"it from the hub by `kvlens models add {name} --hub`."
     )
+
+
+def short_model(name: str) -> str:
+    """A model's name without the folders or the publisher before it."""
+    return name.rstrip("/").rpartition("/")[2] or name

@@ -16,7 +16,7 @@ from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.report.strip import strip
 from kvlens.report.tried import tried
-from kvlens.store.reader import TraceReader
+from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import si_bytes
 
 #: Prompts are shown up to here, characters.
@@ -35,6 +35,7 @@ def facts(reader: TraceReader) -> str:
     kind = "forced: fed the reference's tokens" if meta.forced else "free: decodes on its own tokens"
     rows = [
         ("run", reader.uid),
+        *_said(reader),
         ("status", reader.status + (f" ({reader.error})" if reader.error else "")),
         ("started", meta.started),
         ("model", meta.model),
@@ -52,6 +53,16 @@ def facts(reader: TraceReader) -> str:
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
     ]
     return table(("what", "value"), rows)
+
+
+def _said(reader: TraceReader) -> list[tuple[str, str]]:
+    """Its name, tags and note, where it has any."""
+    try:
+        given = reader.about()
+    except TraceError as problem:
+        return [("name, tags and note", str(problem))]
+    rows = (("name", given.name), ("tags", ", ".join(given.tags)), ("note", given.note))
+    return [(what, text) for what, text in rows if text]
 
 
 def _titled(meta: RunMeta) -> str:

@@ -19,6 +19,7 @@ from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.recording.sampling import resolve as resolve_sampling
+from kvlens.runs.likely import TOKEN_BYTES
 from kvlens.runs.preparing import check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.shape import KVShape
@@ -40,6 +41,8 @@ UNKNOWN = (
     "min_budget_bytes",
     "feasible",
     "trace_bytes",
+    "step_bytes",
+    "steps",
     "oracle_every",
     "preset",
     "fit",
@@ -120,9 +123,10 @@ def estimate(
     system: str | None = None,
     question: str = "in",
 ) -> dict[str, Any]:
-    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
-    oracle_every, preset (which would be run), fit (why the preset `fit` would be run and what it comes to), values
-    (of that preset, over the defaults), instead (budget and preset that would work, where this would not), warnings.
+    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, step_bytes
+    (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the preset `fit`
+    would be run and what it comes to), values (of that preset, over the defaults), instead (budget and preset that
+    would work, where this would not), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
@@ -152,6 +156,7 @@ def estimate(
     sizes, tokens = foreseen.sizes, foreseen.tokens
     shape, limit, full = sizes.shape, sizes.budget_bytes, sizes.full_kv_bytes
     found, kind = chosen(request, sizes), methods.get(method)
+    step_bytes = TRACE_ROW_BYTES * shape.layers * shape.q_heads
     sampled = resolve_sampling("auto", shape.layers, shape.q_heads, tokens)
     refused = _refusal(request, found, sizes)
     fits = limit is None or found.floor <= limit
@@ -162,7 +167,9 @@ def estimate(
         "min_budget_bytes": found.floor,
         "feasible": True if fits else None if refused is None else False,
         "oracle_every": None if sampled is None else sampled.every,
-        "trace_bytes": TRACE_BASE_BYTES + TRACE_ROW_BYTES * sizes.max_new * shape.layers * shape.q_heads,
+        "trace_bytes": TRACE_BASE_BYTES + TOKEN_BYTES * tokens + step_bytes * sizes.max_new,
+        "step_bytes": step_bytes,
+        "steps": sizes.max_new,
         "preset": found.preset,
         "fit": found.said,
         "values": found.fitted,

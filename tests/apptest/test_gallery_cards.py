@@ -136,7 +136,7 @@ def test_the_table_of_runs_says_that_the_answer_is_wrong_and_the_held_one_right(
         "against full KV; 1 more",
     )
     assert row["left full KV at step"] == int(loss.verdict.split()[3].rstrip(":"))
-    table = app.toggle[0].set_value(True).run().dataframe[0].value.set_index("run")
+    table = app.toggle(key="runs_whole").set_value(True).run().dataframe[0].value.set_index("run")
     assert table.loc[loss.held.uid, "outcome"].startswith("right answer")
 
 

@@ -16,6 +16,7 @@ from kvlens.bench.sweep import file as sweepfile
 from kvlens.figures.grid import grid, panels
 from kvlens.ui.benchmarks import gridview
 from kvlens.ui.benchmarks.griddata import Look, Suite, cells, lines, noise_floor, read_look, trials_of
+from kvlens.ui.benchmarks.trials import came_out
 
 ABOUT = {
     "machine": {"processor": "P", "cores": 2},
@@ -150,6 +151,14 @@ def test_a_link_opens_the_cell_with_its_failing_trial_first(visit: Visit, runs: 
     assert list(app.dataframe[0].value["seed"]) == [2, 1]
     assert not [button for button in app.button if "again" in button.label], "its trace is stored: a link, no button"
     assert app.query_params["depth"] == "0.1"
+
+
+def test_a_cell_that_was_not_run_says_why_and_no_score() -> None:
+    done, infeasible, refused = (trials()[place] for place in (0, 7, 8))
+    assert came_out([done, infeasible]) == "1 of 1 right"
+    assert came_out([infeasible]) == "1 prompt, none run: the budget is too small"
+    assert came_out([infeasible, refused]) == "2 prompts, none run: refused"
+    assert came_out([]) == "not run"
 
 
 def test_a_trial_without_a_trace_is_run_again(

@@ -13,6 +13,7 @@ from streamlit.testing.v1 import AppTest
 from test_pages import player_header, words
 from uiruns import Visit
 
+from kvlens.lens import listing
 from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.store.lease import Lease
@@ -21,7 +22,7 @@ from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.common import lensdata, lensjobs
 from kvlens.ui.common.jobview import manager
 from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
-from kvlens.ui.home import outcomes
+from kvlens.ui.home import reading
 
 
 @pytest.fixture(scope="module")
@@ -239,10 +240,11 @@ def test_runs_that_point_at_each_other_stand_by_themselves() -> None:
 def test_a_slow_disk_fills_the_table_look_by_look(
     visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcomes, "LOOK_S", 0.0)
-    assert set(visit(lens.folder).dataframe[0].value["outcome"]) == {outcomes.UNREAD}
-    monkeypatch.setattr(outcomes, "LOOK_S", 60.0)
-    assert outcomes.UNREAD not in set(visit(lens.folder).dataframe[0].value["outcome"])
+    (lens.folder / listing.FILE).unlink(missing_ok=True)
+    monkeypatch.setattr(reading, "LOOK_S", 0.0)
+    assert set(visit(lens.folder).dataframe[0].value["outcome"]) == {reading.UNREAD}
+    monkeypatch.setattr(reading, "LOOK_S", 60.0)
+    assert reading.UNREAD not in set(visit(lens.folder).dataframe[0].value["outcome"])
 
 
 def test_the_commands_carry_every_choice(tmp_path: Path) -> None:

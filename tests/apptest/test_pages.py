@@ -9,8 +9,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.models.find import short_model
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common.frame import run_label, short_model
+from kvlens.ui.common.frame import run_label
 from kvlens.ui.common.player.codec import unpack
 
 
@@ -45,7 +46,7 @@ def test_what_a_forced_run_was_fed_is_not_called_its_output() -> None:
     def page() -> None:
         import pandas as pd
 
-        from kvlens.ui.home.runtable import run_details
+        from kvlens.ui.home.chosen import run_details
 
         rows = [("20260101-000000-own", False), ("20260101-000001-fed", True)]
         table = pd.DataFrame(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,11 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     assert "is not understood" in app.error[0].value
     assert primary(app, "Race 3 methods").disabled
     app.text_input(key="form_budget").set_value("30%").run()
+    lanes = app.dataframe[0].value.set_index("method")
+    assert list(lanes.index) == ["FullKV", "SeKV", "SnapKV", "Quest"]
+    assert (lanes.loc["FullKV", "budget"], lanes.loc["Quest", "budget"]) == ("no limit", "no limit")
+    assert lanes.loc["SnapKV", "will run"] == "yes"
+    assert lanes.loc["SnapKV", "budget"].endswith("kB") or lanes.loc["SnapKV", "budget"].endswith("MB")
     app.selectbox(key="form_method").set_value("chess").run()
     assert next(box for box in app.text_input if box.label == "Budget of the race").value == "30%"
     primary(app, "Race 3 methods").click().run()
@@ -177,8 +183,13 @@ def test_an_unknown_race_is_one_sentence(visit: Visit, tmp_path: Path) -> None:
 
 def test_stored_races_are_offered(visit: Visit, made: tuple[Path, RaceInfo], tmp_path: Path) -> None:
     runs, info = made
-    (listed,) = (each for each in visit(runs, "run").expander if each.label == "Stored races")
-    assert [link.proto.query_string for link in listed.get("page_link")] == [f"race={info.id}"]
-    shown = visit(runs, "run", race=info.id)
-    assert not [each for each in shown.expander if each.label == "Stored races"], "it is the one that is shown"
-    assert not [each for each in visit(tmp_path, "run").expander if each.label == "Stored races"]
+    folder = Path(tmp_path) / "with-a-run"
+    shutil.copytree(runs, folder)
+    for page in ("run", ""):
+        (listed,) = (each for each in visit(folder, page).expander if each.label == "Stored races (1)")
+        assert [link.proto.query_string for link in listed.get("page_link")] == [f"race={info.id}"]
+        (said,) = listed.caption
+        assert said.value.replace("\\", "").startswith("2 methods: StreamingLLM, SeKV. ")
+    shown = visit(folder, "run", race=info.id)
+    assert not [each for each in shown.expander if each.label.startswith("Stored races")], "the one that is shown"
+    assert not [each for each in visit(tmp_path / "none", "run").expander if each.label.startswith("Stored races")]

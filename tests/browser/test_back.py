@@ -74,3 +74,31 @@ def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, shown: Serve
     page.get_by_role("link", name="Back to the run it repeats").click()
     settled(page, lens.repeated)
     assert address(page) == by_itself
+
+
+def test_a_place_is_one_entry_of_the_history(lens: LensRuns, shown: Server, open_page: Open) -> None:
+    """A filter that is typed, a run that is opened by a click into the table, the menu, and a pasted address that says
+    less than the page."""
+    page = open_page(shown.url)
+    page.get_by_placeholder("Words of the prompt").fill(lens.lost)
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/?find={lens.lost}")
+    at_rest(page)
+    entries = page.evaluate("history.length")
+    table = page.get_by_test_id("stDataFrame").locator("canvas").first
+    table.click(force=True, position={"x": 350, "y": 52})
+    settled(page, lens.lost)
+    assert page.evaluate("history.length") == entries + 1
+    page.go_back()
+    page.wait_for_url(f"**/?find={lens.lost}")
+    expect(table).to_be_attached()
+    at_rest(page)
+    page.get_by_role("link", name="Memory", exact=True).click()
+    page.wait_for_url(re.compile(rf"/memory\?run={lens.lost}"))
+    at_rest(page)
+    assert page.evaluate("history.length") == entries + 1
+    page.goto(f"{shown.url}/replay?run={lens.kept}")
+    settled(page, lens.kept)
+    assert page.evaluate("history.length") == entries + 2
+    page.go_back()
+    page.wait_for_url(re.compile("/memory"))

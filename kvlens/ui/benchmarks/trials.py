@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.grid import Cell
+from kvlens.text.units import counted
 from kvlens.ui.benchmarks.griddata import Suite, trials_of
 from kvlens.ui.common import data, places
 from kvlens.ui.common.submit import submit_trial
@@ -29,15 +30,25 @@ SHOWN = (
 )
 
 
+def came_out(found: list[dict[str, Any]]) -> str:
+    """'1 of 2 right'; of trials that were refused alone, why none was run."""
+    done = [row for row in found if row["exact"] is not None]
+    if done:
+        return f"{sum(row['exact'] == 1 for row in done)} of {len(done)} right"
+    if not found:
+        return "not run"
+    if all(row["infeasible"] is not None for row in found):
+        return f"{counted(len(found), 'prompt')}, none run: the budget is too small"
+    return f"{counted(len(found), 'prompt')}, none run: refused"
+
+
 def show_trials(suite: Suite, task: str, cell: Cell) -> None:
     """The first failing trial of the cell, or the one selected in their table, can be opened or run again."""
     found = trials_of(suite, task, cell)
     method, budget, length, depth = cell
     limit = f"budget {budget}" if budget else "no limit"
     title = f"{data.titles().get(method, method)}, {limit}, {length:,} tokens, depth {depth:.0%}"
-    done = [row for row in found if row["exact"] is not None]
-    right = sum(row["exact"] == 1 for row in done)
-    st.markdown(f"##### {plain(f'{title}: {right} of {len(done)} right')}")
+    st.markdown(f"##### {plain(f'{title}: {came_out(found)}')}")
     if not found:
         st.info("This cell was not run: kvlens bench sweep runs what is missing.")
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from kvlens.models.find import short_model
 from kvlens.ui.common import data, session, widgets
 from kvlens.ui.common.data import TraceError, TraceReader
 from kvlens.ui.common.state import Selection
@@ -58,11 +59,12 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
 
 
 def run_label(row: object) -> str:
-    """A run in the picker: when, method and preset, model, budget, prompt length, steps; the status when it is not
-    whole."""
+    """A run in the picker: its name, when, method and preset, model, budget, prompt length, steps; the status when it
+    is not whole."""
     get = row.get  # type: ignore[attr-defined]
     preset = _text(get("preset"))
     parts = [
+        _text(get("name")),
         str(get("created") or "")[:16].replace("T", " "),
         _text(get("method")) + (f" ({preset})" if preset else ""),
     ]
@@ -80,11 +82,6 @@ def run_label(row: object) -> str:
     if get("status") != "completed":
         parts.append(str(get("status")))
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
-
-
-def short_model(name: str) -> str:
-    """A model's name without the folders or the publisher before it."""
-    return name.rstrip("/").rpartition("/")[2] or name
 
 
 def _text(value: object) -> str:

@@ -84,6 +84,11 @@ def related(table: pd.DataFrame, uid: str) -> list[tuple[str, str]]:
     return found[:8]
 
 
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each run as a dictionary of its columns."""
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
 def truth(column: pd.Series) -> pd.Series:
     """A column of true, false and not recorded as booleans."""
     return column.map(_true).astype(bool)

@@ -9,9 +9,9 @@ import streamlit as st
 
 from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
 from kvlens.lens.reasons import KINDS
+from kvlens.models.find import short_model
 from kvlens.ui.common import data, places, widgets
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.home.runtable import short_model
 
 HEADS, RUNS = 4, 6
 """(layer, KV head) pairs and runs that are named of a cause"""

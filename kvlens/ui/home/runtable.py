@@ -1,51 +1,44 @@
-"""The table of runs."""
+"""The table of runs: a click opens one, ticks choose several."""
 
 from __future__ import annotations
 
-from collections import Counter
+import hashlib
 
 import pandas as pd
 import streamlit as st
 
+from kvlens.lens.listing import Told
+from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import lensdata, places, widgets
-from kvlens.ui.common.frame import short_model
-from kvlens.ui.home.outcomes import UNREAD, outcomes
+from kvlens.ui.common import places
+from kvlens.ui.home.reading import UNREAD
+
+ROW, HEAD, MOST = 35, 40, 560
+"""heights in pixels"""
 
 
-def run_table(table: pd.DataFrame) -> str | None:
-    """Draws the runs and returns the uid of the selected row. References and repeats stand under the run they belong
-    to: they are counted there and shown on request."""
-    roles, owners = lensdata.roles(table), lensdata.owners(table)
-    under = [owner for owner in owners if owner is not None]
-    whole = bool(under) and st.toggle(
-        f"Show references and repeats ({len(under)})", key="runs_whole", persist_state="session"
-    )
-    counts = Counter(under)
-    words = [
-        role if whole or not counts[uid] else "; ".join(part for part in (role, f"{counts[uid]} more") if part)
-        for role, uid in zip(roles, table["uid"], strict=True)
-    ]
-    table = table.assign(role=words)
-    if not whole:
-        table = table[[owner is None for owner in owners]].reset_index(drop=True)
-    found = outcomes(table)
+def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
+    """What is shown of each run, in the order of the table. Names, tags and notes have columns where there are any."""
+    came = [None if one is None else one.outcome for one in found]
     shown = pd.DataFrame(
         {
+            "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "status": table["status"],
-            "outcome": [one.words for one in found],
-            "expected": [_line(one.expected) for one in found],
-            "output": table["output_text"].fillna(""),
-            "left full KV at step": pd.array([one.lost_at for one in found], "Int64"),
-            "KL there (nats)": [one.kl for one in found],
-            "model": table["model"].fillna("").map(short_model),
             "method": table["method"].fillna(""),
-            "preset": table["preset"].fillna(""),
             "budget": table["budget"]
             .fillna("")
             .astype(str)
             .mask(table["budget"].notna() & table["budget_bytes"].isna(), "no limit"),
+            "outcome": [UNREAD if one is None else one.words for one in came],
+            "expected": ["" if one is None else _line(one.expected) for one in came],
+            "output": table["output_text"].fillna(""),
+            "left full KV at step": pd.array([None if one is None else one.lost_at for one in came], "Int64"),
+            "KL there (nats)": pd.array([None if one is None else one.kl for one in came], "Float64"),
+            "tags": [list(tags) for tags in table["tags"]],
+            "note": table["note"].map(_line),
+            "model": table["model"].fillna("").map(short_model),
+            "preset": table["preset"].fillna(""),
+            "status": table["status"],
             "what it is": table["role"],
             "task": table["task"].fillna(""),
             "prompt tokens": table["prompt_tokens"].astype("Int64"),
@@ -57,45 +50,43 @@ def run_table(table: pd.DataFrame) -> str | None:
             "run": table["uid"],
         }
     )
-    columns = {
-        "status": st.column_config.TextColumn(width=90),
-        "output": st.column_config.TextColumn(width=130),
-        "method": st.column_config.TextColumn(width=115),
-        "what it is": st.column_config.TextColumn(width=175),
-        "KL there (nats)": st.column_config.NumberColumn(format="%.3g"),
-    }
+    return shown.drop(columns=[name for name in ("name", "tags", "note") if not shown[name].map(len).any()])
+
+
+def run_table(table: pd.DataFrame, found: list[Told | None], without: tuple[str, ...] = ()) -> list[str]:
+    """Draws runs and returns those that are ticked; a click on a run opens it. `without`: columns that are left out."""
+    shown = shown_runs(table, found).drop(columns=list(without), errors="ignore")
+    uids = list(map(str, table["uid"]))
     event = st.dataframe(
         shown,
         hide_index=True,
         width="stretch",
         on_select="rerun",
-        selection_mode="single-row",
-        key=f"run_table_{'whole' if whole else 'folded'}",
-        column_config=columns,
-        height=min(560, 40 + 35 * len(shown)),
+        selection_mode=["multi-row", "single-cell"],
+        key=table_key(uids),
+        column_config={
+            "status": st.column_config.TextColumn(width=90),
+            "output": st.column_config.TextColumn(width=130),
+            "method": st.column_config.TextColumn(width=115),
+            "what it is": st.column_config.TextColumn(width=175),
+            "KL there (nats)": st.column_config.NumberColumn(format="%.3g"),
+        },
+        height=min(MOST, HEAD + ROW * len(shown)),
+        placeholder="",
     )
-    if any(one.words == UNREAD for one in found):
-        st.caption("Outcomes that are not read yet are read at the next looks at this page.")
-    rows = event["selection"]["rows"]
-    return str(table["uid"].iloc[rows[0]]) if rows and rows[0] < len(table) else None
+    cells = [int(row) for row, _ in event["selection"]["cells"]]
+    if cells and cells[0] < len(uids):
+        st.switch_page("pages/replay.py", query_params=places.in_run(uids[cells[0]]))
+    return [uids[row] for row in event["selection"]["rows"] if row < len(uids)]
+
+
+def table_key(uids: list[str]) -> str:
+    """Names the table of these runs. Ticks are numbers of rows: a list of other runs begins without any."""
+    return f"run_table_{hashlib.sha256(' '.join(uids).encode()).hexdigest()[:12]}"
 
 
 def _line(text: str | None) -> str:
     return "" if text is None else " ".join(text.split())
-
-
-def run_details(table: pd.DataFrame, uid: str) -> None:
-    """Why a run failed, its output in full, and the runs it belongs with."""
-    row = table[table["uid"] == uid].iloc[0]
-    if not pd.isna(row["error"]) and row["error"]:
-        widgets.error(str(row["error"]))
-    if not pd.isna(row["output_text"]) and row["output_text"]:
-        st.caption("Fed, full KV's tokens" if row["forced"] else "Output")
-        st.code(str(row["output_text"]), language=None, wrap_lines=True)
-    if related := lensdata.related(table, uid):
-        with st.container(horizontal=True):
-            for label, other in related:
-                st.page_link("pages/replay.py", label=label, icon=":material/link:", query_params=places.in_run(other))
 
 
 def _bytes(values: pd.Series) -> list[str]:

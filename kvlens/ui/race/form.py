@@ -1,4 +1,4 @@
-"""Which methods race on the prompt of the form, and what is known of each before."""
+"""Which methods race on the prompt of the form."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
-from kvlens.memory.budget import Budget
 from kvlens.runs.races import MOST
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.ui.common.request import MethodChoice
-from kvlens.ui.common.widgets import error
 
 
 def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple[str, ...], MethodChoice]:
@@ -40,13 +38,3 @@ def rivals(catalogue: list[dict[str, Any]], choice: MethodChoice) -> tuple[tuple
         help="What every method is held to: a share of full KV (10%), tokens (512tok) or bytes (64MB).",
     )
     return tuple(chosen), replace(choice, budget=str(budget).strip())
-
-
-def possible(choice: MethodChoice) -> bool:
-    """Whether a race can be begun; the reason is on the page where not."""
-    try:
-        Budget.parse(choice.budget)
-    except ValueError as problem:
-        error(str(problem))
-        return False
-    return True

@@ -15,14 +15,13 @@ from kvlens.text.plaintext import visible
 from kvlens.ui import race as component
 from kvlens.ui.common import data, jobview, places, widgets
 from kvlens.ui.common.jobs import Job
+from kvlens.ui.common.racelist import finding
 from kvlens.ui.common.state import Selection
 from kvlens.ui.race.stored import lines_of
 
 POLL_S = 0.5
 AGAIN_S = 3.0
 """lines are sent with every poll for so long, since a browser may not draw each"""
-NEWEST = 12
-"""stored races that are offered"""
 _LACKING = "race_lacking"
 
 
@@ -86,25 +85,6 @@ def stored(race_id: str) -> None:
     _after(race_id)
 
 
-def earlier(shown: str | None) -> None:
-    """Links to the newest stored races but the one that is shown; nothing where there is none."""
-    folder = data.runs_dir()
-    found = [race_id for race_id in races.ids(folder)[: NEWEST + 1] if race_id != shown][:NEWEST]
-    if not found:
-        return
-    with st.expander("Stored races", icon=":material/sports_score:"):
-        for race_id in found:
-            try:
-                race = races.read(folder, race_id)
-            except TraceError as problem:
-                widgets.error(str(problem))
-                continue
-            titles = data.titles()
-            names = ", ".join(titles.get(lane.method, lane.method) for lane in race.lanes[1:])
-            label = f"{race.created[:16].replace('T', ' ')} UTC, {race.model}, budget {race.budget}: {names}"
-            st.page_link("pages/run.py", label=widgets.plain(visible(label)), query_params={"race": race_id})
-
-
 def _lanes(race: str, head: str, lines: Sequence[str], first: int, ended: bool) -> None:
     """The component, and where a click on it leads. head: the race's first line."""
     methods = [lane["method"] for lane in json.loads(head)["lanes"]]
@@ -133,19 +113,10 @@ def _open(lines: Sequence[str], lane: object, step: object) -> None:
 def _finding(race_id: str) -> None:
     """How the race came out, in one line."""
     try:
-        race = races.read(data.runs_dir(), race_id)
+        said = finding(races.read(data.runs_dir(), race_id))
     except TraceError as problem:
         widgets.error(str(problem))
         return
-    titles = data.titles()
-    ran = [lane for lane in race.lanes[1:] if lane.state in ("completed", "cancelled")]
-    left = [f"{titles.get(lane.method, lane.method)} at step {lane.lost}" for lane in ran if lane.lost is not None]
-    said = f"{len(left)} of {len(ran)} methods left full KV: {', '.join(left)}." if left else "No method left full KV."
-    if not ran:
-        said = "No method ran to its end."
-    right = [titles.get(lane.method, lane.method) for lane in race.lanes if lane.right]
-    if race.answer:
-        said += f" Right answer: {', '.join(right) or 'none'}."
     st.markdown(widgets.plain(said))
 
 

@@ -9,11 +9,11 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import head_label, metric_of
+from kvlens.models.find import short_model
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common.chart import canvas_menu
 from kvlens.ui.common.data import TraceReader
-from kvlens.ui.common.frame import short_model
 from kvlens.ui.common.player.payload import cube
 from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection

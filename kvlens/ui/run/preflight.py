@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import streamlit as st
 
 from kvlens import methods
+from kvlens.runs.likely import Likely, likely
 from kvlens.runs.preflight import estimate
 from kvlens.text.prompts import PromptText
-from kvlens.text.units import si_bytes
-from kvlens.ui.common import widgets
+from kvlens.text.units import counted, duration, si_bytes
+from kvlens.ui.common import data, widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
 
 WANTED = "form_preset_wanted"
@@ -29,7 +31,7 @@ def estimated(
     method: str,
     preset: str | None,
     changed: dict[str, Any],
-    budget: str,
+    budget: str | None,
     max_new: int,
     chat: str,
     system: str | None,
@@ -56,6 +58,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
     except (ValueError, OSError, KeyError) as problem:
         widgets.error(str(problem))
         return False
+    like = likely_of(choice.model, choice.method, found)
     with st.container(border=True):
         st.caption("Estimate before the run (not measured)")
         columns = st.columns(5)
@@ -64,10 +67,11 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
             ("Full KV at the end", _bytes(found["full_kv_bytes"])),
             ("Budget", _limit(found)),
             ("Least this method needs", _bytes(found["min_budget_bytes"])),
-            ("Trace on disk", _bytes(found["trace_bytes"])),
+            ("Trace on disk", _bytes(found["trace_bytes"] if like is None else like.trace_bytes)),
         )
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
+        st.caption(widgets.plain(took(like, found)))
         if (every := found["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
@@ -78,6 +82,29 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         if found["instead"]:
             _instead(found["instead"], choice)
     return found["feasible"] is not False
+
+
+def likely_of(model: str, method: str, found: dict[str, Any]) -> Likely | None:
+    """What stored runs of the model say of the run that `found` estimates."""
+    if found["prompt_tokens"] is None:
+        return None
+    return _likely(str(data.runs_dir()), model, method, found["prompt_tokens"], found["steps"], found["step_bytes"])
+
+
+@st.cache_data(max_entries=64, ttl=30, show_spinner=False)
+def _likely(folder: str, model: str, method: str, tokens: int, steps: int, step_bytes: int) -> Likely | None:
+    return likely(Path(folder), model, method, tokens, steps, step_bytes)
+
+
+def took(like: Likely | None, found: dict[str, Any]) -> str:
+    """How long it will take, in words."""
+    if like is None:
+        return "How long it takes is known when a run of this model is stored here."
+    steps = f"{duration(like.decode_s * 1e6)} for at most {counted(found['steps'], 'step')}"
+    read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} to read the prompt and "
+    whose = "of this method" if like.own else "of other methods"
+    by = f"by {'the newest run' if like.runs == 1 else f'the newest {like.runs} runs'} {whose} on this model here"
+    return f"Time: about {read}{steps}, {by}; loading the model and a full-KV reference come on top."
 
 
 def _instead(found: dict[str, str], choice: MethodChoice) -> None:

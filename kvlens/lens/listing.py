@@ -1,0 +1,175 @@
+"""What a list of runs says of each beyond its run.json: what came of it, and which prompt it answered.
+
+Read from the trace once and kept in the folder of runs, known by when the trace was last changed and by the sources
+that decide what an outcome is called. The file may be deleted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvlens import tasks
+from kvlens.lens.severity import KINDS, Outcome, outcome
+from kvlens.models.find import short_model
+from kvlens.store.files import read_plain, write_plain
+from kvlens.store.reader import RunBusy, TraceError, TraceReader
+from kvlens.text.plaintext import visible
+
+FILE = ".outcomes.json"
+SHOWN = 200
+"""characters that are kept of a prompt's beginning, of its end and of the expected answer"""
+
+
+class Told(BaseModel):
+    """What is told of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stamp: int
+    """when its trace was last changed, ns"""
+    outcome: Outcome
+    prompt: str | None = None
+    """names the prompt by its text; None: the text was not kept"""
+    begins: str = ""
+    ends: str = ""
+    """its first and last characters, on one line"""
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    rules: str
+    runs: dict[str, Told]
+
+
+class Listing:
+    """What is known of the runs of one folder. May be used from several threads."""
+
+    def __init__(self, runs_dir: Path) -> None:
+        self._folder, self._lock = runs_dir, threading.Lock()
+        self._known = _read(runs_dir / FILE)
+
+    def of(self, uids: Sequence[str], within_s: float = float("inf")) -> list[Told | None]:
+        """In the order of `uids`; nothing is known of a run that is being written. None: not read yet, since those
+        before it took `within_s` seconds."""
+        with self._lock:
+            until, news = time.monotonic() + within_s, False
+            found: list[Told | None] = []
+            for uid in uids:
+                stamp, told = _stamp(self._folder, uid), self._known.get(uid)
+                if told is None or told.stamp != stamp:
+                    told = None
+                    if time.monotonic() < until:
+                        try:
+                            self._known[uid] = told = _told(self._folder, uid, stamp)
+                            news = True
+                        except RunBusy:
+                            told = Told(stamp=stamp, outcome=Outcome(""))
+                found.append(told)
+            if news:
+                self._keep()
+            return found
+
+    def _keep(self) -> None:
+        """A folder that cannot be written is read again the next time."""
+        there = {uid: told for uid, told in self._known.items() if told.stamp == _stamp(self._folder, uid)}
+        temporary = self._folder / f"{FILE}.{os.getpid()}"
+        kept = _Kept(rules=_rules(), runs=there).model_dump_json().encode("utf-8", "replace")
+        with contextlib.suppress(OSError):
+            write_plain(temporary, kept, durable=False)
+            os.replace(temporary, self._folder / FILE)
+
+
+def _read(path: Path) -> dict[str, Told]:
+    try:
+        kept = _Kept.model_validate_json(read_plain(path))
+    except (OSError, ValidationError):
+        return {}
+    return kept.runs if kept.rules == _rules() else {}
+
+
+@cache
+def _rules() -> str:
+    """Names the sources that say what an outcome is: another version of them reads the traces again."""
+    found = hashlib.sha256()
+    for folder in (Path(__file__).parent, Path(tasks.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def _stamp(folder: Path, uid: str) -> int:
+    try:
+        return (folder / uid / "trace.duckdb").stat().st_mtime_ns
+    except (OSError, ValueError):
+        return 0
+
+
+def _told(folder: Path, uid: str, stamp: int) -> Told:
+    """Raises RunBusy."""
+    try:
+        with TraceReader.open(folder, uid) as reader:
+            came, text = outcome(reader), reader.prompt_text()
+            name = reader.meta.prompt_sha256 or (hashlib.sha256(text.encode()).hexdigest() if text else None)
+    except RunBusy:
+        raise
+    except TraceError:
+        return Told(stamp=stamp, outcome=Outcome(""))
+    came = replace(came, expected=came.expected and came.expected[:SHOWN])
+    begins, ends = _line(text[:SHOWN]), _line(text[-SHOWN:])
+    return Told(stamp=stamp, outcome=came, prompt=name and name[:64], begins=begins, ends=ends)
+
+
+def _line(text: str) -> str:
+    return " ".join(visible(text).split())
+
+
+@dataclass(frozen=True)
+class Search:
+    """Which runs of a list are wanted; None and '': all."""
+
+    text: str = ""
+    """words, all of which are in a run's prompt (its beginning or its end), expected answer, output, name, note, tags,
+    task or uid; letters of either case"""
+    method: str | None = None
+    model: str | None = None
+    """as the run has it, or without the folders before it"""
+    outcome: str | None = None
+    """one of severity.KINDS"""
+    tag: str | None = None
+
+    def check(self) -> None:
+        """Raises ValueError with one sentence for an outcome that there is not."""
+        if self.outcome is not None and self.outcome not in KINDS:
+            known = "; ".join(f"{kind} ({means})" for kind, means in KINDS.items())
+            raise ValueError(f"'{self.outcome}' is no outcome; there are {known}.")
+
+    def takes(self, row: Mapping[str, Any], told: Told | None) -> bool:
+        """row: of `store.catalog.list_runs`. A run that was not read yet has no outcome and no prompt."""
+        model = _text(row["model"])
+        if self.method and row["method"] != self.method:
+            return False
+        if self.model and self.model not in (model, short_model(model)):
+            return False
+        if self.tag and self.tag not in row["tags"]:
+            return False
+        if self.outcome and (told is None or self.outcome not in told.outcome.kinds):
+            return False
+        said = [_text(row[name]) for name in ("uid", "name", "note", "task", "output_text")]
+        said += [*row["tags"], *((told.begins, told.ends, told.outcome.expected or "") if told is not None else ())]
+        found = "\n".join(said).casefold()
+        return all(word in found for word in self.text.casefold().split())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

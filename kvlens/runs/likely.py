@@ -1,0 +1,72 @@
+"""How long a run will likely take and how large its trace will be: by the runs of the same model that are stored here.
+Estimates, labelled so wherever they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from kvlens.store.errors import TraceError
+from kvlens.store.reader import list_runs
+from kvlens.store.runinfo import read_info
+
+MOST = 5
+"""runs that an estimate is made by, the newest"""
+TOKEN_BYTES = 120
+"""of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens"""
+
+
+@dataclass(frozen=True)
+class Likely:
+    """What runs of the model here say of another one."""
+
+    prefill_s: float | None
+    """None: all of them took a prompt that was read before"""
+    decode_s: float
+    """for all its steps"""
+    trace_bytes: int
+    runs: int
+    own: bool
+    """they are the method's own; else any method's"""
+
+
+def likely(runs_dir: Path, model: str, method: str, prompt_tokens: int, steps: int, step_bytes: int) -> Likely | None:
+    """For `prompt_tokens` and at most `steps` steps, each of which adds `step_bytes` to the trace. None where no whole
+    run of the model is stored here."""
+    table = list_runs(runs_dir)
+    whole = (table["status"] == "completed") & (table["model"] == model) & (table["steps"] > 0)
+    whole &= ~table["hold"].map(bool) & (table["prompt_tokens"] > 0)
+    own = table[whole & (table["method"] == method)]
+    used = own if len(own) else table[whole]
+    known = [found for uid in used["uid"].head(MOST) if (found := _times(runs_dir, uid)) is not None]
+    if not known:
+        return None
+    prefill = [one["prefill_s"] / one["prompt_tokens"] for one in known if one["prefill_s"] is not None]
+    sizes = [
+        one["disk_bytes"] + TOKEN_BYTES * (prompt_tokens - one["prompt_tokens"]) + step_bytes * (steps - one["steps"])
+        for one in known
+    ]
+    return Likely(
+        median(prefill) * prompt_tokens if prefill else None,
+        median(one["decode_s"] / one["steps"] for one in known) * steps,
+        max(0, round(median(sizes))),
+        len(known),
+        bool(len(own)),
+    )
+
+
+def _times(runs_dir: Path, uid: str) -> dict[str, Any] | None:
+    """What run.json says of a run's times and size; None where it says too little."""
+    try:
+        info = read_info(runs_dir / uid)
+    except TraceError:
+        return None
+    extra = info.get("extra")
+    said = {name: info.get(name) for name in ("prompt_tokens", "steps", "disk_bytes")}
+    said |= {name: extra.get(name) for name in ("prefill_s", "decode_s")} if isinstance(extra, dict) else {}
+    numbers = {name: value for name, value in said.items() if isinstance(value, int | float) and value > 0}
+    if not {"prompt_tokens", "steps", "disk_bytes", "decode_s"} <= numbers.keys():
+        return None
+    return {"prefill_s": None} | numbers

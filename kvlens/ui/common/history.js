@@ -1,0 +1,31 @@
+// One place is one entry of the browser's history. Streamlit 1.67 adds one whenever a script writes the address: also
+// where the page only completes what a link or the menu left open, so that Back leads to an address which the page
+// completes again; and a script that leaves for another page writes the new query on the page it leaves first.
+(() => {
+  const push = history.pushState.bind(history);
+  const replace = history.replaceState.bind(history);
+  const OTHER_VIEWS = ["job", "race", "whatif"]; // what a page shows instead of what it showed
+  const WITHIN_MS = 5000; // between the query and the page that it belongs to
+  let last = null; // the newest change of the query alone
+
+  /** `to` says all that `from` says, and more of the same view. */
+  const completes = (from, to) =>
+    [...from.searchParams].every(([name, value]) => to.searchParams.getAll(name).includes(value)) &&
+    OTHER_VIEWS.every((name) => from.searchParams.get(name) === to.searchParams.get(name));
+
+  history.pushState = (state, title, address) => {
+    const from = new URL(location.href);
+    const to = new URL(address ?? location.href, location.href);
+    if (to.pathname === from.pathname) {
+      const whole = completes(from, to);
+      last = { from: from.href, at: performance.now(), whole };
+      return (whole ? replace : push)(state, title, address);
+    }
+    const said = last;
+    last = null;
+    if (!said || to.search !== from.search || performance.now() - said.at > WITHIN_MS) return push(state, title, address);
+    if (!said.whole) return replace(state, title, address);
+    replace({}, "", said.from);
+    return push(state, title, address);
+  };
+})();

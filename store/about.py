@@ -1,0 +1,93 @@
+"""``runs/<uid>/about.json``: what somebody calls a run and says of it. No part of what was recorded: the run never
+reads it, and it may be written at any time, also while the run goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvlens.store.errors import TraceError, UnreadableRun
+from kvlens.store.files import read_plain, write_plain
+from kvlens.store.runinfo import clean_text, run_dir, sentence
+
+FILE = "about.json"
+NAME, NOTE, TAG, TAGS = 80, 2_000, 32, 16
+"""characters of a name, of a note and of a tag, and tags, at most"""
+_MOST_BYTES = 64 << 10
+
+
+class About(BaseModel):
+    """A run's name, note and tags; all empty where nobody has said anything."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Annotated[str, Field(max_length=NAME)] = ""
+    note: Annotated[str, Field(max_length=NOTE)] = ""
+    tags: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=TAG)], ...], Field(max_length=TAGS)] = ()
+    """in the order in which they were given"""
+
+
+def read_about(folder: Path) -> About:
+    """What is said of the run in `folder`. Raises UnreadableRun, one sentence, for a file that is not what
+    `write_about` writes."""
+    try:
+        return About.model_validate_json(read_plain(folder / FILE, _MOST_BYTES))
+    except FileNotFoundError:
+        return About()
+    except ValidationError as error:
+        first = error.errors()[0]
+        why = ": ".join(part for part in (".".join(map(str, first["loc"])), str(first["msg"])) if part)
+    except OSError as error:
+        why = sentence(error)
+    raise UnreadableRun(
+        f"{FILE} of run {folder.name}, its name, note and tags, cannot be read ({why}); mend that file or delete it."
+    )
+
+
+def write_about(runs_dir: Path, uid: str, about: About) -> None:
+    """Replaces what is said of a run, whole. Raises TraceError with one sentence."""
+    folder = run_dir(runs_dir, uid)
+    target, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+    try:
+        if about == About():
+            target.unlink(missing_ok=True)
+            return
+        write_plain(temporary, about.model_dump_json(indent=1).encode(), durable=True)
+        os.replace(temporary, target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise TraceError(
+            f"The name, note and tags of run {uid} cannot be stored ({sentence(error)}); check the disk and the runs "
+            "folder."
+        ) from error
+
+
+def said(
+    about: About, name: str | None = None, note: str | None = None, tags: Iterable[str] = (), untags: Iterable[str] = ()
+) -> About:
+    """`about` with another name or note (None: as it is), with `tags` and without `untags`. Raises ValueError with one
+    sentence for what is too long, an empty tag and a tag to take away that is not there."""
+    called = about.name if name is None else _line(name)
+    noted = about.note if note is None else clean_text(note).strip()
+    kept = dict.fromkeys(about.tags)
+    for tag in map(_line, untags):
+        if tag not in kept:
+            raise ValueError(f"the run has no tag '{tag}' to take away; it has {', '.join(kept) or 'none'}.")
+        del kept[tag]
+    kept |= dict.fromkeys(map(_line, tags))
+    if "" in kept:
+        raise ValueError("a tag needs at least one character.")
+    for what, text, most in (("name", called, NAME), ("note", noted, NOTE), *(("tag", tag, TAG) for tag in kept)):
+        if len(text) > most:
+            raise ValueError(f"a {what} has at most {most:,} characters, this one {len(text):,}.")
+    if len(kept) > TAGS:
+        raise ValueError(f"a run has at most {TAGS} tags, these are {len(kept)}.")
+    return About(name=called, note=noted, tags=tuple(kept))
+
+
+def _line(text: str) -> str:
+    return " ".join(clean_text(text).split())

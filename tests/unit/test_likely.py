@@ -1,0 +1,57 @@
+"""How long a run will take and how large its trace will be, by those that are stored."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvlens.runs.likely import TOKEN_BYTES, likely
+
+
+def stored(folder: Path, number: int, extra: object, **changes: Any) -> None:
+    uid = f"20260101-00000{number}-likely"
+    info = {
+        "status": "completed",
+        "created": f"2026-01-01T00:00:0{number}+00:00",
+        "model": "m",
+        "method": "a",
+        "prompt_tokens": 1000,
+        "steps": 10,
+        "disk_bytes": 2_000_000,
+        "extra": extra,
+    }
+    (folder / uid).mkdir(parents=True)
+    (folder / uid / "run.json").write_text(json.dumps(info | changes))
+
+
+def test_by_the_method_s_own_runs_where_there_are_any(tmp_path: Path) -> None:
+    stored(tmp_path, 1, {"prefill_s": 2.0, "decode_s": 1.0})
+    stored(tmp_path, 2, {"prefill_s": None, "decode_s": 3.0})
+    stored(tmp_path, 3, {"prefill_s": 4.0, "decode_s": 2.0}, prompt_tokens=2000, disk_bytes=2_000_000)
+    stored(tmp_path, 4, {"prefill_s": 9.0, "decode_s": 9.0}, method="b")
+    stored(tmp_path, 5, {"prefill_s": 9.0, "decode_s": 90.0}, hold=True)
+    stored(tmp_path, 6, {"prefill_s": 9.0, "decode_s": 90.0}, status="failed")
+    found = likely(tmp_path, "m", "a", 3000, 20, 1_000)
+    assert found is not None
+    assert (found.prefill_s, found.decode_s, found.runs, found.own) == (6.0, 4.0, 3, True)
+    assert found.trace_bytes == 2_000_000 + 2000 * TOKEN_BYTES + 10 * 1_000
+    other = likely(tmp_path, "m", "c", 1000, 10, 1_000)
+    assert other is not None
+    assert (other.runs, other.own) == (4, False)
+    assert likely(tmp_path, "another", "a", 1000, 10, 1_000) is None
+
+
+@pytest.mark.parametrize("extra", [None, [], {"decode_s": "long"}, {"decode_s": -1}, {"prefill_s": 1.0}])
+def test_a_run_that_says_too_little_counts_for_nothing(tmp_path: Path, extra: object) -> None:
+    stored(tmp_path, 1, extra)
+    assert likely(tmp_path, "m", "a", 1000, 10, 1_000) is None
+
+
+def test_without_times_of_prefill_only_the_steps_are_known(tmp_path: Path) -> None:
+    stored(tmp_path, 1, {"prefill_s": None, "decode_s": 1.0})
+    found = likely(tmp_path, "m", "a", 1000, 10, 1_000)
+    assert found is not None
+    assert found.prefill_s is None
