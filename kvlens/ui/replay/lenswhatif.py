@@ -13,7 +13,7 @@ from kvlens.lens.verdict import Verdict
 from kvlens.meta import Counterfactual
 from kvlens.text.plaintext import visible
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import lensjobs, places
+from kvlens.ui.common import comparing, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.lensdata import WhatIf
 from kvlens.ui.common.player.payload import needle_tokens
@@ -120,8 +120,9 @@ def tried(found: list[WhatIf], chosen: Selection) -> None:
     replay.page_link(
         "pages/replay.py", label="Replay it with the span held", icon=":material/play_circle:", query_params=place
     )
-    two = chosen.query() | {"cmp": shown.uid}
-    both.page_link("pages/compare.py", label="Compare both runs", icon=":material/compare:", query_params=two)
+    run = str(chosen.run)
+    two = comparing.link(run, shown.uid, against=run, chosen=chosen)
+    both.page_link(comparing.PAGE, label="Compare both runs", icon=":material/compare:", query_params=two)
     outcome(shown)
     if len(found) > 1:
         with st.expander(f"All {len(found)} tries on this run"):

@@ -1,0 +1,43 @@
+"""What runs are called beside each other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from kvlens.store.reader import TraceReader
+
+
+def run_name(reader: TraceReader) -> str:
+    """A run in a few words: method, preset, budget, forced, held."""
+    meta = reader.meta
+    parts = [str(meta.method)]
+    parts += [f"({meta.preset})"] if meta.preset else []
+    parts += ["without limit" if meta.budget_bytes is None else f"budget {meta.budget}"]
+    return " ".join([*parts, *_done(reader)])
+
+
+def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[str]:
+    """Each run by its method's title and as much more as tells it from the others: budget, preset, model, the end of
+    its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
+    names = [" ".join([titles.get(str(run.meta.method), str(run.meta.method)), *_done(run)]) for run in runs]
+    for more in _MORE:
+        count = Counter(names)
+        said = [
+            f"{name} {more(run)}".rstrip() if count[name] > 1 else name for name, run in zip(names, runs, strict=True)
+        ]
+        names = said if len(set(said)) > len(set(names)) else names
+    return names
+
+
+def _done(reader: TraceReader) -> list[str]:
+    return (["forced"] if reader.meta.forced else []) + (["with held ranges"] if reader.meta.hold else [])
+
+
+_MORE: tuple[Callable[[TraceReader], str], ...] = (
+    lambda run: "no limit" if run.meta.budget_bytes is None else str(run.meta.budget),
+    lambda run: f"({run.meta.preset})" if run.meta.preset else "",
+    lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
+    lambda run: f"…{run.uid.rpartition('-')[2]}",
+    lambda run: run.uid,
+)
