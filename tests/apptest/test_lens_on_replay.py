@@ -118,7 +118,7 @@ def test_a_comparison_is_made_on_demand_and_the_page_of_it_opens(
     wait_for_jobs()
     app.run()
     assert app.multiselect(key="compare_runs").value == [lens.full, lens.plain, lens.forced]
-    assert app.query_params["run"] == [lens.forced]
+    assert app.query_params["run"] == lens.forced
     assert "job" not in app.query_params
 
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 import pandas as pd
 import streamlit as st
 
+from kvlens import methods
 from kvlens.compare.groups import default_pair, partner
 from kvlens.runs import races
 from kvlens.store.files import read_plain
 from kvlens.store.reader import TraceError
-from kvlens.ui.common import comparing, data, session
+from kvlens.ui.common import comparing, data, lensdata, session
 from kvlens.ui.common.comparing import MOST, Comparison
 
 PARAMETERS = ("runs", "race", "cmp", "against")
@@ -33,7 +34,7 @@ def asked(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
         problems = [*problems, *said]
     elif kept is not None and (run is None or run in kept.runs):
         left = tuple(uid for uid in kept.runs if uid in uids)
-        return replace(kept, runs=left, race=kept.race if left == kept.runs else None), run, problems
+        return replace(kept, runs=_ordered(left, table), race=kept.race if left == kept.runs else None), run, problems
     else:
         wanted = Comparison((run,) if run is not None else ())
     unknown = [uid for uid in wanted.runs if uid not in uids]
@@ -45,6 +46,7 @@ def asked(table: pd.DataFrame) -> tuple[Comparison, str | None, list[str]]:
     if len(runs) < min(2, len(wanted.runs)) and not unknown and (given.get("runs") or given.get("cmp")):
         problems.append("one run was named; comparing it with another")
     runs, run = _completed(runs, run if run in runs else None, table)
+    runs = _ordered(runs, table)
     return replace(wanted, runs=runs, race=wanted.race if set(runs) <= set(wanted.runs) else None), run, problems
 
 
@@ -65,12 +67,29 @@ def _of_address(given: Mapping[str, str], run: str | None) -> tuple[Comparison, 
 
 
 def _completed(runs: tuple[str, ...], run: str | None, table: pd.DataFrame) -> tuple[tuple[str, ...], str | None]:
-    """Two runs at least where there are two: a run alone is laid over its partner."""
-    if len(runs) == 1 and (other := partner(table, runs[0], prompt_of)) is not None:
-        return (other, *runs), run or runs[0]
-    if not runs and (pair := default_pair(table, prompt_of)) is not None:
-        return (pair[1], pair[0]), pair[0]
+    """Two runs at least where there are two: a run alone is laid over its partner, one that can be read."""
+    while len(runs) < 2:
+        other = partner(table, runs[0], prompt_of) if runs else None
+        pair = default_pair(table, prompt_of) if not runs else None
+        found = (other, *runs) if other else pair[::-1] if pair else ()
+        bad = [uid for uid in found if uid not in runs and not _opens(uid)]
+        if not bad:
+            return (found, run or found[-1]) if found else (runs, run)
+        table = table[~table["uid"].isin(bad)]
     return runs, run
+
+
+def _opens(uid: str) -> bool:
+    try:
+        return bool(data.open_run(uid).n_steps)
+    except TraceError:
+        return False
+
+
+def _ordered(runs: tuple[str, ...], table: pd.DataFrame) -> tuple[str, ...]:
+    """Full KV first, what the others are compared with."""
+    full = set(table.loc[(table["method"] == methods.REFERENCE) & ~lensdata.truth(table["hold"]), "uid"])
+    return tuple(sorted(runs, key=lambda uid: uid not in full))
 
 
 def address(comparison: Comparison) -> dict[str, str]:

@@ -88,7 +88,7 @@ def current() -> Compared | None:
 
 
 def _opened(uids: Sequence[str]) -> list[TraceReader]:
-    """The runs that can be read and decoded something, full KV first; of the others the page says what is wrong."""
+    """The runs that can be read and decoded something; of the others the page says what is wrong."""
     readers = []
     for uid in uids:
         try:
@@ -101,7 +101,7 @@ def _opened(uids: Sequence[str]) -> list[TraceReader]:
             continue
         widgets.status_banner(reader.status, reader.n_steps, f"{uid}; {reader.error}" if reader.error else uid)
         readers.append(reader)
-    return sorted(readers, key=lambda reader: not _is_full(reader))
+    return readers
 
 
 def _is_full(reader: TraceReader) -> bool:
