@@ -40,7 +40,8 @@ class Compared:
     @property
     def stem(self) -> str:
         """How files about all runs are called."""
-        return f"compare-{self.comparison.race or f'{len(self.runs)}-runs-{self.runs[self.b].uid}'}"
+        a, b = (self.runs[name].uid for name in (self.a, self.b))
+        return f"compare-{a}-{b}" if len(self.runs) == 2 else f"compare-{len(self.runs)}-runs-{b}"
 
     def pair(self) -> Pair:
         """The two that are laid over each other; reads their tokens."""

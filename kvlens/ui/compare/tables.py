@@ -30,6 +30,7 @@ def differences(compared: Compared) -> None:
     else:
         st.dataframe(shown, hide_index=True, width="stretch", height="content" if len(shown) <= MOST else HEIGHT)
     left, right, save = st.columns([6, 6, 1.6], vertical_alignment="top")
+    right = right if len(some) else left
     if len(some):
         of = "one of the methods has" if len(names) == 2 else "some of the methods have"
         with left.expander(f"{counted(len(some), 'parameter')} that only {of}"):
