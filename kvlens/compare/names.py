@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from kvlens.store.reader import TraceReader
@@ -22,11 +21,11 @@ def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[
     its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
     names = [" ".join([titles.get(str(run.meta.method), str(run.meta.method)), *_done(run)]) for run in runs]
     for more in _MORE:
-        count = Counter(names)
-        said = [
-            f"{name} {more(run)}".rstrip() if count[name] > 1 else name for name, run in zip(names, runs, strict=True)
+        words = [more(run) for run in runs]
+        told = {name: {word for other, word in zip(names, words, strict=True) if other == name} for name in names}
+        names = [
+            f"{name} {word}".rstrip() if len(told[name]) > 1 else name for name, word in zip(names, words, strict=True)
         ]
-        names = said if len(set(said)) > len(set(names)) else names
     return names
 
 

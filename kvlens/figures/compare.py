@@ -17,6 +17,8 @@ from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 96
+#: Height that a layer's number takes.
+TICK_PIXELS = 14
 #: Transparent, so that only hover is left of a cell.
 _PLAIN = [[0, GREY], [1, GREY]]
 
@@ -78,9 +80,7 @@ def run_maps(
             )
         _outline(figure, selected, place)
     _axes(figure, layers, heads, group, rows)
-    finish(
-        figure, rows * (map_height(layers) if rows == 1 else 130 + 8 * layers), uirevision=f"compare-{layers}-{heads}"
-    )
+    finish(figure, rows * _height(layers, rows), uirevision=f"compare-{layers}-{heads}")
     figure.update_layout(
         title_text=f"{metric.title}, {how}", dragmode=False, margin={"t": 66, "r": 70 if difference is None else 150}
     )
@@ -91,6 +91,11 @@ def run_maps(
 def _grid(panels: int) -> tuple[int, int]:
     """Rows and columns: four beside each other, more in two rows."""
     return (1, panels) if panels <= 4 else (2, -(-panels // 2))
+
+
+def _height(layers: int, rows: int) -> int:
+    """Pixels of a row of maps; where there are two, each is lower."""
+    return min(map_height(layers), 500) if rows == 1 else 130 + 8 * layers
 
 
 def _title(name: str, panels: int) -> str:
@@ -151,7 +156,7 @@ def _axes(figure: go.Figure, layers: int, heads: int, group: int, rows: int) -> 
     figure.update_xaxes(title_text="query head over its KV head", row=rows)
     figure.update_yaxes(
         range=[layers - 0.5, -0.5],
-        tickvals=list(range(0, layers, max(1, layers * rows // 16))),
+        tickvals=list(range(0, layers, -(-TICK_PIXELS * layers // (_height(layers, rows) - 120)))),
         showgrid=False,
         zeroline=False,
     )

@@ -21,6 +21,7 @@ from kvlens.runs.races import Lane, RaceInfo
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.compare import asked
 from kvlens.ui.compare import groups as comparegroups
+from kvlens.ui.compare.finding import clause
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,19 @@ def test_answers_and_verdicts_stand_side_by_side(visit: Visit, pair: PairRuns) -
     assert mark("sekv").color in shown
     replays = [link.proto.query_string for link in app.get("page_link") if link.proto.page == "replay"]
     assert [parse_qs(found)["run"] for found in replays] == [[pair.reference], [pair.run], [pair.plain]]
+
+
+@pytest.mark.parametrize(
+    ("why", "short"),
+    [
+        ("only its summary was attended: rank 2 (score 3.87), this one was not", "only its summary was attended"),
+        ("it was evicted (0 kept, by layer; none): 16 of 16", "it was evicted (0 kept, by layer; none)"),
+        ("it was not wanted", "it was not wanted"),
+        ("rank 2,000 of 3,000; the lowest", "rank 2,000 of 3,000"),
+    ],
+)
+def test_a_reason_is_cut_to_its_first_clause(why: str, short: str) -> None:
+    assert clause(why) == short
 
 
 def test_settings_that_differ_are_one_table_of_all_runs(visit: Visit, pair: PairRuns) -> None:

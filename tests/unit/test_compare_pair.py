@@ -90,6 +90,9 @@ def test_runs_are_told_apart_in_as_few_words_as_can_be(runs: PairRuns) -> None:
     assert short_names([run, plain], titles) == ["SeKV", "SeKV forced"]
     plain.meta = plain.meta.model_copy(update={"forced": False})
     assert short_names([run, plain, full], titles) == ["SeKV 0.35", "SeKV 10%", "Full KV"]
+    other, recut = (TraceReader.open(runs.folder, uid) for uid in (runs.other, runs.recut))
+    names = short_names([run, plain, other, recut], titles)
+    assert names == ["SeKV 0.35 …sekv", "SeKV 10%", "SeKV 0.35 …other", "SeKV 0.35 …recut"]
 
 
 def test_runs_are_laid_beside_one_as_far_as_all_go(runs: PairRuns) -> None:

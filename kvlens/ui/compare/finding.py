@@ -72,6 +72,16 @@ def missed_words(reader: TraceReader, found: Verdict) -> tuple[str | None, str |
     return said, missed.reason.says
 
 
+def clause(why: str) -> str:
+    """A reason up to its first comma, colon or semicolon outside of brackets: what happened, without the figures."""
+    depth = 0
+    for place, letter in enumerate(why):
+        depth += (letter == "(") - (letter == ")")
+        if not depth and letter in ",;:" and why[place + 1 : place + 2] == " ":
+            return why[:place]
+    return why
+
+
 def in_focus(findings: Sequence[Finding], references: set[str]) -> str:
     """The run to look at first: one whose answer is wrong, else one that left full KV, else one that is no
     reference, else the first."""

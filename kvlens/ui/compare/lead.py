@@ -19,7 +19,7 @@ from kvlens.text.units import si_bytes
 from kvlens.ui.common import data, places
 from kvlens.ui.common.chart import menu
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.compare.finding import Finding
+from kvlens.ui.compare.finding import Finding, clause
 from kvlens.ui.compare.pick import Compared
 
 _HEADS = ("Run", "Answer", "Left full KV", "Missed most there, and why", "Peak, of full KV", "To the device")
@@ -77,7 +77,7 @@ def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: st
     shown = answer if len(answer) <= _MOST else f"{answer[:_MOST]}…"
     said = f'<span title="{_safe(answer[:2000])}">{_safe(shown) or "no text"}</span>'
     said += f"<br>{_outcome(one)}"
-    if expected:
+    if expected and not one.outcome.words.startswith("right"):
         said += f'<br><span style="{_FAINT}">expected: {_safe(_line(expected))}</span>'
     cells = (run, said, _left(one, reader), _missed(one), _device(one), _safe(si_bytes(one.h2d_bytes)))
     widths = ("15%", "23%", "10%", "", "11%", "8%")
@@ -114,7 +114,8 @@ def _missed(one: Finding) -> str:
         return ""
     if one.missed is None:
         return f'<span style="{_FAINT}">not recorded</span>'
-    return f'{_safe(one.missed)}<br><span style="{_FAINT}">Why: {_safe(str(one.why))}</span>'
+    why = str(one.why)
+    return f'{_safe(one.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(clause(why))}</span>'
 
 
 def _device(one: Finding) -> str:
