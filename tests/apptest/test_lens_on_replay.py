@@ -152,7 +152,16 @@ def told_outcome(app: AppTest) -> None:
 
 
 def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens: LensRuns) -> None:
-    told_outcome(visit(lens.folder, "replay", run=lens.repeated, step=STEP, whatif=lens.held))
+    app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, whatif=lens.held)
+    told_outcome(app)
+    (link,) = (link for link in app.get("page_link") if link.proto.label == "Compare both runs")
+    place = {name: value for name, (value,) in parse_qs(link.proto.query_string).items()}
+    assert place["step"] == str(STEP)
+    assert [place[name] for name in ("runs", "run", "against")] == [
+        f"{lens.repeated},{lens.held}",
+        lens.held,
+        lens.repeated,
+    ]
     app = visit(lens.folder, "replay", run=lens.held)
     told_outcome(app)
     assert "**What if it had been there:**" in words(app)

@@ -43,7 +43,8 @@ def side_by_side(compared: Compared) -> None:
         for (name, reader), one in zip(runs.items(), findings, strict=True)
     )
     st.html(
-        f'<div style="overflow-x:auto"><table style="width:100%;border-collapse:collapse;font-size:.86rem">'
+        '<div style="overflow-x:auto">'
+        '<table class="answers" style="width:100%;border-collapse:collapse;font-size:.86rem">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
     with st.container(horizontal=True, vertical_alignment="center"):

@@ -141,6 +141,7 @@ def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
         key="compare_runs",
         format_func=lambda uid: labels.get(uid, uid),
         max_selections=MOST,
+        select_all=False,
         on_change=_picked,
         placeholder="Two runs or more",
         help=f"Two to {MOST} runs. Those of the same prompt as the first one come first in the list.",
