@@ -1,13 +1,12 @@
-"""Compare: two runs on one cursor, what is set differently, what it did and what it cost; all runs as quality against
-cost."""
+"""Compare: any number of runs beside each other, answers and verdicts first; what is set differently; two of them on
+one cursor; a map each; what each came to. All stored runs as quality against cost."""
 
 import streamlit as st
 
 from kvlens.ui.common import nav, session, widgets
 from kvlens.ui.common.state import from_player
-from kvlens.ui.compare import groups as comparegroups
-from kvlens.ui.compare import pick as comparepick
-from kvlens.ui.compare import view as compareview
+from kvlens.ui.compare import asked, lead, maps, pick, tables, view
+from kvlens.ui.compare.groups import quality
 from kvlens.ui.compare.player import committed
 
 nav.enter()
@@ -22,28 +21,29 @@ def on_commit() -> None:
 @widgets.guarded
 def body() -> None:
     """What follows the cursor; a commit runs this part of the page only."""
-    pair = comparepick.current()
-    chosen, problems = compareview.fit(pair, session.selection()[0])
+    compared = pick.current()
+    if compared is None:
+        return
+    pair, beside = compared.pair(), maps.together(compared)
+    chosen, problems = view.fit(pair, session.selection()[0])
     session.store(chosen)
     widgets.notice(problems)
-    compareview.metric_picker(pair, chosen)
-    compareview.player(pair, chosen, on_commit)
-    compareview.maps(pair, chosen)
-    compareview.curves(pair, chosen)
-    session.write_url(comparepick.url(pair))
+    view.head(compared, pair, chosen, pair.apart is None or len(beside.names) > 1)
+    if pair.apart is None:
+        view.player(compared, pair, chosen, on_commit)
+    maps.maps(compared, pair, beside, chosen)
+    maps.curves(compared, beside, chosen)
+    session.write_url(asked.address(compared.comparison))
 
 
 st.subheader("Compare")
-found = comparepick.choose_pair()
+found = pick.choose()
 if found is not None:
-    compareview.names(found)
-    if found.apart is None:
-        body()
-    else:
-        session.write_url(comparepick.url(found))
-    left, right = st.columns([11, 9], gap="large")
-    with left:
-        compareview.deltas(found)
-    with right:
-        compareview.differences(found)
-comparegroups.quality()
+    lead.of_race(found.comparison.race)
+    lead.side_by_side(found)
+    lead.apart(found.pair(), maps.together(found))
+    tables.differences(found)
+    pick.pair_picker(found)
+    body()
+    tables.sums(found)
+quality()

@@ -4,6 +4,7 @@ what moved."""
 import streamlit as st
 
 from kvlens.ui.common import nav, session
+from kvlens.ui.common.comparing import links as compare_links
 from kvlens.ui.common.data import fit, forget_runs, open_run, player_payloads
 from kvlens.ui.common.frame import choose_run
 from kvlens.ui.common.lensdata import of_this_run
@@ -51,9 +52,7 @@ if found is not None:
     lensview.banner(found[0])
     body()
     details.conditions(found[0])
-    left, right, _ = st.columns([2, 2, 7], vertical_alignment="center")
-    with left:
-        report_button(found[0])
-    other = {"run": found[0].uid}
-    right.page_link("pages/compare.py", label="Compare with another run", icon=":material/compare:", query_params=other)
+    with st.container(horizontal=True, vertical_alignment="center"):
+        report_button(found[0], width="content")
+        compare_links(found[0].uid)
 warm.prepare()  # jobs begin on this page

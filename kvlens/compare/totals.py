@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,21 +97,17 @@ def head_mean(reader: TraceReader, metric: str) -> float:
     return _mean(pd.Series(reader.head_summary(metric).ravel())) if metric in reader.metrics() else float("nan")
 
 
-def delta_table(a: TraceReader, b: TraceReader) -> pd.DataFrame:
-    """One row per total: quantity, A, B and what B is beside A, in words; then the numbers themselves with their
-    unit."""
+def totals_table(found: Mapping[str, Sequence[Total]], pair: tuple[str, str]) -> pd.DataFrame:
+    """One row per total: quantity, each run's under its name, what B of the pair (A, B) is beside A, in words; then
+    the numbers themselves with their unit."""
     rows = []
-    for first, second in zip(totals(a), totals(b), strict=True):
+    for each in zip(*found.values(), strict=True):
+        of = dict(zip(found, each, strict=True))
         rows.append(
-            {
-                "quantity": first.name,
-                "A": first.text(),
-                "B": second.text(),
-                "B beside A": beside(first, second),
-                "unit": first.unit,
-                "value A": first.value,
-                "value B": second.value,
-            }
+            {"quantity": each[0].name}
+            | {name: total.text() for name, total in of.items()}
+            | {"B beside A": beside(of[pair[0]], of[pair[1]]), "unit": each[0].unit}
+            | {f"value {name}": total.value for name, total in of.items()}
         )
     return pd.DataFrame(rows)
 

@@ -10,7 +10,7 @@ from string import Template
 from plotly.offline import get_plotlyjs
 
 from kvlens import __version__
-from kvlens.compare.pair import run_name
+from kvlens.compare.names import run_name
 from kvlens.report.markup import Figures, safe
 from kvlens.report.pair import two_runs
 from kvlens.report.run import one_run

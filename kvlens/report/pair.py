@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvlens.compare.pair import KINDS, Pair, config_difference, divergence_words, run_name
-from kvlens.compare.totals import delta_table
-from kvlens.figures.compare import ab_maps
-from kvlens.figures.comparetracks import Track, overlaid
+from kvlens.compare.names import run_name
+from kvlens.compare.pair import Pair, divergence_words
+from kvlens.compare.settings import KINDS, config_difference
+from kvlens.compare.totals import totals as totals_of
+from kvlens.compare.totals import totals_table
+from kvlens.figures.compare import run_maps
+from kvlens.figures.comparetracks import A_AND_B, Track, overlaid
 from kvlens.figures.metrics import metric_of
 from kvlens.report.markup import Figures, folded, missing, paragraph, table
 from kvlens.store.reader import TraceReader
@@ -36,9 +39,9 @@ def names(pair: Pair) -> str:
 
 def settings(pair: Pair) -> str:
     """Settings that differ; the others folded away."""
-    frame = config_difference(pair.a, pair.b)
+    frame = config_difference({"A": pair.a, "B": pair.b})
     parts = {kind: frame.loc[frame["kind"] == kind, ["setting", "A", "B"]].to_numpy().tolist() for kind in KINDS}
-    head, alone, same = ("setting", "A", "B"), parts["one method only"], parts["same"]
+    head, alone, same = ("setting", "A", "B"), parts["some methods only"], parts["same"]
     shown = (
         table(head, parts["differs"]) if parts["differs"] else paragraph("Nothing: both runs have the same settings.")
     )
@@ -52,7 +55,7 @@ def settings(pair: Pair) -> str:
 
 def totals(pair: Pair) -> str:
     """What each came to, and B beside A in words."""
-    frame = delta_table(pair.a, pair.b)
+    frame = totals_table({"A": totals_of(pair.a), "B": totals_of(pair.b)}, ("A", "B"))
     return table(("quantity", "A", "B", "B beside A"), frame[["quantity", "A", "B", "B beside A"]].to_numpy().tolist())
 
 
@@ -76,11 +79,8 @@ def maps(pair: Pair, figures: Figures) -> str:
             "A and B share one range of colours; B − A has its own, symmetric around 0. Outlined: where they "
             "differ most."
         )
-        parts.append(
-            figures.place(
-                ab_maps(a, b, pair.a.kv_heads, metric, (int(layer), int(head)), how), f"{metric.title} of A and B", note
-            )
-        )
+        drawn = run_maps({"A": a, "B": b}, b - a, pair.a.kv_heads, metric, (int(layer), int(head)), how)
+        parts.append(figures.place(drawn, f"{metric.title} of A and B", note))
     return "".join(parts)
 
 
@@ -92,10 +92,10 @@ def tracks(pair: Pair, figures: Figures) -> str:
         ("peak_bytes", "KV on the device, peak inside the step"),
     ):
         found.append(
-            Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b)))
+            Track(title, "bytes", tuple(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b)))
         )
-    found.append(Track("log p of the step's token", "nats", *(_logprob(reader) for reader in (pair.a, pair.b))))
-    figure = overlaid(found, 0 if pair.divergence is None else pair.divergence, pair.divergence)
+    found.append(Track("log p of the step's token", "nats", (_logprob(pair.a), _logprob(pair.b))))
+    figure = overlaid(found, A_AND_B, 0 if pair.divergence is None else pair.divergence, pair.divergence)
     return figures.place(
         figure, "Quantities of A and B over decode steps", "The line marks the first divergence, else step 0."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import pandas as pd
 import pytest
@@ -90,6 +91,8 @@ def test_a_free_run_says_where_contexts_part_and_offers_the_comparison_of_all_st
     assert "Compare all steps with full KV" in [button.label for button in app.button]
     again = visit(lens.folder, "replay", run=lens.repeated)
     assert "Compare all steps with full KV" not in [button.label for button in again.button], "there is one already"
+    (link,) = (link for link in again.get("page_link") if link.proto.label == "Add all steps to the comparison")
+    assert parse_qs(link.proto.query_string)["runs"] == [f"{lens.repeated},{lens.full},{lens.forced}"]
     assert "fed full KV's tokens" in words(visit(lens.folder, "replay", run=lens.forced))
 
 
@@ -107,7 +110,7 @@ def test_runs_that_lost_nothing_say_so(visit: Visit, lens: LensRuns) -> None:
     assert "**This run is full KV itself.** It is the reference of 5 other runs." in text
 
 
-def test_a_comparison_is_made_on_demand_and_its_replay_opens(
+def test_a_comparison_is_made_on_demand_and_the_page_of_it_opens(
     visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -116,7 +119,8 @@ def test_a_comparison_is_made_on_demand_and_its_replay_opens(
     assert asked == [lens.plain]
     wait_for_jobs()
     app.run()
-    assert player_header(app)["payload"].startswith(lens.forced)  # type: ignore[attr-defined]
+    assert app.multiselect(key="compare_runs").value == [lens.full, lens.plain, lens.forced]
+    assert app.query_params["run"] == lens.forced
     assert "job" not in app.query_params
 
 
@@ -150,7 +154,16 @@ def told_outcome(app: AppTest) -> None:
 
 
 def test_the_outcome_is_in_the_link_and_on_the_repeat_itself(visit: Visit, lens: LensRuns) -> None:
-    told_outcome(visit(lens.folder, "replay", run=lens.repeated, step=STEP, whatif=lens.held))
+    app = visit(lens.folder, "replay", run=lens.repeated, step=STEP, whatif=lens.held)
+    told_outcome(app)
+    (link,) = (link for link in app.get("page_link") if link.proto.label == "Compare both runs")
+    place = {name: value for name, (value,) in parse_qs(link.proto.query_string).items()}
+    assert place["step"] == str(STEP)
+    assert [place[name] for name in ("runs", "run", "against")] == [
+        f"{lens.repeated},{lens.held}",
+        lens.held,
+        lens.repeated,
+    ]
     app = visit(lens.folder, "replay", run=lens.held)
     told_outcome(app)
     assert "**What if it had been there:**" in words(app)

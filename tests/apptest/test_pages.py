@@ -191,7 +191,7 @@ def test_a_page_drawn_again_sets_no_choice_in_the_browser(visit: Visit, runs: Ru
     """What a page sets replaces what a person has chosen meanwhile: it is set when it differs, not each time."""
     app = visit(runs.folder, page, run=runs.whole)
     app.run()
-    drawn = [*app.selectbox, *app.number_input]
+    drawn = [*app.selectbox, *app.number_input, *app.multiselect]
     assert drawn
     assert [box.label for box in drawn if box.proto.set_value and not box.disabled] == []
 

@@ -125,6 +125,8 @@ def test_the_pages_show_it_in_its_colour(lost: tuple[Path, str], here: None, vis
     assert "What moved" in " ".join(markdown.value for markdown in app.markdown)
     app = visit(runs, "compare")
     assert any(look.color in html.body for html in app.get("html"))
+    app.session_state["compare_quality"] = True
+    app.run()
     assert any(look.color in chart.proto.spec for chart in app.get("plotly_chart"))
     app = visit(runs, "run")
     assert f"{TITLE} · prompt eviction" in app.selectbox(key="form_method").options

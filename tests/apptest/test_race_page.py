@@ -160,6 +160,11 @@ def test_a_stored_race_is_opened_by_its_link(visit: Visit, made: tuple[Path, Rac
     assert [line["phase"] for line in lines].count("frame") == [line["phase"] for line in lines].count("maps") == 8
     assert [line["state"] for line in lines if line["phase"] == "lane"] == ["completed", "completed", "refused"]
     assert app.toggle[0].label == "Set up another run"
+    (link,) = (link.proto for link in app.get("page_link") if link.proto.label == "Open as comparison")
+    assert (link.page, link.query_string) == ("compare", f"race={info.id}")
+    beside = visit(runs, "compare", race=info.id)
+    assert len(beside.multiselect(key="compare_runs").value) == 2
+    assert "SeKV is not among them" in "".join(text.value for text in beside.text)
 
 
 def test_a_run_that_was_deleted_is_a_lane_that_says_so(

@@ -35,6 +35,8 @@ def test_a_step_moves_both_runs_and_a_link_restores_it(pair: PairRuns, at: Serve
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=3&layer=1&head=2&metric=coverage")
     view = page.locator("#player")
     expect(view).to_have_attribute("data-step", "3")
+    expect(page.locator("#stripP span[data-pos]")).to_have_count(300)
+    expect(page.locator("#stripA span[data-pos]")).to_have_count(30)
     expect(view).to_have_attribute("data-cell", "1,2")
     expect(page.locator("#context")).to_have_text("the same context in both runs")
     assert token(page, "stripA") == token(page, "stripB") != ""
@@ -57,13 +59,20 @@ def test_a_step_moves_both_runs_and_a_link_restores_it(pair: PairRuns, at: Serve
     again = open_page(page.url)
     expect(again.locator("#player")).to_have_attribute("data-step", "29")
     expect(again.locator("#player")).to_have_attribute("data-cell", "1,2")
-    assert f"cmp={pair.reference}" in again.url
+    assert f"run={pair.reference}&" in again.url
+    assert f"against={pair.run}" in again.url
 
 
-def test_playing_moves_both_and_sends_nothing(pair: PairRuns, at: Server, open_page: Open) -> None:
-    page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}", dark=True)
+def test_of_three_runs_two_are_played_and_nothing_is_sent(pair: PairRuns, at: Server, open_page: Open) -> None:
+    three = f"{pair.run},{pair.reference},{pair.plain}"
+    page = open_page(f"{at.url}/compare?runs={three}&run={pair.run}", dark=True)
     view = page.locator("#player")
     expect(view).to_have_attribute("data-step", str(PARTED))
+    expect(page.locator(".answers tbody tr")).to_have_count(3)
+    expect(page.locator(".answers tbody tr").first).to_contain_text("full KV itself")
+    expect(page.locator("#nowA")).to_contain_text("A · FullKV")
+    expect(page.locator("#nowB")).to_contain_text("B · SeKV …sekv")
+    expect(page.locator(".st-key-compare_maps .hm")).to_have_count(4)
     page.get_by_role("button", name="First step").click()
     expect(page).to_have_url(re.compile(r"step=0\b"))
     settled(page)
@@ -84,7 +93,10 @@ def test_another_metric_and_another_head_redraw_all_three_maps(pair: PairRuns, a
     page.locator("#mapD").click(position={"x": 330, "y": 60})
     expect(view).not_to_have_attribute("data-cell", "0,0")
     expect(page).not_to_have_url(re.compile(r"head=0\b"))
-    page.get_by_role("combobox", name="Metric of maps and curves").click()
+    metric = page.get_by_role("combobox", name="Metric of maps and curves")
+    metric.scroll_into_view_if_needed()
+    settled(page)  # scrolling closes what a click has opened
+    metric.click()
     page.get_by_role("option", name="Attention entropy (nats)").click()
     expect(page.locator("#scale")).to_contain_text("Attention entropy in A and B")
     expect(page).to_have_url(re.compile(r"metric=entropy\b"))
@@ -113,7 +125,7 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(
         f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True
     )
     expect(page.locator("#player")).to_have_attribute("data-step", "2")
-    page.get_by_role("button", name="Save").first.click()
+    page.get_by_role("button", name="Save").nth(2).click()  # after those of the answers and of the settings
     file = tmp_path / "maps.png"
     given = download(page, page.get_by_role("button", name="PNG image"), file)
     assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"

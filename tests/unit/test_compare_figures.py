@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from kvlens.compare.groups import Trial, points
-from kvlens.figures.compare import ab_maps, map_table
+from kvlens.figures.compare import map_table, run_maps
 from kvlens.figures.comparepoints import AXES, quality_points
-from kvlens.figures.comparetracks import Track, overlaid, track_table
+from kvlens.figures.comparetracks import A_AND_B, Track, lines_of, overlaid, track_table
 from kvlens.figures.losstrack import loss_track
+from kvlens.figures.methodmarks import mark
 from kvlens.figures.metrics import metric_of
 
 A = np.array([[0.2, 0.4], [np.nan, 1.0]], np.float32)
@@ -22,7 +23,7 @@ def heat(figure: object) -> list[object]:
 
 
 def test_maps_share_one_range_and_the_difference_has_its_own_around_zero() -> None:
-    a, b, difference = heat(ab_maps(A, B, 1, metric_of("entropy"), (0, 1), "mean"))
+    a, b, difference = heat(run_maps({"A": A, "B": B}, B - A, 1, metric_of("entropy"), (0, 1), "mean"))
     assert (a.zmin, a.zmax) == (b.zmin, b.zmax) == (0.0, 1.0)
     assert a.colorscale == b.colorscale != difference.colorscale
     np.testing.assert_allclose(difference.z, B - A, equal_nan=True)
@@ -31,11 +32,11 @@ def test_maps_share_one_range_and_the_difference_has_its_own_around_zero() -> No
 
 
 def test_difference_of_equal_maps_is_not_an_empty_range() -> None:
-    assert heat(ab_maps(B, B, 1, metric_of("coverage"), (0, 0), "mean"))[2].zmax == 1.0
+    assert heat(run_maps({"A": B, "B": B}, B - B, 1, metric_of("coverage"), (0, 0), "mean"))[2].zmax == 1.0
 
 
 def test_an_unrecorded_cell_is_grey_in_its_run_and_in_the_difference() -> None:
-    figure = ab_maps(A, B, 1, metric_of("coverage"), (0, 0), "mean")
+    figure = run_maps({"A": A, "B": B}, B - A, 1, metric_of("coverage"), (0, 0), "mean")
     masks = [trace for trace in figure.data if not trace.name]
     assert len(masks) == 2
     assert heat(figure)[0].hovertext[1][0].endswith("not recorded")
@@ -43,8 +44,22 @@ def test_an_unrecorded_cell_is_grey_in_its_run_and_in_the_difference() -> None:
     assert heat(figure)[2].hovertext[0][1] == "B − A, L0 Q1 (KV0): 0.3000 less in B"
 
 
+def test_six_runs_stand_in_two_rows_on_one_range_and_names_are_text() -> None:
+    maps = {f"run <b>{number}</b>": A * number / 6 for number in range(1, 7)}
+    figure = run_maps(maps, B - A, 1, metric_of("entropy"), (1, 0), "mean")
+    found = heat(figure)
+    assert [trace.name for trace in found] == [*maps, "B − A"]
+    assert len({(trace.zmin, trace.zmax) for trace in found[:6]}) == 1
+    assert [trace.showscale for trace in found] == [True, *[False] * 5, True]
+    assert {trace.yaxis for trace in found[:4]} & {trace.yaxis for trace in found[4:]} == set()
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles[0] == "run &lt;b&gt;1&lt;/b&gt;"
+    assert len([shape for shape in figure.layout.shapes if shape.type == "rect"]) == 7
+    assert len(heat(run_maps(maps, None, 1, metric_of("entropy"), (1, 0), "mean"))) == 6
+
+
 def test_the_maps_table_has_units_and_both_runs() -> None:
-    frame = map_table(A, B, 1, metric_of("entropy"), "step 3")
+    frame = map_table({"A": A, "B": B}, B - A, 1, metric_of("entropy"), "step 3")
     assert list(frame.columns) == [
         "layer",
         "q_head",
@@ -60,10 +75,10 @@ def test_the_maps_table_has_units_and_both_runs() -> None:
 
 def test_curves_of_both_runs_stand_over_each_other_and_the_rest_is_shaded() -> None:
     tracks = [
-        Track("KL", "nats", np.array([0.1, np.nan]), np.full(3, np.nan)),
-        Track("Moved", "bytes", np.arange(2.0), np.arange(3.0)),
+        Track("KL", "nats", (np.array([0.1, np.nan]), np.full(3, np.nan))),
+        Track("Moved", "bytes", (np.arange(2.0), np.arange(3.0))),
     ]
-    figure = overlaid(tracks, 1, 0)
+    figure = overlaid(tracks, A_AND_B, 1, 0)
     assert [trace.name for trace in figure.data] == ["A", "B", "A", "B"]
     assert {trace.line.dash for trace in figure.data if trace.name == "B"} == {"dash"}
     assert "different contexts" in [note.text for note in figure.layout.annotations]
@@ -71,13 +86,19 @@ def test_curves_of_both_runs_stand_over_each_other_and_the_rest_is_shaded() -> N
     assert len(bands) == 2
     assert (bands[0].x0, bands[0].x1) == (0.5, 2.5)
     assert figure.data[0].hovertext == ("A, step 0: 0.1 nats", "A, step 1: not recorded")
-    assert len(track_table(tracks)) == 2 + 3 + 2 + 3
-    assert not [shape for shape in overlaid(tracks, 1, None).layout.shapes if shape.type == "rect"]
+    assert len(track_table(tracks, A_AND_B)) == 2 + 3 + 2 + 3
+    assert not [shape for shape in overlaid(tracks, A_AND_B, 1, None).layout.shapes if shape.type == "rect"]
 
 
 def test_a_track_that_nobody_recorded_says_so() -> None:
-    figure = overlaid([Track("KL", "nats", np.full(2, np.nan), np.full(2, np.nan))], 0, None)
-    assert "not recorded in either run" in [note.text for note in figure.layout.annotations]
+    figure = overlaid([Track("KL", "nats", (np.full(2, np.nan), np.full(2, np.nan)))], A_AND_B, 0, None)
+    assert "not recorded in any of these runs" in [note.text for note in figure.layout.annotations]
+
+
+def test_runs_of_one_method_differ_in_their_dash() -> None:
+    lines = lines_of(["a", "b", "c"], ["sekv", "sekv", "full"])
+    assert lines[0].color == lines[1].color == mark("sekv").color
+    assert len({(line.color, line.dash) for line in lines}) == 3
 
 
 @pytest.mark.parametrize("axis", list(AXES))

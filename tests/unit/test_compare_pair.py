@@ -10,9 +10,13 @@ import pytest
 from pairruns import PARTED, PairRuns, write_pair
 
 from kvlens.compare.groups import Trial, default_pair, partner, points, trial
-from kvlens.compare.pair import Pair, config_difference, divergence_words, run_name
-from kvlens.compare.totals import Total, beside, delta_table, totals
+from kvlens.compare.names import run_name, short_names
+from kvlens.compare.pair import Pair, divergence_words
+from kvlens.compare.settings import config_difference
+from kvlens.compare.together import Together
+from kvlens.compare.totals import Total, beside, totals, totals_table
 from kvlens.store.reader import TraceReader, list_runs
+from kvlens.store.synthetic import write_synthetic
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +62,62 @@ def test_other_prompts_and_tokenizers_are_totals_only(runs: PairRuns, which: str
 def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRuns) -> None:
     a, b = (TraceReader.open(runs.folder, uid) for uid in (runs.run, runs.reference))
     b.meta = b.meta.model_copy(update={"config": {"window": 48, "page": 16, "inner": {"rate": 0.5}}})
-    frame = config_difference(a, b).set_index("setting")
+    frame = config_difference({"A": a, "B": b}).set_index("setting")
     assert frame.loc["method"].tolist() == ["sekv", "full", "differs"]
     assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
     assert frame.loc["parameter window"].tolist() == ["48", "48", "same"]
-    assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "one method only"]
+    assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "some methods only"]
     kinds = frame["kind"].tolist()
-    assert kinds == sorted(kinds, key=["differs", "one method only", "same"].index)
+    assert kinds == sorted(kinds, key=["differs", "some methods only", "same"].index)
+
+
+def test_a_parameter_that_differs_among_the_methods_that_have_it_differs(runs: PairRuns) -> None:
+    found = {name: TraceReader.open(runs.folder, getattr(runs, name)) for name in ("run", "plain", "reference")}
+    for name, config in (("run", {"page": 16, "sinks": 4}), ("plain", {"page": 32, "sinks": 4}), ("reference", {})):
+        found[name].meta = found[name].meta.model_copy(update={"config": config})
+    frame = config_difference(found).set_index("setting")
+    assert frame.loc["parameter page"].tolist() == ["16", "32", "–", "differs"]
+    assert frame.loc["parameter sinks"].tolist() == ["4", "4", "–", "some methods only"]
+    assert frame.loc["model", "kind"] == "same"
+
+
+def test_runs_are_told_apart_in_as_few_words_as_can_be(runs: PairRuns) -> None:
+    run, plain, full = (TraceReader.open(runs.folder, uid) for uid in (runs.run, runs.plain, runs.reference))
+    titles = {"sekv": "SeKV", "full": "Full KV"}
+    assert short_names([full, run], titles) == ["Full KV", "SeKV"]
+    assert short_names([run, plain], titles) == ["SeKV …sekv", "SeKV …plain"]
+    plain.meta = plain.meta.model_copy(update={"budget": "10%", "forced": True})
+    assert short_names([run, plain], titles) == ["SeKV", "SeKV forced"]
+    plain.meta = plain.meta.model_copy(update={"forced": False})
+    assert short_names([run, plain, full], titles) == ["SeKV 0.35", "SeKV 10%", "Full KV"]
+    other, recut = (TraceReader.open(runs.folder, uid) for uid in (runs.other, runs.recut))
+    names = short_names([run, plain, other, recut], titles)
+    assert names == ["SeKV 0.35 …sekv", "SeKV 10%", "SeKV 0.35 …other", "SeKV 0.35 …recut"]
+
+
+def test_runs_are_laid_beside_one_as_far_as_all_go(runs: PairRuns) -> None:
+    names = ("run", "reference", "plain", "other", "recut")
+    every = {name: TraceReader.open(runs.folder, getattr(runs, name)) for name in names}
+    found = Together.beside("run", every)
+    assert found.names == ("run", "reference", "plain")
+    assert (found.same, found.both) == (PARTED + 1, 20)
+    assert found.left_out == (
+        "other read another prompt, so steps do not correspond with those of run.",
+        "recut read the same text cut into other tokens, so steps do not correspond with those of run.",
+    )
+    alone = Together.beside("run", {name: every[name] for name in ("run", "plain")})
+    assert (alone.same, alone.both, alone.left_out) == (20, 20, ())
+    assert Together.beside("other", every).names == ("other",)
+
+
+def test_a_model_of_another_shape_is_left_out_of_the_maps(runs: PairRuns, tmp_path: Path) -> None:
+    made = {"kv_heads": 2, "steps": 4, "spans": 8, "prompt_tokens": 100, "seed": 1}
+    uids = [write_synthetic(tmp_path, layers=layers, q_heads=4, **made) for layers in (2, 3)]
+    found = Together.beside("a", {name: TraceReader.open(tmp_path, uid) for name, uid in zip("ab", uids, strict=True)})
+    assert found.names == ("a",)
+    assert found.left_out == (
+        "b ran on a model with other layers or heads, so maps do not correspond with those of a.",
+    )
 
 
 def test_totals_are_the_recorded_sums_and_nothing_is_invented(runs: PairRuns) -> None:
@@ -104,9 +157,13 @@ def test_differences_are_words(unit: str, a: float, b: float, said: str) -> None
 
 def test_the_delta_table_has_words_and_numbers(runs: PairRuns) -> None:
     found = pair(runs, runs.run, runs.plain)
-    frame = delta_table(found.a, found.b).set_index("quantity")
+    frame = totals_table({"A": totals(found.a), "B": totals(found.b)}, ("A", "B")).set_index("quantity")
     assert frame.loc["decode steps", "B beside A"] == "10 steps less, 0.667 times A"
     assert frame.loc["decode steps", ["value A", "value B", "unit"]].tolist() == [30.0, 20.0, "steps"]
+    full = totals(TraceReader.open(runs.folder, runs.reference))
+    three = totals_table({"x": full, "y": totals(found.a), "z": totals(found.b)}, ("z", "y")).set_index("quantity")
+    assert three.loc["decode steps", ["x", "y", "z"]].tolist() == ["30 steps", "30 steps", "20 steps"]
+    assert three.loc["decode steps", "B beside A"] == "10 steps more, 1.5 times A"
 
 
 def test_a_page_opens_with_the_newest_run_that_has_a_reference(runs: PairRuns) -> None:

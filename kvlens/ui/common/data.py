@@ -85,7 +85,7 @@ def stamp(uid: str) -> int:
         return 0
 
 
-@st.cache_resource(max_entries=6, show_spinner=False)
+@st.cache_resource(max_entries=12, show_spinner=False)
 def _open(folder: str, uid: str, changed: int) -> TraceReader:
     return PageReader.open(Path(folder), uid)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import streamlit as st
 
 from kvlens.models.find import short_model
@@ -82,6 +84,17 @@ def run_label(row: object) -> str:
     if get("status") != "completed":
         parts.append(str(get("status")))
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
+
+
+def short_label(row: object, titles: Mapping[str, str]) -> str:
+    """A run where several are picked: its name, method, budget, what was done to it, when, the end of its uid."""
+    get = row.get  # type: ignore[attr-defined]
+    method, uid = _text(get("method")), _text(get("uid"))
+    parts = [_text(get("name"))] if _text(get("name")) else []
+    parts += [titles.get(method, method or "unreadable")]
+    parts += [_text(get("budget"))] if _text(get("budget_bytes")) else []
+    parts += ["what-if"] if _true(get("hold")) or _true(get("changed")) else ["forced"] if _true(get("forced")) else []
+    return " · ".join([*parts, str(get("created") or "")[5:16].replace("T", " "), f"…{uid.rpartition('-')[2]}"])
 
 
 def _text(value: object) -> str:

@@ -7,7 +7,7 @@ import time
 import streamlit as st
 
 from kvlens.text.plaintext import visible
-from kvlens.ui.common import places, retry, widgets
+from kvlens.ui.common import comparing, places, retry, widgets
 from kvlens.ui.common.jobs import Job, JobManager
 
 SETTLE_S = 0.4
@@ -66,7 +66,14 @@ def leave(job: Job) -> None:
     """Goes to the job's own page if `leave_later` said so; polls that were under way have arrived by then."""
     if job.then and st.session_state.pop(f"leave_{job.id}", False):
         time.sleep(SETTLE_S)
-        st.switch_page(job.then, query_params=places.in_run(str(job.uid)))
+        st.switch_page(job.then, query_params=_place(job))
+
+
+def _place(job: Job) -> dict[str, str]:
+    """Where on the job's own page: the new run, or the run it repeats beside it."""
+    if job.then == comparing.PAGE and job.about:
+        return comparing.at_all_steps(job.about, str(job.uid))
+    return places.in_run(str(job.uid))
 
 
 def watched(job: Job, ended: bool = False) -> bool:
@@ -156,7 +163,7 @@ def links(uid: str) -> None:
         st.page_link("pages/replay.py", label="Open in Replay", icon=":material/play_circle:", query_params=place)
         st.page_link("pages/heads.py", label="Open in Heads", icon=":material/grid_on:", query_params=place)
         st.page_link("pages/method.py", label="Open in Method", icon=":material/schema:", query_params=place)
-        st.page_link("pages/compare.py", label="Compare", icon=":material/compare:", query_params={"run": uid})
+        comparing.links(uid)
 
 
 def job_list(shown: str | None) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import streamlit as st
 
 from kvlens.text.plaintext import visible
-from kvlens.ui.common import data, jobview, widgets
+from kvlens.ui.common import comparing, data, jobview, widgets
 from kvlens.ui.common.jobs import Job
 from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
-
-_PAGE = "pages/replay.py"
 
 
 def start_pair(uid: str) -> str:
     """Queues the forced repeat of a run; returns the job's id."""
     return jobview.manager().submit(
-        pair_command(uid, data.runs_dir().resolve()), f"Compare {uid} with full KV, step by step", uid, _PAGE
+        pair_command(uid, data.runs_dir().resolve()), f"Compare {uid} with full KV, step by step", uid, comparing.PAGE
     )
 
 
@@ -33,8 +31,8 @@ def job_of(uid: str) -> Job | None:
 
 
 def follow(job: Job) -> None:
-    """Progress of a job about the run that is shown. When a comparison is done its own replay opens; when a repeat with
-    a held span is done, its outcome is in the URL (?whatif=) and on the page."""
+    """Progress of a job about the run that is shown. When a comparison is done the Compare page opens with it; when a
+    repeat with a held span is done, its outcome is in the URL (?whatif=) and on the page."""
     jobview.leave(job)
     jobview.watched(job)
     st.fragment(_follow, run_every=0.5 if job.active else None)(job)

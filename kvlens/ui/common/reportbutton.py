@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import streamlit as st
 
 from kvlens.report import report_bytes
 from kvlens.store.reader import TraceReader
 
 
-def report_button(reader: TraceReader, against: TraceReader | None = None) -> None:
+def report_button(
+    reader: TraceReader, against: TraceReader | None = None, width: Literal["stretch", "content"] = "stretch"
+) -> None:
     """Downloads the report on a run, or on two beside each other; it is made when the button is pressed."""
     name = f"kvlens-{reader.uid}" + (f"-against-{against.uid}" if against is not None else "")
     st.download_button(
@@ -19,6 +23,6 @@ def report_button(reader: TraceReader, against: TraceReader | None = None) -> No
         key=f"report_{name}",
         on_click="ignore",
         icon=":material/description:",
-        width="stretch",
+        width=width,
         help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
     )

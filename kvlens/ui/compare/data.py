@@ -1,6 +1,8 @@
-"""What the Compare page's figures draw, read from two runs. No Streamlit."""
+"""What the Compare page's figures draw, read from the runs. No Streamlit."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,27 +45,21 @@ def map_of(
     return out
 
 
-def tracks(pair: Pair, metric: str | None, layer: int, head: int) -> list[Track]:
+def tracks(runs: Sequence[TraceReader], metric: str | None, layer: int, head: int) -> list[Track]:
     """The curves of the page: the selected head's metric, KL from full KV, bytes to the device, bytes on the device."""
     found = []
     if metric is not None:
         about = metric_of(metric)
-        label = head_label(layer, head, pair.a.q_heads // pair.a.kv_heads)
-        found.append(
-            Track(
-                f"{about.title}, {label}",
-                about.unit,
-                *(_head(reader, metric, layer, head) for reader in (pair.a, pair.b)),
-            )
-        )
-    found.append(Track("KL(full KV ‖ run) of the next token", "nats", *(_loss(reader) for reader in (pair.a, pair.b))))
+        label = head_label(layer, head, runs[0].q_heads // runs[0].kv_heads)
+        values = tuple(_head(reader, metric, layer, head) for reader in runs)
+        found.append(Track(f"{about.title}, {label}", about.unit, values))
+    found.append(Track("KL(full KV ‖ run) of the next token", "nats", tuple(_loss(reader) for reader in runs)))
     for column, title in (
         ("h2d_bytes", "Moved to the device"),
         ("peak_bytes", "KV on the device, peak inside the step"),
     ):
-        found.append(
-            Track(title, "bytes", *(reader.steps()[column].to_numpy(np.float64) for reader in (pair.a, pair.b)))
-        )
+        values = tuple(reader.steps()[column].to_numpy(np.float64) for reader in runs)
+        found.append(Track(title, "bytes", values))
     return found
 
 

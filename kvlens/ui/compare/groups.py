@@ -24,8 +24,14 @@ _LOG = logging.getLogger(__name__)
 @st.fragment
 @guarded
 def quality() -> None:
-    """All runs with a known answer as points; a sentence where there are none."""
-    st.markdown("##### Quality against cost, all runs with a known answer")
+    """All runs with a known answer as points, read when they are looked at; a sentence where there are none."""
+    fold = st.expander("Quality against cost, all runs with a known answer", key="compare_quality", on_change="rerun")
+    if fold.open:
+        with fold:
+            _quality()
+
+
+def _quality() -> None:
     found, left_out = trials(bool(st.session_state.get(_ALL)))
     if left_out:
         st.button(

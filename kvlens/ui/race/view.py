@@ -13,7 +13,7 @@ from kvlens.runs import races
 from kvlens.store.reader import TraceError
 from kvlens.text.plaintext import visible
 from kvlens.ui import race as component
-from kvlens.ui.common import data, jobview, places, widgets
+from kvlens.ui.common import comparing, data, jobview, places, widgets
 from kvlens.ui.common.jobs import Job
 from kvlens.ui.common.racelist import finding
 from kvlens.ui.common.state import Selection
@@ -121,20 +121,13 @@ def _finding(race_id: str) -> None:
 
 
 def _after(race_id: str) -> None:
-    """Links that stay: the race itself, and full KV beside the first lane that left it."""
+    """Links that stay: the race itself, and its lanes as a comparison."""
     try:
         race = races.read(data.runs_dir(), race_id)
     except TraceError:
         return  # deleted since
-    full, *others = (lane for lane in race.lanes)
-    lost = next((lane for lane in others if lane.uid and lane.lost is not None), None)
+    place = {"race": race_id}
     with st.container(horizontal=True):
-        st.page_link("pages/run.py", label="Link to this race", icon=":material/link:", query_params={"race": race_id})
-        if lost is not None and full.uid:
-            title = data.titles().get(lost.method, lost.method)
-            st.page_link(
-                "pages/compare.py",
-                label=f"Compare full KV with {title}",
-                icon=":material/compare:",
-                query_params={"run": full.uid, "cmp": str(lost.uid)},
-            )
+        st.page_link("pages/run.py", label="Link to this race", icon=":material/link:", query_params=place)
+        if sum(lane.uid is not None for lane in race.lanes) > 1:
+            st.page_link(comparing.PAGE, label="Open as comparison", icon=":material/compare:", query_params=place)

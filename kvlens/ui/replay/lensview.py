@@ -10,7 +10,7 @@ from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
 from kvlens.text.units import counted, si_bytes
-from kvlens.ui.common import data, lensdata, lensjobs, places
+from kvlens.ui.common import comparing, data, lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.lens import diverged, sampling
 from kvlens.ui.common.player.payload import needle_tokens
@@ -181,12 +181,12 @@ def _contexts(reader: TraceReader, table: pd.DataFrame, busy: bool) -> None:
 def _compare(reader: TraceReader, table: pd.DataFrame, busy: bool, label: str) -> None:
     """The way to the forced comparison: to the one there is, else to a job that makes it."""
     if (other := lensdata.forced_repeat(reader.uid, table)) is not None:
-        place = places.in_run(other)
         st.page_link(
-            "pages/replay.py",
-            label="Replay the comparison at all steps",
+            comparing.PAGE,
+            label="Add all steps to the comparison",
             icon=":material/compare_arrows:",
-            query_params=place,
+            query_params=comparing.at_all_steps(reader.uid, other),
+            help="This run, full KV, and its repeat on full KV's tokens, beside each other.",
         )
     elif st.button(
         label,

@@ -16,7 +16,7 @@ from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
-from kvlens.ui.common import data, places
+from kvlens.ui.common import comparing, data, places
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.lensdata import NONE
@@ -35,8 +35,8 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
         with ways.container(horizontal=True, horizontal_alignment="right", vertical_alignment="center"):
             replay = places.in_run(shown.uid, chosen)
             st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
-            two = chosen.query() | {"cmp": shown.uid}
-            st.page_link("pages/compare.py", label="Compare", icon=":material/compare:", query_params=two)
+            two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=chosen)
+            st.page_link(comparing.PAGE, label="Compare", icon=":material/compare:", query_params=two)
             st.button(
                 "Undo",
                 icon=":material/undo:",

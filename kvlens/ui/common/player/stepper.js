@@ -1,4 +1,4 @@
-// Moving through the steps of a run, alone (player.js) or beside another (../compareplayer/pair.js): buttons, keys, the clock of playing.
+// Moving through the steps of a run, alone (player.js) or beside another (../compare/player/pair.js): buttons, keys, the clock of playing.
 // Whoever extends it has draw(), refresh(), selection(), ownKeys() and `loaded`, and sets `steps`, `step`, `layer`, `head`.
 
 const RATES = [5, 10, 20, 30, 60];

@@ -33,15 +33,22 @@ class TokenStrip {
     this.build(0);
   }
 
+  // The positions [from, to) that the strip is about.
+  get range() {
+    return [0, this.run.header.texts.length];
+  }
+
   get windowed() {
-    return this.run.header.texts.length > ALL_IN_DOM;
+    const [from, to] = this.range;
+    return to - from > ALL_IN_DOM;
   }
 
   build(start) {
     const { texts } = this.run.header;
-    const size = this.windowed ? WINDOW : texts.length;
-    this.start = Math.max(0, Math.min(start, texts.length - size));
-    this.end = Math.min(texts.length, this.start + size);
+    const [from, to] = this.range;
+    const size = this.windowed ? WINDOW : to - from;
+    this.start = Math.max(from, Math.min(start, to - size));
+    this.end = this.start + size;
     this.drawnColor = new Int16Array(this.end - this.start).fill(-1);
     this.drawnFlags = new Int16Array(this.end - this.start).fill(-1);
     const list = document.createDocumentFragment();
@@ -57,9 +64,10 @@ class TokenStrip {
     this.box.replaceChildren(list);
   }
 
-  // Makes `pos` part of the window; true if the window had to move.
+  // Makes `pos` part of the window, where the strip is about it; true if the window had to move.
   include(pos) {
-    if (pos >= this.start && pos < this.end) return false;
+    const [from, to] = this.range;
+    if ((pos >= this.start && pos < this.end) || pos < from || pos >= to) return false;
     this.build(pos - WINDOW / 2);
     return true;
   }

@@ -5,7 +5,11 @@ const LIVE_PAIRS = new WeakMap();
 class PairView extends Stepper {
   constructor(root) {
     super(root);
-    this.strips = [this.el.stripA, this.el.stripB].map((box) => new PartedStrip(box, (pos) => this.pickToken(pos), () => {}));
+    const strip = (box, generated) => new PartedStrip(box, generated, (pos) => this.pickToken(pos));
+    this.strips = [strip(this.el.stripA, true), strip(this.el.stripB, true)];
+    this.prompt = strip(this.el.stripP, false);
+    ["A", "B"].forEach((name, i) => this.el.whose.add(new Option(name, String(i), false, i === 1)));
+    this.el.whose.onchange = () => { this.showPrompt(); this.draw(); };
     const map = (canvas) => new HeadMap(canvas, (l, h) => this.pickHead(l, h), (cell) => this.hover(cell));
     this.maps = [this.el.mapA, this.el.mapB, this.el.mapD].map(map);
     this.tracks = new PairTracks(this.el.tracks, (step) => { this.pause(); this.go(step); }, () => this.commit(0));
@@ -36,6 +40,9 @@ class PairView extends Stepper {
       this.clocks = runs.map((run) => new SpanClock(run));
       this.colors = runs.map((run) => new Uint8Array(run.header.texts.length));
       this.strips.forEach((strip, i) => strip.setRun(runs[i]));
+      this.showPrompt();
+      const [needle] = runs[0].header.needle;
+      if (needle) this.prompt.goTo(needle[0]);
     }
     if (moved) {
       this.rev = header.rev;
@@ -44,6 +51,15 @@ class PairView extends Stepper {
     this.strips.forEach((strip) => strip.setParted(header.diverged));
     this.el.part.hidden = header.diverged === null;
     this.refresh();
+  }
+
+  // Whose spans and colours the prompt has; its text is the same in both.
+  get whose() {
+    return Number(this.el.whose.value);
+  }
+
+  showPrompt() {
+    this.prompt.setRun(this.runs[this.whose]);
   }
 
   // After a change that is more than a step: other runs, other metric, other head.

@@ -8,6 +8,7 @@ Object.assign(PairView.prototype, {
     const width = el.player.clientWidth;
     if (width < 50) return;
     this.runs.forEach((run, i) => this.drawStrip(run, i));
+    this.drawPrompt();
     const shown = this.range ? (this.delta ? 3 : 2) : 0;
     el.player.querySelector(".pair-maps").hidden = shown === 0;
     el.player.querySelector(".pair-maps").classList.toggle("two", shown === 2);
@@ -31,10 +32,20 @@ Object.assign(PairView.prototype, {
     this.clocks[i].seek(step);
     const current = run.arrays.pos_of_step[step];
     this.legend = colorTokens(this.mode, run, this.clocks[i], step, this.colors[i]);
-    this.strips[i].draw({ clock: this.clocks[i], current, span: null, colors: this.colors[i], legend: this.legend, follow: true });
+    this.strips[i].draw(this.stripView(i));
     const text = visibleText(run.header.texts[current]).replace(/\n/g, "");
     const said = this.step > last ? `ended at step ${last}` : `\u201c${text}\u201d, log p ${formatValue(run.arrays.logprob[step], "nats")}`;
     this.el[i === 0 ? "nowA" : "nowB"].textContent = `${i === 0 ? "A" : "B"} \u00b7 ${this.header.labels[i]}\nstep ${this.step}: ${said}`;
+  },
+
+  drawPrompt() {
+    this.prompt.draw(this.stripView(this.whose));
+  },
+
+  stripView(i) {
+    const run = this.runs[i];
+    const current = run.arrays.pos_of_step[Math.min(this.step, run.header.steps - 1)];
+    return { clock: this.clocks[i], current, span: null, colors: this.colors[i], legend: this.legend, follow: true };
   },
 
   words() {

@@ -1,7 +1,17 @@
 // What two runs need beyond the player's parts: a strip that shows where they part, curves with two values, the cube of B - A.
 
-// A token strip; tokens generated after the first divergence stand in another context than the other run's.
+// A strip of the prompt alone, with a question that was fed after it, or of what was generated; tokens generated after the
+// first divergence stand in another context than the other run's.
 class PartedStrip extends TokenStrip {
+  constructor(box, generated, onPick) {
+    super(box, onPick, () => {});
+    this.generated = generated;
+  }
+
+  get range() {
+    return this.generated ? [this.answer, this.run.header.texts.length] : [0, this.answer];
+  }
+
   setParted(step) {
     this.parted = step;
     this.mark();

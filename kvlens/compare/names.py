@@ -1,0 +1,42 @@
+"""What runs are called beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kvlens.store.reader import TraceReader
+
+
+def run_name(reader: TraceReader) -> str:
+    """A run in a few words: method, preset, budget, forced, held."""
+    meta = reader.meta
+    parts = [str(meta.method)]
+    parts += [f"({meta.preset})"] if meta.preset else []
+    parts += ["without limit" if meta.budget_bytes is None else f"budget {meta.budget}"]
+    return " ".join([*parts, *_done(reader)])
+
+
+def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[str]:
+    """Each run by its method's title and as much more as tells it from the others: budget, preset, model, the end of
+    its uid. That it was fed another's tokens, or that ranges were held, is always said. No two are alike."""
+    names = [" ".join([titles.get(str(run.meta.method), str(run.meta.method)), *_done(run)]) for run in runs]
+    for more in _MORE:
+        words = [more(run) for run in runs]
+        told = {name: {word for other, word in zip(names, words, strict=True) if other == name} for name in names}
+        names = [
+            f"{name} {word}".rstrip() if len(told[name]) > 1 else name for name, word in zip(names, words, strict=True)
+        ]
+    return names
+
+
+def _done(reader: TraceReader) -> list[str]:
+    return (["forced"] if reader.meta.forced else []) + (["with held ranges"] if reader.meta.hold else [])
+
+
+_MORE: tuple[Callable[[TraceReader], str], ...] = (
+    lambda run: "no limit" if run.meta.budget_bytes is None else str(run.meta.budget),
+    lambda run: f"({run.meta.preset})" if run.meta.preset else "",
+    lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
+    lambda run: f"…{run.uid.rpartition('-')[2]}",
+    lambda run: run.uid,
+)

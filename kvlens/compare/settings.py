@@ -1,0 +1,98 @@
+"""What is set differently in any number of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from kvlens.store.reader import TraceReader
+
+#: What is compared of the configuration, in this order; the method's own parameters follow.
+SETTINGS = (
+    "model",
+    "model_fingerprint",
+    "method",
+    "preset",
+    "budget",
+    "budget_bytes",
+    "device",
+    "dtype",
+    "seed",
+    "temperature",
+    "top_p",
+    "max_new",
+    "task",
+    "forced",
+    "parent",
+    "coverage",
+    "oracle",
+    "trace_level",
+    "kvlens",
+    "torch",
+    "transformers",
+    "kernels",
+    "link",
+    "machine",
+    "started",
+)
+KINDS = ("differs", "some methods only", "same")
+ABSENT = "–"
+"""what a setting that a run does not have is shown as"""
+_PARAMETER = "parameter "
+_MISSING = object()
+
+
+def settings(reader: TraceReader) -> dict[str, Any]:
+    """A run's settings by name; the method's parameters are called 'parameter NAME'."""
+    meta = reader.meta
+    found: dict[str, Any] = {}
+    for name, value in meta.pick(SETTINGS).items():
+        found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
+    found |= {"held ranges": [held.stored() for held in meta.hold]} if meta.hold else {}
+    return found | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}
+
+
+def config_difference(runs: Mapping[str, TraceReader]) -> pd.DataFrame:
+    """Every setting of any of the runs as text: setting, one column per run under its name, kind. In this order of
+    kinds: 'differs', 'some methods only' (a parameter that runs of other methods do not have, alike in those that
+    do), 'same'."""
+    every = {name: settings(reader) for name, reader in runs.items()}
+    rows = [
+        {"setting": name}
+        | {run: _text(found.get(name)) for run, found in every.items()}
+        | {"kind": _kind(name, list(every.values()))}
+        for name in sorted(dict.fromkeys(name for found in every.values() for name in found), key=_place)
+    ]
+    frame = pd.DataFrame(rows, columns=["setting", *runs, "kind"])
+    return frame.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True)
+
+
+def _place(name: str) -> int:
+    """Settings in the order of SETTINGS, then held ranges, then parameters as they come."""
+    return SETTINGS.index(first) if (first := name.partition(" ")[0]) in SETTINGS else len(SETTINGS)
+
+
+def _kind(name: str, every: Sequence[dict[str, Any]]) -> str:
+    values = [found.get(name, _MISSING) for found in every]
+    having = [value for value in values if value is not _MISSING]
+    if any(value != having[0] for value in having):
+        return "differs"
+    if len(having) == len(values):
+        return "same"
+    return "some methods only" if name.startswith(_PARAMETER) else "differs"
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ABSENT
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,93 @@
+"""What came of a run in one line: its answer, where it left full KV and what was missed there, what it held and
+moved. No Streamlit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlens.compare.groups import generated
+from kvlens.lens.severity import Outcome, outcome
+from kvlens.lens.verdict import Verdict
+from kvlens.store.reader import TraceReader
+from kvlens.ui.common.spantext import span_text
+
+EXCERPT = 60
+"""characters of a span's text, at most"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A run beside others. None: not recorded, or there is none."""
+
+    uid: str
+    output: str
+    """what it was fed where `forced`"""
+    forced: bool
+    outcome: Outcome
+    compared: bool
+    """it was compared with full KV at some step"""
+    missed: str | None
+    """the span that was missed most at the step that left full KV, and by which KV head"""
+    why: str | None
+    """why it was not attended, without its full stop"""
+    peak_share: float | None
+    """largest device-resident KV bytes inside a step / full KV bytes"""
+    peak_bytes: float
+    h2d_bytes: float
+    """moved to the device while decoding"""
+
+
+def finding(reader: TraceReader, found: Verdict | None) -> Finding:
+    """found: the verdict on the run."""
+    meta, steps = reader.meta, reader.steps()
+    peak, full = float(steps["peak_bytes"].max()), meta.full_kv_bytes
+    missed, why = missed_words(reader, found) if found is not None else (None, None)
+    return Finding(
+        reader.uid,
+        str(meta.output_text if meta.output_text is not None else generated(reader)),
+        bool(meta.forced),
+        outcome(reader),
+        len(reader.loss()) > 0,
+        missed,
+        why,
+        peak / full if full else None,
+        peak,
+        float(steps["h2d_bytes"].sum()),
+    )
+
+
+def missed_words(reader: TraceReader, found: Verdict) -> tuple[str | None, str | None]:
+    """What was missed most, with full KV's mass on it and the run's, and why."""
+    missed = found.missed
+    if missed is None:
+        return None, None
+    where = "the window"
+    if missed.kind != "window":
+        text = span_text(reader.tokens(), missed.tok_start, missed.tok_end, EXCERPT).strip()
+        where = f"span {missed.span} “{text}”"
+    said = (
+        f"{where} by L{missed.layer} KV{missed.kv_head}: mass {missed.full:.2f} under full KV, {missed.mass:.2f} here"
+    )
+    return said, missed.reason.says
+
+
+def clause(why: str) -> str:
+    """A reason up to its first comma, colon or semicolon outside of brackets: what happened, without the figures."""
+    depth = 0
+    for place, letter in enumerate(why):
+        depth += (letter == "(") - (letter == ")")
+        if not depth and letter in ",;:" and why[place + 1 : place + 2] == " ":
+            return why[:place]
+    return why
+
+
+def in_focus(findings: Sequence[Finding], references: set[str]) -> str:
+    """The run to look at first: one whose answer is wrong, else one that left full KV, else one that is no
+    reference, else the first."""
+    tests = (
+        lambda one: one.outcome.lost_at is not None and one.outcome.words.startswith("wrong"),
+        lambda one: one.outcome.lost_at is not None,
+        lambda one: one.uid not in references,
+    )
+    return next((one.uid for test in tests for one in findings if test(one)), findings[0].uid)

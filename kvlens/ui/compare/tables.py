@@ -1,0 +1,83 @@
+"""The Compare page's tables of all runs: what is set differently, what each came to."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from kvlens.compare.settings import ABSENT, KINDS, config_difference
+from kvlens.compare.together import joined
+from kvlens.compare.totals import Total, totals, totals_table
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted
+from kvlens.ui.common import data
+from kvlens.ui.common.chart import menu
+from kvlens.ui.common.pagereader import shown_frame
+from kvlens.ui.common.widgets import plain
+from kvlens.ui.compare.pick import Compared
+
+MOST, HEIGHT = 9, 300
+"""rows of the table of settings that stand at their full height; pixels of one with more"""
+
+
+def differences(compared: Compared) -> None:
+    """Settings that differ; parameters of some methods alone, and what is the same, folded away."""
+    names = list(compared.runs)
+    table = shown_frame(config_difference(compared.runs))
+    shown, some, same = (table.loc[table["kind"] == kind].drop(columns="kind") for kind in KINDS)
+    st.markdown("##### What was set differently")
+    if shown.empty:
+        st.text("Nothing: these runs have the same settings.")
+    else:
+        st.dataframe(shown, hide_index=True, width="stretch", height="content" if len(shown) <= MOST else HEIGHT)
+    left, right, save = st.columns([6, 6, 1.6], vertical_alignment="top")
+    right = right if len(some) else left
+    if len(some):
+        of = "one of the methods has" if len(names) == 2 else "some of the methods have"
+        with left.expander(f"{counted(len(some), 'parameter')} that only {of}"):
+            st.dataframe(some, hide_index=True, width="stretch")
+    with right.expander(f"{len(same)} settings are the same"):
+        st.dataframe(
+            same[["setting", names[0]]].rename(columns={names[0]: "all runs"}), hide_index=True, width="stretch"
+        )
+    with save:
+        menu(table, f"{compared.stem}-settings", "compare_settings", image=False)
+    if (shown[names] == ABSENT).to_numpy().any():
+        st.caption(f"{ABSENT}: the run has no such setting.")
+
+
+_NARROW = {
+    "quantity": st.column_config.TextColumn(width=290),
+    "B beside A": st.column_config.TextColumn(width="medium"),
+}
+
+
+_WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}
+
+
+def sums(compared: Compared) -> None:
+    """Totals of all runs, and what B is beside A, in words; read when they are looked at."""
+    fold = st.expander("Totals of all runs", key="compare_sums", on_change="rerun")
+    if fold.open:
+        with fold:
+            _sums(compared)
+
+
+def _sums(compared: Compared) -> None:
+    found = {name: _totals(reader, reader.uid, data.stamp(reader.uid)) for name, reader in compared.runs.items()}
+    table = totals_table(found, (compared.a, compared.b))
+    columns = ["quantity", *found, "B beside A"]
+    st.dataframe(table[columns], hide_index=True, width="stretch", height="content", column_config=_WIDE)
+    without = [name for name, reader in compared.runs.items() if "regret" not in reader.metrics()]
+    said = (
+        f"A: {compared.a}. B: {compared.b}. Bytes are decimal (1 MB = 10^6 bytes). Coverage and regret are means over "
+        "all steps, layers and query heads; after the runs part, they stand for different contexts."
+    )
+    if without:
+        said += f" No regret of {joined(without)}: full attention by span was not recorded there."
+    st.caption(plain(said))
+    menu(table, f"{compared.stem}-totals", "compare_totals", image=False)
+
+
+@st.cache_data(max_entries=128, show_spinner=False)
+def _totals(_reader: TraceReader, uid: str, changed: int) -> list[Total]:
+    return totals(_reader)
