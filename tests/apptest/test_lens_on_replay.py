@@ -117,8 +117,9 @@ def test_a_comparison_is_made_on_demand_and_the_page_of_it_opens(
     monkeypatch.setattr(lensjobs, "pair_command", lambda uid, runs: asked.append(uid) or finished(lens.forced))
     app = press(visit(lens.folder, "replay", run=lens.plain), "Compare with full KV")
     assert asked == [lens.plain]
-    wait_for_jobs()
-    app.run()
+    if "runs" not in app.query_params:  # a job that ends at once has led to the page already
+        wait_for_jobs()
+        app.run()
     assert app.multiselect(key="compare_runs").value == [lens.full, lens.plain, lens.forced]
     assert app.query_params["run"] == lens.forced
     assert "job" not in app.query_params
