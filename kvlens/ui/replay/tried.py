@@ -36,7 +36,7 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
             replay = places.in_run(shown.uid, chosen)
             st.page_link("pages/replay.py", label="Replay it", icon=":material/play_circle:", query_params=replay)
             two = comparing.link(reader.uid, shown.uid, against=reader.uid, chosen=chosen)
-            st.page_link(comparing.PAGE, label="Compare", icon=":material/compare:", query_params=two)
+            st.page_link(comparing.PAGE, label="Compare both runs", icon=":material/compare:", query_params=two)
             st.button(
                 "Undo",
                 icon=":material/undo:",
