@@ -55,6 +55,9 @@ sys.meta_path[:] = [Hide(finder) for finder in sys.meta_path if hasattr(finder, 
 import gc
 import transformers.models.llama.modeling_llama
 from kvlens.gpu.bench import __main__
+sys.path.append("tests")
+from interpreted import quick_interpreter
+quick_interpreter()
 gc.freeze()  # garbage is collected after every part: the imported libraries are none
 sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256"]
 sys.argv += ["--batches", "1"]
