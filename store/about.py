@@ -4,15 +4,17 @@ reads it, and it may be written at any time, also while the run goes on."""
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from kvlens.store.errors import TraceError, UnreadableRun
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.runinfo import clean_text, run_dir, sentence
+from kvlens.text.plaintext import visible
 
 FILE = "about.json"
 NAME, NOTE, TAG, TAGS = 80, 2_000, 32, 16
@@ -20,14 +22,23 @@ NAME, NOTE, TAG, TAGS = 80, 2_000, 32, 16
 _MOST_BYTES = 64 << 10
 
 
+def _shown(text: str) -> str:
+    if visible(text) != text:
+        raise ValueError("it has characters that are not seen, or that turn text round")
+    return text
+
+
+Tag = Annotated[str, Field(min_length=1, max_length=TAG), AfterValidator(_shown)]
+
+
 class About(BaseModel):
     """A run's name, note and tags; all empty where nobody has said anything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: Annotated[str, Field(max_length=NAME)] = ""
-    note: Annotated[str, Field(max_length=NOTE)] = ""
-    tags: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=TAG)], ...], Field(max_length=TAGS)] = ()
+    name: Annotated[str, Field(max_length=NAME), AfterValidator(_shown)] = ""
+    note: Annotated[str, Field(max_length=NOTE), AfterValidator(_shown)] = ""
+    tags: Annotated[tuple[Tag, ...], Field(max_length=TAGS)] = ()
     """in the order in which they were given"""
 
 
@@ -51,7 +62,7 @@ def read_about(folder: Path) -> About:
 def write_about(runs_dir: Path, uid: str, about: About) -> None:
     """Replaces what is said of a run, whole. Raises TraceError with one sentence."""
     folder = run_dir(runs_dir, uid)
-    target, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}"
+    target, temporary = folder / FILE, folder / f".{FILE}.{os.getpid()}.{secrets.token_hex(4)}"  # of threads too
     try:
         if about == About():
             target.unlink(missing_ok=True)
@@ -72,7 +83,7 @@ def said(
     """`about` with another name or note (None: as it is), with `tags` and without `untags`. Raises ValueError with one
     sentence for what is too long, an empty tag and a tag to take away that is not there."""
     called = about.name if name is None else _line(name)
-    noted = about.note if note is None else clean_text(note).strip()
+    noted = about.note if note is None else visible(clean_text(note)).strip()
     kept = dict.fromkeys(about.tags)
     for tag in map(_line, untags):
         if tag not in kept:
@@ -90,4 +101,4 @@ def said(
 
 
 def _line(text: str) -> str:
-    return " ".join(clean_text(text).split())
+    return visible(" ".join(clean_text(text).split()))

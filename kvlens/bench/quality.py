@@ -132,4 +132,8 @@ def summarise(rows: list[dict[str, Any]], request: QualityRequest) -> list[dict[
 def lost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The trials of a cell whose answer was wrong: what makes them again, and what came."""
     wrong = [row for row in rows if row.get("exact") == 0]
-    return [{name: row[name] for name in LOST if row.get(name)} for row in sorted(wrong, key=lambda row: row["index"])]
+    empty: tuple[Any, ...] = (None, "", {})
+    return [
+        {name: row[name] for name in LOST if row.get(name) not in empty}
+        for row in sorted(wrong, key=lambda row: row["index"])
+    ]

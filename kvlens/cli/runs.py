@@ -43,8 +43,12 @@ def runs_top(
 
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
     known cost; kept: never left full KV; unknown."""
+    said = (method, model, outcome, tag, text, runs, as_json or None)
     if context.invoked_subcommand is None:
         runs_list(method, model, outcome, tag, text, runs, as_json)
+    elif any(value is not None for value in said):
+        name = context.invoked_subcommand
+        raise ValueError(f"options of `kvlens runs {name}` go behind its name: `kvlens runs {name} --...`.")
 
 
 @runs_app.command("list")

@@ -140,6 +140,7 @@ def _hover(values: np.ndarray, name: str, metric: Metric, group: int, signed: bo
         word = "more in B" if value > 0 else "less in B" if value < 0 else "the same"
         return f"{value_text(abs(value), metric)} {word}"
 
+    name = html.escape(name)  # Plotly reads markup in hovers, and a run's name comes out of its trace
     return [
         [f"{name}, {head_label(layer, head, group)}: {said(float(value))}" for head, value in enumerate(row)]
         for layer, row in enumerate(values)

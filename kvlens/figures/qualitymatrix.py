@@ -28,11 +28,14 @@ class Cell:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """The trials whose answer was wrong, as the Benchmarks page's lists of trials know them."""
+        """The trials whose answer was wrong, as the Benchmarks page's lists of trials know them. () of a control in
+        another number format, which the app does not run."""
+        if self.line.get("dtype"):
+            return []
         known = {name: self.line[name] for name in ("method", "budget", "task")}
         more = {"model": self.request["model"], "length": self.request["length"]}
         rest: dict[str, Any] = {"exact": 0.0, "score": 0.0, "infeasible": None, "refused": None, "uid": None}
-        rest |= {"index": 0, "preset": None, "overrides": {}, "output": ""}
+        rest |= {"preset": None, "overrides": {}, "output": ""}
         question = {"question": self.request.get("question", "in")}
         return [known | more | question | rest | row for row in self.line.get("lost") or ()]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -82,8 +83,12 @@ class Listing:
 
     def _keep(self) -> None:
         """A folder that cannot be written is read again the next time."""
-        there = {uid: told for uid, told in self._known.items() if told.stamp == _stamp(self._folder, uid)}
-        temporary = self._folder / f"{FILE}.{os.getpid()}"
+        there = {
+            uid: told
+            for uid, told in self._known.items()
+            if told.stamp == _stamp(self._folder, uid) and (self._folder / uid).is_dir()
+        }
+        temporary = self._folder / f"{FILE}.{os.getpid()}.{secrets.token_hex(4)}"
         kept = _Kept(rules=_rules(), runs=there).model_dump_json().encode("utf-8", "replace")
         with contextlib.suppress(OSError):
             write_plain(temporary, kept, durable=False)

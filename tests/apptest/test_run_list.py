@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import streamlit as st
 from lensruns import LensRuns, write_lens_runs
@@ -15,6 +16,7 @@ from uiruns import Visit, redate
 from kvlens.store.about import FILE, About, read_about, write_about
 from kvlens.store.lease import Lease
 from kvlens.store.synthetic import write_synthetic
+from kvlens.ui.home.chosen import _repeats
 from kvlens.ui.home.runtable import table_key
 
 
@@ -95,7 +97,7 @@ def test_a_click_opens_and_ticks_choose(visit: Visit, lens: LensRuns, monkeypatc
     assert len(went) == 1
     assert "2 runs" in words(app)
     (link,) = (link.proto for link in app.get("page_link") if link.proto.label == "Compare")
-    assert link.query_string == f"run={shown[0]}&cmp={shown[1]}"
+    assert link.query_string == f"runs={shown[0]}%2C{shown[1]}"
 
 
 def test_a_run_is_named_and_the_pickers_say_so(visit: Visit, lens: LensRuns) -> None:
@@ -132,3 +134,9 @@ def test_runs_are_deleted_with_their_repeats_and_one_in_use_stays(visit: Visit, 
     assert lens.kept in app.error[0].value.replace("\\", "")
     left = {path.name for path in lens.folder.iterdir() if path.is_dir()}
     assert left == {lens.lost, lens.kept, lens.plain, lens.full}
+
+
+def test_a_try_of_another_budget_is_a_repeat_as_a_hold_is() -> None:
+    rows = {"hold": [False, True, False, False], "forced": [False] * 4, "changed": [None, None, True, None]}
+    table = pd.DataFrame({"uid": ["run", "held", "cheaper", "again"], "parent": [None, "run", "run", "run"]} | rows)
+    assert _repeats(table, ["run"]) == ["held", "cheaper"]

@@ -84,6 +84,7 @@ def test_changes_are_of_one_line_and_bounded() -> None:
         b'{"name": "x", "more": 1}',
         json.dumps({"name": "x" * 81}).encode(),
         json.dumps({"tags": ["x"] * 17}).encode(),
+        json.dumps({"tags": ["turned \u202e round"]}).encode(),
         b'{"note": "' + b"x" * (65 << 10) + b'"}',
         None,
     ],
@@ -174,5 +175,11 @@ def test_the_command_names_and_finds(
     assert "none of the 2 runs" in capsys.readouterr().out
     assert kvlens(runs, monkeypatch, "runs", "--outcome", "good") == 1
     assert "'good' is no outcome; there are right (right answer)" in capsys.readouterr().err
+    assert kvlens(runs, monkeypatch, "runs", "--outcome", "lost", "list") == 1
+    assert "options of `kvlens runs list` go behind its name" in capsys.readouterr().err
     assert kvlens(runs, monkeypatch, "runs", "note", "20990101-000000-absent", "--name", "x") == 1
     assert "There is no run" in capsys.readouterr().err
+
+
+def test_what_cannot_be_seen_is_named(runs: Path) -> None:
+    assert said(About(), name="a\u202eb", tags=["c\x1b"]) == About(name="a⟨U+202E⟩b", tags=("c⟨U+001B⟩",))

@@ -48,6 +48,7 @@ def test_six_runs_stand_in_two_rows_on_one_range_and_names_are_text() -> None:
     maps = {f"run <b>{number}</b>": A * number / 6 for number in range(1, 7)}
     figure = run_maps(maps, B - A, 1, metric_of("entropy"), (1, 0), "mean")
     found = heat(figure)
+    assert all("<b>" not in str(trace.hovertext) for trace in found)
     assert [trace.name for trace in found] == [*maps, "B − A"]
     assert len({(trace.zmin, trace.zmax) for trace in found[:6]}) == 1
     assert [trace.showscale for trace in found] == [True, *[False] * 5, True]

@@ -88,6 +88,12 @@ def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: 
     assert absent.outcome.kinds == ("unknown",)
 
 
+def test_runs_that_are_gone_are_not_kept(tmp_path: Path) -> None:
+    uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
+    Listing(tmp_path).of([uid, "20990101-000000-absent"])
+    assert list(json.loads((tmp_path / FILE).read_text())["runs"]) == [uid]
+
+
 def test_a_folder_that_cannot_be_written_is_read_all_the_same(lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     (lens.folder / FILE).unlink(missing_ok=True)
 

@@ -53,17 +53,24 @@ def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() 
 
 def test_a_cell_names_the_trials_that_were_lost_as_they_are_made_again() -> None:
     rows = [
-        {"index": at, "depth": 0.1, "seed": 8_000_000 + at, "exact": float(at == 1), "answer": " 12", "output": " 9"}
+        {"index": at, "depth": 0.0, "seed": at, "exact": float(at == 1), "answer": " 12", "output": " 9"}
         | {"preset": "fit", "overrides": {}}
         for at in (2, 1, 0)
     ]
-    assert [row.get("index", 0) for row in lost(rows)] == [0, 2], "in their order"
+    assert [row["index"] for row in lost(rows)] == [0, 2], "in their order"
     found = cells([result("after", line("snapkv", "20%", 0.5, lost=lost(rows)))])
     (cell,) = found.values()
     first, second = cell.lost
-    assert (first["seed"], first["index"], second["index"]) == (8_000_000, 0, 2)
+    assert (first["seed"], first["index"], first["depth"], second["index"]) == (0, 0, 0.0, 2)
     assert (first["question"], first["model"], first["budget"], first["output"]) == ("after", "m", "20%", " 9")
-    assert (second["task"], second["length"], second["seed"]) == ("niah_single", 1024, 8_000_002)
+    assert (second["task"], second["length"], second["seed"]) == ("niah_single", 1024, 2)
+
+
+def test_a_control_in_another_number_format_names_no_trials() -> None:
+    wrong = [{"index": 0, "seed": 1, "depth": 0.5}]
+    ((name, _), cell), *_ = cells([result("in", line("full", "", 0.5, dtype="bfloat16", lost=wrong))]).items()
+    assert name != "full"
+    assert cell.lost == []
 
 
 def test_the_more_are_right_the_bluer() -> None:

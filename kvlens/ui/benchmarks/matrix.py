@@ -48,7 +48,7 @@ def show_matrix(model: str | None) -> None:
     event = st.dataframe(
         shown.style.map(shade, subset=pd.Index(columns)),
         hide_index=True,
-        key=f"matrix_{model}",
+        key=f"matrix_{model}_{'_'.join(families)}",  # what is selected is known by its row
         on_select="rerun",
         selection_mode="single-cell",
         column_config=_config(columns),
@@ -102,7 +102,12 @@ def _lost(cell: Cell, title: str, column: str) -> None:
     st.text(f"{right} of {line['n']} right, 95 % interval {line['low']:.2f} to {line['high']:.2f}.")
     if not lost:
         if right < line["n"]:
-            st.caption("This table does not name its trials; measure it again with kvlens bench quality.")
+            why = (
+                "A control's trials are not run here."
+                if line.get("dtype")
+                else ("This table does not name its trials; measure it again with kvlens bench quality.")
+            )
+            st.caption(why)
         return
     top = st.container()
     event = st.dataframe(

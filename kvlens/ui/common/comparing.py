@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import streamlit as st
@@ -80,3 +80,12 @@ def links(uid: str) -> None:
         joined = {"run": uid} | Comparison((*runs, uid)).address()
         label = f"Add to the comparison of {len(runs)} runs"
         st.page_link(PAGE, label=label, icon=":material/add:", query_params=joined)
+
+
+def compare_link(uids: Sequence[str]) -> None:
+    """A link to the Compare page with these runs alone, the first MOST; nothing for fewer than two."""
+    if len(uids) < 2:
+        return
+    label = "Compare" if len(uids) <= MOST else f"Compare the first {MOST}"
+    there = Comparison(tuple(uids[:MOST])).address()
+    st.page_link(PAGE, label=label, icon=":material/compare:", query_params=there)

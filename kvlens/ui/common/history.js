@@ -4,9 +4,9 @@
 (() => {
   const push = history.pushState.bind(history);
   const replace = history.replaceState.bind(history);
-  const OTHER_VIEWS = ["job", "race", "whatif"]; // what a page shows instead of what it showed
-  const WITHIN_MS = 5000; // between the query and the page that it belongs to
-  let last = null; // the newest change of the query alone
+  const OTHER_VIEWS = ["job", "race", "whatif", "hold", "from", "budget"]; // what a page shows instead of what it showed
+  let last = null; // the newest change of the query alone, since a person did anything: what comes then is no part of it
+  for (const done of ["pointerdown", "keydown", "popstate"]) addEventListener(done, () => { last = null; }, true);
 
   /** `to` says all that `from` says, and more of the same view. */
   const completes = (from, to) =>
@@ -18,12 +18,12 @@
     const to = new URL(address ?? location.href, location.href);
     if (to.pathname === from.pathname) {
       const whole = completes(from, to);
-      last = { from: from.href, at: performance.now(), whole };
+      last = { from: from.href, whole };
       return (whole ? replace : push)(state, title, address);
     }
     const said = last;
     last = null;
-    if (!said || to.search !== from.search || performance.now() - said.at > WITHIN_MS) return push(state, title, address);
+    if (!said || to.search !== from.search) return push(state, title, address);
     if (!said.whole) return replace(state, title, address);
     replace({}, "", said.from);
     return push(state, title, address);

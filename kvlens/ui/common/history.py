@@ -21,11 +21,7 @@ class History:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if (
-            scope["type"] != "http"
-            or scope["method"] != "GET"
-            or b"text/html" not in dict(scope["headers"]).get(b"accept", b"")
-        ):
+        if not _asks_for_a_page(scope):
             await self._app(scope, receive, send)
             return
         asked = [(name, value) for name, value in scope["headers"] if name.lower() not in _UNASKED]
@@ -51,6 +47,7 @@ class History:
 
 
 def _asks_for_a_page(scope: Any) -> bool:
+    """A browser that goes to an address."""
     wanted = scope["type"] == "http" and scope["method"] == "GET"
     return wanted and b"text/html" in dict(scope["headers"]).get(b"accept", b"")
 

@@ -45,12 +45,6 @@ def differences(compared: Compared) -> None:
         st.caption(f"{ABSENT}: the run has no such setting.")
 
 
-_NARROW = {
-    "quantity": st.column_config.TextColumn(width=290),
-    "B beside A": st.column_config.TextColumn(width="medium"),
-}
-
-
 _WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}
 
 

@@ -12,7 +12,7 @@ from kvlens.store.reader import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.units import counted
 from kvlens.ui.common import data, lensdata, places, widgets
-from kvlens.ui.common.compared import compare_link
+from kvlens.ui.common.comparing import compare_link
 from kvlens.ui.common.jobview import links
 
 
@@ -116,7 +116,8 @@ def _delete(table: pd.DataFrame, uids: Sequence[str]) -> None:
 
 def _repeats(table: pd.DataFrame, uids: Sequence[str]) -> list[str]:
     """Stored repeats of these runs that are not among them: what-ifs, and repeats on full KV's tokens."""
-    rows = table[table["parent"].isin(list(uids)) & (lensdata.truth(table["hold"]) | lensdata.truth(table["forced"]))]
+    repeats = lensdata.truth(table["hold"]) | lensdata.truth(table["changed"]) | lensdata.truth(table["forced"])
+    rows = table[table["parent"].isin(list(uids)) & repeats]
     return [str(uid) for uid in rows["uid"] if uid not in uids]
 
 

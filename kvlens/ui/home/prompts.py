@@ -7,7 +7,7 @@ import streamlit as st
 
 from kvlens.lens.listing import Told
 from kvlens.text.plaintext import visible
-from kvlens.ui.common.compared import compare_link
+from kvlens.ui.common.comparing import compare_link
 from kvlens.ui.home.runtable import run_table
 
 MOST = 10
