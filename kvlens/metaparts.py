@@ -79,9 +79,10 @@ class Search(Stored):
     """The search for little that brings the answer back when it is held: few heads, or few bytes."""
 
     heads: tuple[tuple[int, int], ...] = ()
-    """(layer, KV head) found; empty: not even all of them do"""
+    """(layer, KV head) found; empty: not even all of them do, or nothing is needed"""
     triples: tuple[tuple[int, int, int], ...] = ()
-    """(layer, KV head, span) found; empty: a search for heads, or nothing that was tried brings it back"""
+    """(layer, KV head, span) found; empty: a search for heads, or nothing that was tried brings it back, or nothing
+    is needed"""
     tried: Size = None
     """sets that were held"""
     most: Size = None
@@ -96,6 +97,8 @@ class Search(Stored):
     """holding all that was asked for brings the answer back"""
     alone: tuple[tuple[int, int, float | None], ...] = ()
     """(layer, KV head, nats over the answer with it alone)"""
+    needless: bool | None = None
+    """nothing was held: what was asked for otherwise brings the answer back by itself"""
 
 
 class Counterfactual(Stored):

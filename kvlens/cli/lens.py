@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder
+from kvlens.lens.found import found_words
 from kvlens.lens.search import MOST
-from kvlens.text.units import counted
 
 if TYPE_CHECKING:
-    from kvlens.meta import Counterfactual, Search
+    from kvlens.meta import Counterfactual
     from kvlens.runs.request import Report
     from kvlens.runs.storing import Stored
 
@@ -134,23 +134,8 @@ def sentences(summary: Counterfactual | None) -> list[str]:
     said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
     said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
     if (found := summary.search) is not None:
-        said.append(f"found          {found_words(found)}")
+        said.append(f"search         {found_words(found)}")
     return said
-
-
-def found_words(found: Search) -> str:
-    """What a search came to."""
-    if found.most is not None:
-        tried = f"{counted(found.tried or 0, 'set')} tried"
-        tried += "" if found.ended else f", as many as were allowed ({found.most})"
-        if not found.triples:
-            return f"nothing: no set brings the answer back, the largest one included, which is held ({tried})"
-        names = ", ".join(f"span {span} for layer {layer} KV head {head}" for layer, head, span in found.triples)
-        return f"{names}: the fewest bytes found, not proved fewest ({tried}, KL {found.kl:.4g} nats)"
-    if found.heads:
-        heads = ", ".join(f"layer {layer} KV head {head}" for layer, head in found.heads)
-        return f"{heads} ({found.tried} sets of heads tried, KL {found.kl:.4g} nats over the answer)"
-    return "nothing: not even holding for all of these heads brings the answer back"
 
 
 def _carry_out(

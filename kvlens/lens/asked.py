@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvlens.lens.pieces import Piece
+from kvlens.lens.recut import parts
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Hold
 from kvlens.runs.repeat import Past
@@ -102,19 +103,9 @@ def _of_span(past: Past, span: int, heads: tuple[Head, ...], from_step: int) -> 
 
 
 def _of_tokens(past: Past, given: tuple[int, int], heads: tuple[Head, ...], from_step: int) -> Iterator[Hold]:
-    """A range of tokens as holds of the spans that it lies in, the last that the run made of them; the window has what
-    no other span has."""
+    """A range of tokens as holds of the spans that it lies in."""
     start, end = given
     if end > past.positions:
         raise ValueError(f"run {past.uid} has no token {end - 1}; its positions are 0 to {past.positions - 1}.")
-    window = next((row.span for row in past.spans if row.kind == "window"), 0)
-    rows = sorted((row for row in past.spans if row.kind != "window"), key=lambda row: row.tok_start)
-    for row in rows:
-        first, last = max(start, row.tok_start), min(end, row.tok_end)
-        if first < last:
-            if start < first:
-                yield Hold(window, start, first, heads, from_step, whole=False)
-            yield Hold(row.span, first, last, heads, from_step, (first, last) == (row.tok_start, row.tok_end))
-            start = last
-    if start < end:
-        yield Hold(window, start, end, heads, from_step, whole=False)
+    for span, first, last, whole in parts(past.spans, start, end):
+        yield Hold(span, first, last, heads, from_step, whole)

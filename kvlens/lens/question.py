@@ -102,6 +102,14 @@ class Question:
         return next((step + 1 for step in range(self.step, last) if "\n" in decode([ids[step]])), last)
 
     # ---- searches
+    def needless(self, past: Past, cancelled: Callable[[], bool]) -> bool:
+        """The answer is back with nothing held, by what is changed. Raises ValueError, one sentence, where nothing was
+        lost."""
+        self._lost(past)
+        _unless(cancelled)
+        self.trials.ready()
+        return self.restored(())
+
     def fewest_heads(
         self,
         past: Past,

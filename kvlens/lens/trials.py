@@ -122,6 +122,15 @@ class Trials:
         self._run((), options, kept)
         return kept
 
+    def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
+        """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as
+        its words are."""
+        kept, options = Kept(), replace(self.options, coverage=False)
+        if fed:
+            options = replace(options, forced=self.reference.ids, planned=self.options.max_new)
+        self._run(holds, options, kept)
+        return tuple(kept.spans)
+
     def _run(self, holds: Sequence[Hold], options: Options, sink: Kept | None = None) -> Result:
         return self.engine.run(
             self.prompt,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from kvlens.lens.beyond import beyond
 from kvlens.lens.pieces import Piece, pieces_of
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.store.errors import TraceError
@@ -26,7 +27,7 @@ class Try:
 
     uid: str
     holds: tuple[Held, ...]
-    """all of them, also those that the run it repeats had"""
+    """as `try_of` has them also those that the run it repeats had; see `beyond`"""
     changed: dict[str, str]
     """what was asked for otherwise, as it was given"""
     summary: Counterfactual | None
@@ -58,8 +59,7 @@ class Try:
 
     def beyond(self, had: Iterable[Held]) -> Try:
         """The same without what the run it repeats held already."""
-        there = tuple(had)
-        return replace(self, holds=tuple(hold for hold in self.holds if hold not in there))
+        return replace(self, holds=beyond(self.holds, had))
 
     @property
     def all_heads(self) -> int:
@@ -93,7 +93,8 @@ class Try:
         elif groups:
             each = ", ".join(f"{', '.join(names)} for {whose}" for whose, names in groups.items())
             said.append(f"{each} {apart} from step {self.from_step} on")
-        return "; ".join(said + ([self.otherwise()] if self.changed else []))
+        said += [self.otherwise()] if self.changed else []
+        return "; ".join(said) or "nothing held that the run did not hold already"
 
     def otherwise(self) -> str:
         """'budget 30%'."""
@@ -110,10 +111,12 @@ class Try:
         """Device bytes that it had beyond the run it repeats, whose budget is `budget_bytes` (None: no limit): what was
         held, and what the budget was raised by; less than none where it was lowered. None: not recorded."""
         held = None if self.summary is None else self.summary.held_bytes
-        if held is None:
-            return None
+        return None if held is None else held + self.raised_bytes(budget_bytes)
+
+    def raised_bytes(self, budget_bytes: int | None) -> int:
+        """Of these, what the budget was raised by."""
         mine, its = self.budget, budget_bytes or self.full_kv_bytes
-        return held + (0 if mine is None or its is None else mine - its)
+        return 0 if mine is None or its is None else mine - its
 
 
 def try_of(meta: RunMeta, uid: str) -> Try | None:
@@ -139,9 +142,16 @@ def uids(uid: str, table: pd.DataFrame) -> list[str]:
 
 
 def tries(uid: str, table: pd.DataFrame, meta_of: Callable[[str], RunMeta]) -> list[Try]:
-    """What was tried on a run, newest first. Repeats that cannot be read are left out: the list of runs names them.
-    meta_of: raises TraceError for those."""
-    return list(_read(uids(uid, table), meta_of))
+    """What was tried on a run, newest first, without what the run held itself. Repeats that cannot be read are left
+    out: the list of runs names them. meta_of: raises TraceError for those."""
+    found = uids(uid, table)
+    try:
+        had = meta_of(uid).hold if found else ()
+    except TraceError:
+        had = ()
+    beside = (one.beyond(had) for one in _read(found, meta_of))
+    # a run that holds something may have been repeated as it is
+    return [one for one in beside if one.holds or one.changed or one.summary is not None]
 
 
 def _read(found: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[Try]:

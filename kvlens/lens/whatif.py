@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from kvlens.lens.asked import Asked, holds_for, numbers
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.question import Question
+from kvlens.lens.recut import recut
 from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Hold
@@ -69,7 +70,9 @@ def whatif(
         after = _trials(prepared, planned, reference, past, report)
     question = Question.about(past, before, after, report)
     search: SearchMeta | None = None
-    if asked.fewest is not None:
+    if changed and (asked.search or asked.fewest is not None) and question.needless(past, cancelled):
+        search, holds = SearchMeta(tried=1, most=asked.fewest, needless=True), ()
+    elif asked.fewest is not None:
         fewest, holds = question.fewest_bytes(past, asked.from_step, asked.fewest, report, say, cancelled)
         search = _bytes_found(fewest, asked.fewest)
     elif asked.search:
@@ -79,9 +82,11 @@ def whatif(
         search = _heads_found(found)
         if found.heads:
             holds = holds_for(past, asked, found.heads, frozenset(found.heads))
-    request = request.model_copy(
-        update={"against": True, "forced_reference": past.forced, "hold": (*request.hold, *holds)}
-    )
+    own = request.hold
+    if changed and (own or holds):
+        rows = after.spans(holds, past.forced)
+        own, holds = recut(own, rows), recut(holds, rows)
+    request = request.model_copy(update={"against": True, "forced_reference": past.forced, "hold": (*own, *holds)})
     pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, changed)
     said: list[Counterfactual] = []
 

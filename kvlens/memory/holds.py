@@ -15,7 +15,7 @@ class Hold:
     """Positions [tok_start, tok_end) of a span, held exactly for some heads from a step on."""
 
     span: int
-    """id of the span whose range this is, as the run to be repeated numbered it"""
+    """id of the span whose range this is, as the run that holds it numbers it"""
     tok_start: int
     tok_end: int
     heads: tuple[tuple[int, int], ...]

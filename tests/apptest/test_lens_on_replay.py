@@ -176,7 +176,10 @@ def test_a_search_says_which_heads_suffice_or_that_none_do(visit: Visit, tmp_pat
     runs = write_lens_runs(tmp_path)
     hold = [{"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1]], "from_step": STEP}]
     for number, (heads, words_of) in enumerate(
-        (([[0, 1]], "Smallest set found: L0 KV1 (5 repeats)."), ([], "Not even holding it"))
+        (
+            ([[0, 1]], "Smallest set found: L0 KV1 (5 sets of heads tried, KL 0.1 nats over the answer)."),
+            ([], "Not even holding it"),
+        )
     ):
         found = SUMMARY | {"search": {"heads": heads, "tried": 5, "kl": 0.1}, "restored": bool(heads)}
         uid = write_synthetic(

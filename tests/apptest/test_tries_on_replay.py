@@ -15,7 +15,11 @@ from test_pages import words
 from uiruns import Visit, redate
 
 from kvlens.lens.pieces import Piece
+from kvlens.lens.tries import tries_in
+from kvlens.store.reader import TraceReader
+from kvlens.store.recover import delete_run
 from kvlens.store.synthetic import write_synthetic
+from kvlens.text.units import si_bytes
 from kvlens.ui.common import lensjobs
 from kvlens.ui.common.request import TryChoice
 from kvlens.ui.replay import draft
@@ -134,6 +138,70 @@ def test_the_budget_is_dragged_and_run(visit: Visit, plain: tuple[Path, str], as
     app = app.select_slider[0].set_value(own).run()
     assert "budget" not in app.query_params
     assert "Hold it resident" in labels(app)
+
+
+def test_a_budget_in_the_link_that_the_slider_does_not_have_is_ignored(
+    visit: Visit, plain: tuple[Path, str], lens: LensRuns, asked: list[TryChoice]
+) -> None:
+    folder, uid = plain
+    own = visit(folder, "replay", run=uid).select_slider[0].value
+    for share in (12.3, own):
+        app = visit(folder, "replay", run=uid, budget=f"{share:g}")
+        assert app.select_slider[0].value == own
+        assert "Hold it resident" in labels(app)
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT, budget=50)
+    press(app, "Hold it resident")
+    assert asked == [TryChoice((HERE,), STEP)]
+    wait_for_jobs()
+
+
+def test_the_button_says_what_it_repeats(visit: Visit, plain: tuple[Path, str]) -> None:
+    folder, uid = plain
+
+    def said(**more: object) -> str:
+        app = visit(folder, "replay", run=uid, **more)
+        return next(button.help for button in app.button if button.label.startswith(("Hold", "Run it")))
+
+    exact = "with the exact keys and values of these tokens on the device"
+    assert said() == f"Repeats the run {exact}, all else the same."
+    assert said(budget=50) == "Repeats the run at 50%, all else the same."
+    assert said(budget=50, hold="3") == f"Repeats the run {exact}, at 50%, all else the same."
+
+
+def test_what_it_would_have_cost_has_the_raised_budget_in_it(visit: Visit, plain: tuple[Path, str]) -> None:
+    folder, uid = plain
+    with TraceReader.open(folder, uid) as reader:
+        meta = reader.meta
+    assert meta.full_kv_bytes
+    assert meta.budget_bytes
+    raised = meta.full_kv_bytes // 2 - meta.budget_bytes
+    hold = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1], [1, 0]], "from_step": STEP}
+    known = {"changed": {"budget": "50%"}, "budget_bytes": meta.full_kv_bytes // 2, "hold": [hold], "whatif": SUMMARY}
+    one = write_synthetic(folder, 2, 4, 2, 12, 14, seed=3, parent=uid, **known)
+    for place in (visit(folder, "replay", run=uid, whatif=one), visit(folder, "replay", run=one)):
+        cost = next(metric for metric in place.metric if metric.label == "It would have cost")
+        assert cost.value == si_bytes(12_300 + raised)
+        assert f"12.3 kB held · {si_bytes(raised)} more of budget" in words(place).replace("\\", "")
+    delete_run(folder, one)
+
+
+def test_a_try_on_a_run_that_held_something_is_told_without_it(visit: Visit, tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    with TraceReader.open(tmp_path, runs.held) as reader:
+        (own,) = reader.meta.hold
+    renamed = own.stored() | {"span": 4, "whole": False}
+    both = [renamed, {"span": 7, "tok_start": 56, "tok_end": 64, "heads": [[0, 0]], "from_step": STEP + 1}]
+    one = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=both, whatif=SUMMARY)
+    write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=[renamed])
+    app = visit(tmp_path, "replay", run=runs.held, **AT)
+    text = words(app).replace("\\", "")
+    assert f"**Tried:** span 7 (tokens 56–63) held exactly resident for L0 KV0 from step {STEP + 1} on." in text
+    assert "8 tokens in 1 KV head ·" in text
+    (found,) = tries_in(tmp_path, runs.held)
+    assert (found.uid, [str(piece) for piece in found.pieces], found.from_step) == (one, ["7.L0.KV0"], STEP + 1)
+    text = words(visit(tmp_path, "replay", run=one)).replace("\\", "")
+    assert "**What if it had been there:** span 7 (tokens 56–63) held exactly resident for L0 KV0" in text
+    assert "8 tokens in 1 KV head ·" in text
 
 
 def test_a_run_that_does_not_say_what_it_was_has_no_other_budget(visit: Visit, lens: LensRuns) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 from test_counterfactual import FACT, Lost, quiet
 
+from kvlens.cli.lens import sentences
 from kvlens.lens.asked import Asked
 from kvlens.lens.attribution import Triple
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
+from kvlens.lens.found import found_words
 from kvlens.lens.whatif import whatif
+from kvlens.meta import Search
 from kvlens.store.reader import TraceReader, list_runs
 
 
@@ -123,6 +126,38 @@ def test_as_many_sets_as_were_allowed(two: Lost) -> None:
     assert summary is not None
     assert summary.search is not None
     assert (summary.search.triples, summary.search.tried, summary.search.ended) == ((), 1, False)
+    said = found_words(summary.search)
+    assert said.startswith("The one set tried, as many as were allowed (1), does not bring the answer back")
+    assert said.endswith("all candidates are held, which the search did not try.")
+    assert summary.restored is True, "of all candidates, which are held"
+    assert f"search         {said}" in sentences(summary)
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        (
+            Search(tried=5, most=40, ended=True),
+            "None of the 5 sets tried brings the answer back; all candidates are held, which were the largest set "
+            "tried.",
+        ),
+        (
+            Search(tried=3, most=3, ended=False),
+            "None of the 3 sets tried, as many as were allowed (3), brings the answer back; all candidates are held, "
+            "which the search did not try.",
+        ),
+        (
+            Search(triples=((0, 1, 5),), tried=3, most=40, ended=True, kl=0.25),
+            "Fewest bytes found: span 5 for L0 KV1 (3 sets tried; not proved fewest, KL 0.25 nats).",
+        ),
+        (
+            Search(heads=(), tried=1, everywhere=False),
+            "Not even holding it for all of these heads brings the answer back (1 set of heads tried).",
+        ),
+    ],
+)
+def test_the_words_claim_no_more_than_was_tried(search: Search, said: str) -> None:
+    assert found_words(search) == said
 
 
 def test_it_can_be_cancelled_and_leaves_nothing(two: Lost) -> None:

@@ -4,6 +4,7 @@ all tries."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from uiruns import redate
 
 from kvlens.cli.main import app
 from kvlens.lens.asked import Asked
+from kvlens.lens.found import found_words
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.tries import tries_in
@@ -79,12 +81,59 @@ def test_a_parameter_and_a_hold_go_together_and_a_try_can_be_tried_on(lost: Lost
     assert summary.restored is True
     made = meta(lost, stored.uid)
     assert (made.config["sinks"], made.budget) == (8, "40%")
-    assert [hold.heads for hold in made.hold] == [((1, 0),)]
+    assert {hold.heads for hold in made.hold} == {((1, 0),)}
+    assert [hold.whole for hold in made.hold] == [False, False], "four more sinks move every page"
     past = read_run(lost.runs, stored.uid)
     again = past.otherwise({"budget": "50%"})
     assert (again.budget, again.overrides, again.hold) == ("50%", {"sinks": "8"}, past.request.hold)
     assert past.otherwise({}) is past.request
     assert past.request.overrides == made.config
+
+
+def test_a_hold_in_a_run_that_is_cut_otherwise_is_told_of_by_that_runs_own_spans(lost: Lost) -> None:
+    """Pages twice as long: half of one is held where a page was, all of it where both its pages were."""
+    (here,) = [span for span in read_run(lost.runs, lost.uid).spans if span.span == lost.span]
+    size = here.tok_end - here.tok_start
+    changed = {"budget": "60%", "page": str(2 * size)}
+    told, had = {}, {}
+    for pieces in ((lost.span,), (lost.span - 1, lost.span, lost.span + 1)):
+        stored, summary = whatif(lost.runs, lost.uid, Asked(pieces, changed=changed), quiet)
+        assert summary is not None
+        assert summary.held_tokens == len(pieces) * size
+        with TraceReader.open(lost.runs, stored.uid) as reader:
+            spans, events, holds = reader.spans().set_index("span"), reader.events(), reader.meta.hold
+        for hold in holds:
+            row = spans.loc[hold.span]
+            assert row["tok_start"] <= hold.tok_start < hold.tok_end <= row["tok_end"]
+            assert hold.whole is ((hold.tok_start, hold.tok_end) == (row["tok_start"], row["tok_end"]))
+        told[len(pieces)] = events.loc[events["kind"] == "hold", "span"].tolist()
+        had[len(pieces)] = [(hold.span, hold.whole) for hold in holds]
+        assert set(told[len(pieces)]) == {hold.span for hold in holds}
+    ((only, whole),) = had[1]
+    assert not whole
+    assert sorted(whole for _, whole in had[3]) == [False, True]
+    assert only in {span for span, _ in had[3]}
+    back, _ = whatif(lost.runs, stored.uid, Asked(changed={"page": str(size)}), quiet)
+    assert sorted(hold.span for hold in meta(lost, back.uid).hold) == [lost.span - 1, lost.span, lost.span + 1]
+    assert all(hold.whole for hold in meta(lost, back.uid).hold)
+
+
+@pytest.mark.parametrize("how", ["heads", "bytes"])
+def test_a_search_at_a_budget_that_suffices_says_that_nothing_has_to_be_held(lost: Lost, how: str) -> None:
+    asked = Asked((lost.span,), search=True) if how == "heads" else Asked(fewest=9)
+    stored, summary = whatif(lost.runs, lost.uid, replace(asked, changed={"budget": "90%"}), quiet)
+    assert summary is not None
+    assert summary.restored is True
+    search = summary.search
+    assert search is not None
+    assert (search.needless, search.tried, search.heads, search.triples) == (True, 1, (), ())
+    assert (meta(lost, stored.uid).hold, summary.held_bytes) == ((), 0)
+    assert found_words(search).startswith("Nothing has to be held")
+    _, summary = whatif(lost.runs, lost.uid, replace(asked, changed={"budget": "40%"}), quiet)
+    assert summary is not None
+    assert summary.search is not None
+    assert summary.search.needless is None
+    assert summary.search.heads == ((1, 0),) or summary.search.triples == ((1, 0, lost.span),)
 
 
 def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost: Lost) -> None:

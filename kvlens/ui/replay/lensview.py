@@ -9,6 +9,8 @@ import streamlit as st
 from kvlens.lens.severity import severity
 from kvlens.lens.tries import try_of
 from kvlens.lens.verdict import Missed, Verdict
+from kvlens.meta import RunMeta
+from kvlens.store.errors import TraceError
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common import comparing, data, lensdata, lensjobs, places
 from kvlens.ui.common.data import TraceReader
@@ -23,20 +25,31 @@ from kvlens.ui.replay.lensbars import token_range
 
 def banner(reader: TraceReader) -> None:
     """On top of a what-if's own replay: what was held, and of which run it is a repeat."""
-    one = try_of(reader.meta, reader.uid)
+    one, parent = try_of(reader.meta, reader.uid), reader.meta.parent
     if one is None:
         return
+    repeated = _meta(parent)
+    if repeated is not None:
+        one = one.beyond(repeated.hold)
     with st.container(border=True):
         st.markdown(
             f"**What if{' it had been there' if one.holds else ''}:** {plain(one.words())}; everything else as in the "
             f"run it repeats."
         )
-        tried.outcome(one)
-        if parent := reader.meta.parent:
+        tried.outcome(one, repeated)
+        if parent:
             place = places.in_run(str(parent))
             st.page_link(
                 "pages/replay.py", label="Back to the run it repeats", icon=":material/undo:", query_params=place
             )
+
+
+def _meta(uid: str | None) -> RunMeta | None:
+    """Of a stored run; None where it is not there or cannot be read."""
+    try:
+        return data.open_run(uid).meta if uid else None
+    except TraceError:
+        return None
 
 
 def panel(reader: TraceReader, chosen: Selection) -> None:

@@ -29,17 +29,15 @@ Pieces = tuple[Piece, ...]
 def form(reader: TraceReader, chosen: Selection, found: Verdict, busy: bool, outcomes: list[Try]) -> None:
     """The selected span (else the one of the verdict) or more, for which heads and from which step; what is on the list
     instead, if something is; another budget. `outcomes`: of what was tried before."""
-    made = draft.current(reader.uid)
-    offered, step = _offered(reader, chosen, found, made)
     knob = _knob(reader, reader.uid, data.stamp(reader.uid))
+    made = _possible(draft.current(reader.uid), knob)
+    offered, step = _offered(reader, chosen, found, made)
     with st.container(horizontal=True, vertical_alignment="center"):
         wanted = TryChoice(made.pieces or (() if made.share else offered), step, _changed(knob, made))
-        exact = "Repeats the run with the exact keys and values of these tokens on the device, all else the same."
         with st.container(key=tour.HOLD, width="content"):
             nothing = not wanted.pieces and not wanted.changed
-            hold = st.button(
-                _label(made, knob), type="primary", icon=":material/push_pin:", disabled=busy or nothing, help=exact
-            )
+            label, means = _label(made, knob), _means(made, knob)
+            hold = st.button(label, type="primary", icon=":material/push_pin:", disabled=busy or nothing, help=means)
         _listing(made, offered)
         search = _searches(busy, wanted, bool(offered))
         tour.tour(reader, found, None if (shown := shown_of(outcomes)) is None else shown.summary)
@@ -94,6 +92,19 @@ def _label(made: Draft, knob: Knob | None) -> str:
     return f"Run it{at}" if at else "Hold it resident"
 
 
+def _means(made: Draft, knob: Knob | None) -> str:
+    """The same in a sentence."""
+    said = [] if made.share and not made.pieces else ["with the exact keys and values of these tokens on the device"]
+    said += [] if knob is None or made.share is None else [f"at {_share(knob, made.share)}"]
+    return f"Repeats the run {', '.join(said)}, all else the same."
+
+
+def _possible(made: Draft, knob: Knob | None) -> Draft:
+    """Without a share that the slider does not have, or the run's own: a link may say any."""
+    other = knob is not None and made.share in knob.shares and made.share != knob.own
+    return made if other else replace(made, share=None)
+
+
 def _changed(knob: Knob | None, made: Draft) -> tuple[tuple[str, str], ...]:
     return () if knob is None or made.share is None else ((knob.name, knob.value(made.share)),)
 
@@ -140,7 +151,7 @@ def _budget(knob: Knob | None, made: Draft) -> None:
     if knob is None or len(knob.shares) < 2:
         return
     key, run = f"share_{made.run}", made.run
-    session.follow(key, made.share if made.share in knob.shares else knob.own)
+    session.follow(key, knob.own if made.share is None else made.share)
 
     def moved() -> None:
         share = float(st.session_state[key])

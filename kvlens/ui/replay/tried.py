@@ -9,9 +9,10 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.fewest import COLUMNS, fewest_bytes
+from kvlens.lens.found import found_words
 from kvlens.lens.knob import knob_of
 from kvlens.lens.tries import RESTORED, Try
-from kvlens.meta import Counterfactual, Search
+from kvlens.meta import Counterfactual, RunMeta, Search
 from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
 from kvlens.text.plaintext import visible
@@ -47,7 +48,7 @@ def tried(reader: TraceReader, found: list[Try], chosen: Selection) -> None:
                 help="Back to the try before this one, with what was chosen for it. Nothing is deleted.",
             )
             _remove(found, shown)
-        outcome(shown)
+        outcome(shown, reader.meta)
     if len(found) > 1 or shown is None:
         with st.expander(f"All tries on this run ({len(found)})"):
             _list(reader, found, shown)
@@ -72,9 +73,9 @@ def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
 
 
 def draft_of(reader: TraceReader, one: Try) -> Draft:
-    """What was put together for a try, as far as the page can: its pieces without those that the run itself held, its
-    budget. A list that is too long for the page is cut."""
-    pieces = one.beyond(reader.meta.hold).pieces[: draft.MOST]
+    """What was put together for a try, as far as the page can: its pieces, its budget. A list that is too long for the
+    page is cut."""
+    pieces = one.pieces[: draft.MOST]
     knob = knob_of(reader.meta)
     value = None if knob is None else one.changed.get(knob.name)
     share = None if knob is None or value is None else knob.share(value)
@@ -138,8 +139,9 @@ def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
     }
 
 
-def outcome(one: Try) -> None:
-    """Answer and divergence before and after, and what holding it would have cost."""
+def outcome(one: Try, repeated: RunMeta | None) -> None:
+    """Answer and divergence before and after, and what it would have cost. repeated: the run that was tried on; None
+    where it cannot be read."""
     said = one.summary
     if said is None:
         st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
@@ -154,31 +156,16 @@ def outcome(one: Try) -> None:
     facts = (
         ("Answer restored", RESTORED[said.restored]),
         (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
-        ("It would have cost", si_bytes(said.held_bytes)) if one.holds else ("Budget", si_bytes(one.budget)),
+        ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget)),
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
-    numbers.caption(plain(_cost(one)))
+    numbers.caption(plain(_cost(one, repeated)))
     if (search := said.search) is not None:
         st.markdown(plain(found_words(search)))
         if search.tests:
             with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
                 _every_set(one, search)
-
-
-def found_words(search: Search) -> str:
-    """What a search came to."""
-    if search.most is not None:
-        tried = counted(search.tried or 0, "set") + " tried"
-        tried += "" if search.ended else f", as many as were allowed ({search.most})"
-        if not search.triples:
-            return f"No set that was held brings the answer back, the largest one included ({tried})."
-        names = ", ".join(f"span {span} for L{layer} KV{head}" for layer, head, span in search.triples)
-        return f"Fewest bytes found: {names} ({tried}; not proved to be the fewest there are)."
-    names = ", ".join(f"L{layer} KV{head}" for layer, head in search.heads)
-    if not names:
-        return f"Not even holding it for all of these heads brings the answer back ({search.tried} repeats)."
-    return f"Smallest set found: {names} ({search.tried} repeats)."
 
 
 def _every_set(one: Try, search: Search) -> None:
@@ -193,18 +180,32 @@ def _every_set(one: Try, search: Search) -> None:
     )
 
 
-def _cost(one: Try) -> str:
-    """What the held bytes are a share of."""
+def _more(one: Try, repeated: RunMeta | None) -> int | None:
+    """Device bytes beyond the run that was tried on; None where they are not known."""
+    if repeated is not None:
+        return one.more_bytes(repeated.budget_bytes)
+    return None if one.summary is None or "budget" in one.changed else one.summary.held_bytes
+
+
+def _cost(one: Try, repeated: RunMeta | None) -> str:
+    """What the bytes are made of, and a share of."""
     said = one.summary
     if said is None or (held := said.held_bytes) is None:
         return "Its bytes were not recorded."
     if not one.holds:
         return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
     parts = [f"{said.held_tokens} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
-    if one.full_kv_bytes:
-        parts.append(f"{held / one.full_kv_bytes:.2%} of full KV")
-    if one.budget_bytes:
-        parts.append(f"{held / one.budget_bytes:.1%} on top of the budget")
+    if "budget" in one.changed:
+        parts.append(f"{si_bytes(held)} held")
+        if repeated is None:
+            return " · ".join([*parts, "by how much the budget was changed is not known"])
+        raised = one.raised_bytes(repeated.budget_bytes)
+        parts.append(f"{si_bytes(abs(raised))} {'less' if raised < 0 else 'more'} of budget")
+    more, budget = _more(one, repeated), one.budget_bytes if repeated is None else repeated.budget_bytes
+    if more is not None and one.full_kv_bytes:
+        parts.append(f"{more / one.full_kv_bytes:.2%} of full KV")
+    if more is not None and budget:
+        parts.append(f"{more / budget:.1%} on top of the budget")
     return " · ".join(parts)
 
 

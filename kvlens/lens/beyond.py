@@ -1,0 +1,44 @@
+"""What was held beyond what was held before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvlens.lens.lines import joined
+from kvlens.lens.search import Head
+from kvlens.meta import Held
+
+Range = tuple[int, int]
+"""positions [start, end)"""
+
+
+def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
+    """Of `holds`, the positions that `had` does not hold for the same KV head from that step or an earlier one on,
+    whichever spans either names them by."""
+    there: dict[Head, list[tuple[Range, int]]] = {}
+    for hold in had:
+        for head in hold.heads:
+            there.setdefault(head, []).append(((hold.tok_start, hold.tok_end), hold.from_step))
+    left: list[Held] = []
+    for hold in holds:
+        groups: dict[tuple[Range, ...], list[Head]] = {}
+        whole = hold.tok_start, hold.tok_end
+        for head in hold.heads:
+            taken = (at for at, since in there.get(head, ()) if since <= hold.from_step)
+            groups.setdefault(_without(whole, taken), []).append(head)
+        for ranges, heads in groups.items():
+            for start, end in ranges:
+                said = {"heads": tuple(heads), "tok_start": start, "tok_end": end}
+                left.append(hold.model_copy(update=said | ({} if (start, end) == whole else {"whole": False})))
+    return tuple(left)
+
+
+def _without(whole: Range, taken: Iterable[Range]) -> tuple[Range, ...]:
+    """What is left of a range."""
+    left: list[Range] = []
+    start, end = whole
+    for first, last in joined(taken):
+        if start < min(first, end):
+            left.append((start, min(first, end)))
+        start = max(start, last)
+    return (*left, (start, end)) if start < end else tuple(left)

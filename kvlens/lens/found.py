@@ -1,0 +1,42 @@
+"""What a search for little that brings the answer back came to, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvlens.text.units import counted
+
+if TYPE_CHECKING:
+    from kvlens.meta import Search
+
+
+def found_words(search: Search) -> str:
+    """A sentence or two."""
+    if search.needless:
+        return "Nothing has to be held: what was asked for otherwise brings the answer back by itself."
+    if search.most is not None:
+        return _bytes(search, search.most)
+    tried = counted(search.tried or 0, "set") + " of heads tried"
+    names = ", ".join(f"L{layer} KV{head}" for layer, head in search.heads)
+    if not names:
+        return f"Not even holding it for all of these heads brings the answer back ({tried})."
+    return f"Smallest set found: {names} ({tried}{_nats(search, ' over the answer')})."
+
+
+def _bytes(search: Search, most: int) -> str:
+    tried = search.tried or 0
+    allowed = "" if search.ended else f", as many as were allowed ({most})"
+    if search.triples:
+        names = ", ".join(f"span {span} for L{layer} KV{head}" for layer, head, span in search.triples)
+        sets = counted(tried, "set")
+        return f"Fewest bytes found: {names} ({sets} tried{allowed}; not proved fewest{_nats(search)})."
+    none = f"None of the {tried} sets tried{allowed}, brings" if allowed else f"None of the {tried} sets tried brings"
+    if tried == 1:
+        none = f"The one set tried{allowed}, does not bring" if allowed else "The one set tried does not bring"
+    # a search without a find has ended where the last set that it tried was all candidates
+    largest = "which were the largest set tried" if search.ended else "which the search did not try"
+    return f"{none} the answer back; all candidates are held, {largest}."
+
+
+def _nats(search: Search, where: str = "") -> str:
+    return "" if search.kl is None else f", KL {search.kl:.4g} nats{where}"

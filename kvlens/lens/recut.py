@@ -1,0 +1,52 @@
+"""Holds named by the spans of the run that holds them, which may cut its tokens otherwise than the run of which they
+were asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvlens.lens.lines import joined
+from kvlens.lens.search import Head
+from kvlens.memory.holds import Hold
+from kvlens.rows import SpanRow
+
+Part = tuple[int, int, int, bool]
+"""span, positions [first, last) of it, whether these are all of its tokens"""
+
+
+def parts(rows: Iterable[SpanRow], start: int, end: int) -> Iterator[Part]:
+    """Positions [start, end) by the spans that they lie in; the window has what no other span has."""
+    known = list(rows)
+    window = next((row.span for row in known if row.kind == "window"), 0)
+    for row in sorted((row for row in known if row.kind != "window"), key=lambda row: row.tok_start):
+        first, last = max(start, row.tok_start), min(end, row.tok_end)
+        if first < last:
+            if start < first:
+                yield window, start, first, False
+            yield row.span, first, last, (first, last) == (row.tok_start, row.tok_end)
+            start = last
+    if start < end:
+        yield window, start, end, False
+
+
+def recut(holds: Sequence[Hold], rows: Sequence[SpanRow]) -> tuple[Hold, ...]:
+    """The same positions, KV heads and steps, by the spans `rows`. What is a span there too stays in one piece; of the
+    rest, what touches is held together, so that a span made of several that were held is held whole."""
+    there = {(row.tok_start, row.tok_end): row.span for row in rows if row.kind != "window"}
+    found: dict[tuple[Part, int], list[Head]] = {}
+    loose: dict[tuple[Head, int], list[tuple[int, int]]] = {}
+    for hold in holds:
+        at = hold.tok_start, hold.tok_end
+        for head in hold.heads:
+            if at in there:
+                found.setdefault(((there[at], *at, True), hold.from_step), []).append(head)
+            else:
+                loose.setdefault((head, hold.from_step), []).append(at)
+    for (head, from_step), ranges in loose.items():
+        for start, end in joined(ranges):
+            for part in parts(rows, start, end):
+                found.setdefault((part, from_step), []).append(head)
+    return tuple(
+        Hold(span, first, last, tuple(sorted(set(heads))), from_step, whole)
+        for ((span, first, last, whole), from_step), heads in found.items()
+    )
