@@ -39,6 +39,7 @@ def pair(
 
 
 def whatif(
+    context: typer.Context,
     uid: str,
     span: Annotated[
         list[int] | None, typer.Option(help="Id of a span to hold exactly on the device; may be repeated.")
@@ -79,9 +80,14 @@ def whatif(
     parameters, everything else as it was. The last line of stdout is the new run's uid."""
     from kvlens.cli.tries import listed
 
+    given = {str(option.opts[0]) for option in context.command.params if _said(context, option.name)}
     if tried:
+        if beside := sorted(given - {"uid", "--list", "--json", "--runs"}):
+            raise ValueError(f"--list runs nothing: leave out {', '.join(beside)}, or --list.")
         listed(runs_folder(runs), uid, as_json)
         return
+    if "--most" in given and not fewest_bytes:
+        raise ValueError("--most goes with --fewest-bytes: it says how many sets that tries.")
     if as_json:
         raise ValueError("--json goes with --list; --progress-json reports a run in JSON lines.")
     from kvlens.lens.asked import Asked, token_range
@@ -111,6 +117,12 @@ def whatif(
         return stored, sentences(summary)
 
     _carry_out(work, runs, progress_json)
+
+
+def _said(context: typer.Context, name: str | None) -> bool:
+    """The option stands on the command line."""
+    source = None if name is None else context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def sentences(summary: Counterfactual | None) -> list[str]:

@@ -12,6 +12,9 @@ from kvlens.lens.search import Head
 from kvlens.memory.holds import Hold
 from kvlens.runs.repeat import Past
 
+MOST_DIGITS = 9
+"""of a number that is read at all"""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -45,20 +48,24 @@ def numbers(text: str, count: int, what: str) -> tuple[int, ...]:
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ValueError(f"--{what} {text}: give all, or numbers and ranges like 0,2-4.")
+        if not _digits(first) or (dash and not _digits(last)):
+            raise ValueError(f"--{what} {text[:40]}: give all, or numbers and ranges like 0,2-4.")
+        if max(len(first), len(last)) > MOST_DIGITS or int(last or first) >= count:
+            raise ValueError(f"--{what} {text[:40]}: the model has {count}, counted from 0.")
         if dash and int(last) < int(first):
             raise ValueError(f"--{what} {text}: a range goes from the lower number to the higher.")
         found |= set(range(int(first), int(last or first) + 1))
-    if max(found) >= count:
-        raise ValueError(f"--{what} {text}: the model has {count}, counted from 0.")
     return tuple(sorted(found))
+
+
+def _digits(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def token_range(text: str) -> tuple[int, int]:
     """'396-401' or '396' -> [396, 402) or [396, 397). Raises ValueError with one sentence."""
     first, dash, last = text.strip().partition("-")
-    if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+    if not _digits(first) or (dash and not _digits(last)):
         raise ValueError(f"--tokens {text[:40]}: give the position of a token, or a range like 396-401.")
     if dash and int(last) < int(first):
         raise ValueError(f"--tokens {text[:40]}: a range goes from the lower position to the higher.")

@@ -54,8 +54,11 @@ def whatif(
     from kvlens.runs.reference import obtain, reference_key
     from kvlens.runs.storing import store
 
+    changed = dict(asked.changed)
+    for name in (name for name, value in changed.items() if not value.strip()):
+        option = "--budget" if name == "budget" else f"--set {name}="
+        raise ValueError(f"{option} has no value: say what it is to be, or leave it out to keep the run's own.")
     past = read_run(runs_dir, uid)
-    changed = {name: value for name, value in asked.changed.items() if value}
     heads, holds = _holds(past, asked, bool(changed))
     request = past.otherwise(changed)
     if changed:

@@ -160,6 +160,14 @@ def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost:
         (["--set", "budget=3"], "give the budget with --budget"),
         (["--set", "nothing=3"], "has no parameter 'nothing'"),
         (["--json", "--budget", "90%"], "--json goes with --list"),
+        (["--span", "5", "--budget", ""], "--budget has no value"),
+        (["--span", "5", "--set", "sinks="], "--set sinks= has no value"),
+        (["--span", "5", "--most", "40"], "--most goes with --fewest-bytes"),
+        (["--list", "--span", "5", "--budget", "30%"], "leave out --budget, --span, or --list"),
+        (["--list", "--progress-json"], "leave out --progress-json"),
+        (["--span", "5", "--layers", "²"], "--layers ²: give all, or numbers"),
+        (["--span", "5", "--layers", "0-99999999999"], "--layers 0-99999999999: the model has 2"),
+        (["--span", "5", "--heads", "9" * 5000], "the model has 2, counted from 0."),
     ],
 )
 def test_bad_requests_are_one_sentence(lost: Lost, argv: list[str], said: str) -> None:

@@ -287,7 +287,7 @@ def test_the_commands_end_with_the_uid(folder: Folder) -> None:
     assert human.exit_code == 0, human.output
     meta = folder.meta(human.stdout.splitlines()[-1])
     (layer, head), *_ = meta.whatif.search.heads
-    assert f"layer {layer} KV head {head}" in human.stdout
+    assert f"Smallest set found: L{layer} KV{head} " in human.stdout
     assert "restored" in human.stdout
     assert [h.heads for h in meta.hold] == [meta.whatif.search.heads] * 2, "held for what was found"
     lines = [json.loads(line) for line in runner.invoke(app, [*asked, "--progress-json"]).stdout.splitlines()]
