@@ -10,12 +10,13 @@ from kvlens.figures.passages import passage
 from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Verdict, verdict
-from kvlens.meta import Counterfactual, RunMeta
+from kvlens.meta import RunMeta
 from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
 from kvlens.report.runfigures import bytes_moved, head_maps, loss_over_steps, spans_at
 from kvlens.report.strip import strip
 from kvlens.report.tried import tried
+from kvlens.report.whatif import whatif
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import si_bytes
 
@@ -131,37 +132,6 @@ def answer(reader: TraceReader) -> str:
     return table(("", "text"), rows) + shown
 
 
-def held(reader: TraceReader) -> str:
-    """Of a counterfactual: what was held or asked for otherwise, and what that changed against the run it repeats."""
-    meta = reader.meta
-    rows = [
-        (
-            f"span {hold.span}",
-            f"tokens {hold.tok_start}–{hold.tok_end - 1}",
-            f"from step {hold.from_step}",
-            ", ".join(f"L{layer} KV{head}" for layer, head in hold.heads),
-        )
-        for hold in meta.hold
-    ]
-    came = meta.whatif or Counterfactual()
-    changed = [
-        ("KL at the step of loss (nats)", came.kl_before, came.kl_after),
-        ("answer", came.answer_before, came.answer_after),
-        ("held, beyond the budget", "nothing", si_bytes(came.held_bytes)),
-    ]
-    restored = came.restored
-    said = "Whether the answer came back is not known."
-    if restored is not None:
-        said = "The answer came back." if restored else "The answer did not come back."
-    otherwise = table(("asked for otherwise", "as"), list(meta.changed.items())) if meta.changed else ""
-    return (
-        paragraph(said, "verdict")
-        + otherwise
-        + (table(("held exactly", "tokens", "when", "for"), rows) if rows else "")
-        + table(("", "before", "in this run"), changed)
-    )
-
-
 def parameters(reader: TraceReader) -> str:
     """The method's parameters as they were in force, and which of them the paper does not decide."""
     entry, config = about(reader.meta), reader.meta.config
@@ -216,8 +186,7 @@ def _switch(value: Any) -> Any:
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
-    repeat = reader.meta.hold or reader.meta.changed
-    counterfactual = [("What if it had been there", held(reader))] if repeat else []
+    counterfactual = [whatif(reader)] if reader.meta.hold or reader.meta.changed else []
     proof = [("What was tried on it", made)] if (made := tried(reader)) else []
     return [
         ("Verdict", verdict_text(reader, found)),

@@ -18,6 +18,7 @@ from kvlens.report.strip import strip, token_states
 from kvlens.report.tried import tried
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
+from kvlens.text.units import si_bytes
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,42 @@ def test_a_report_names_the_cheapest_try_that_proved_the_loss_and_lists_all(tmp_
         other = html.unescape(report_bytes(reader).decode())
     assert "asked for otherwise: keep</th><td>0.5</td>" in other
     assert "The answer came back." in other
+
+
+def test_a_report_on_a_what_if_says_which_of_both_it_is(tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+
+    def said(**more: object) -> str:
+        uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, whatif=SUMMARY, **more)  # type: ignore[arg-type]
+        with TraceReader.open(tmp_path, uid) as reader:
+            return html.unescape(report_bytes(reader).decode())
+
+    with TraceReader.open(tmp_path, runs.held) as reader:
+        (own,), before = (hold.stored() for hold in reader.meta.hold), reader.meta.budget_bytes
+    assert before is not None
+    budget = f"budget</th><td>{si_bytes(before)}</td><td>9 MB</td>"
+    raised = {"changed": {"budget": "50%"}, "budget_bytes": 9_000_000}
+    there, otherwise, beyond = (
+        "What if it had been there",
+        "What if it had been asked for otherwise",
+        "beyond the budget",
+    )
+    for holds, parent in (((), runs.repeated), ([own], runs.held)):
+        text = said(parent=parent, hold=holds, **raised)
+        assert otherwise in text
+        assert there not in text
+        assert beyond not in text
+        assert "held exactly</th>" not in text
+        assert budget in text
+    text = said(parent=runs.repeated, hold=[own], **raised)
+    assert there in text
+    assert beyond in text
+    assert budget in text
+    text = said(parent=runs.repeated, hold=[own])
+    assert there in text
+    assert re.search("budget</th><td[^>]*>[^<]*</td><td[^>]*>9 MB", text) is None
+    assert "budget</th><td>not recorded</td><td>9 MB" in said(parent="gone", **raised)
+    assert "span 5" in said(parent=runs.held, hold=[own]), "repeated as it was"
 
 
 def test_where_nothing_came_back_the_report_says_so(tmp_path: Path) -> None:
