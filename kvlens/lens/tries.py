@@ -49,8 +49,10 @@ class Try:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What was held, as a command writes it."""
-        return pieces_of(self.holds, self.layers, self.kv_heads)
+        """What was held, as a command on the run it repeats writes it: by positions where that run's spans may be
+        others."""
+        named = [hold.model_copy(update={"whole": False}) for hold in self.holds] if self.changed else self.holds
+        return pieces_of(named, self.layers, self.kv_heads)
 
     @property
     def budget(self) -> int | None:
@@ -66,16 +68,18 @@ class Try:
         return self.layers * self.kv_heads
 
     def words(self) -> str:
-        """'span 12 (tokens 300-331) held exactly resident for L0 KV1, L1 KV0 from step 3 on; budget 30%'."""
+        """'span 12 (tokens 300-331) held exactly resident for L0 KV1, L1 KV0 from step 3 on'; where something was asked
+        for otherwise 'tokens 300-331 held ...; budget 30%', as its spans may be others than those of the run it
+        repeats."""
         named: dict[str, list[tuple[int, int]]] = {}
         for hold in self.holds:
             where = f"tokens {hold.tok_start}–{hold.tok_end - 1}"
             name = f"span {hold.span} ({where})" if hold.whole else f"{where} of span {hold.span}"
-            named.setdefault(name, []).extend(hold.heads)
+            named.setdefault(where if self.changed else name, []).extend(hold.heads)
         return self._said(named, "held exactly resident for {heads} from step {step} on", "held exactly resident")
 
     def brief(self) -> str:
-        """The same for a table: 'span 12 held for L0 KV1, L1 KV0 from step 3; budget 30%'."""
+        """The same for a table: 'span 12 held for L0 KV1, L1 KV0 from step 3'."""
         named: dict[str, list[tuple[int, int]]] = {}
         for piece in self.pieces:
             named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from uiruns import redate
 
 from kvlens.cli.main import app
-from kvlens.lens.asked import Asked
+from kvlens.lens.asked import Asked, holds_for
 from kvlens.lens.found import found_words
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
@@ -113,6 +113,14 @@ def test_a_hold_in_a_run_that_is_cut_otherwise_is_told_of_by_that_runs_own_spans
     assert not whole
     assert sorted(whole for _, whole in had[3]) == [False, True]
     assert only in {span for span, _ in had[3]}
+    one = next(one for one in tries_in(lost.runs, lost.uid) if one.uid == stored.uid)
+    past = read_run(lost.runs, lost.uid)
+    again = holds_for(past, Asked(pieces=one.pieces), ((0, 0),))
+    assert {hold.span for hold in again if hold.whole} == {lost.span - 1, lost.span, lost.span + 1}, (
+        "what a try held is asked for again in the words of the run it was tried on"
+    )
+    assert "span" not in one.words()
+    assert f"page {2 * size}" in one.words()
     back, _ = whatif(lost.runs, stored.uid, Asked(changed={"page": str(size)}), quiet)
     assert sorted(hold.span for hold in meta(lost, back.uid).hold) == [lost.span - 1, lost.span, lost.span + 1]
     assert all(hold.whole for hold in meta(lost, back.uid).hold)
