@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
 #: What is compared of the configuration, in this order; the method's own parameters follow.
@@ -51,7 +52,7 @@ def settings(reader: TraceReader) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in meta.pick(SETTINGS).items():
         found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
-    found |= {"held ranges": [held.stored() for held in meta.hold]} if meta.hold else {}
+    found |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
     return found | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}
 
 
@@ -68,6 +69,24 @@ def config_difference(runs: Mapping[str, TraceReader]) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["setting", *runs, "kind"])
     return frame.sort_values("kind", key=lambda kinds: kinds.map(KINDS.index), kind="stable", ignore_index=True)
+
+
+def _held(held: Held) -> str:
+    """'span 5, tokens 64-79, for L0-29 KV0+1+2, from step 2 on': all of it, so that what differs reads differently."""
+    layers: dict[int, list[int]] = {}
+    for layer, head in sorted(held.heads):
+        layers.setdefault(layer, []).append(head)
+    runs: list[tuple[int, int, list[int]]] = []
+    for layer, heads in layers.items():
+        if runs and runs[-1][1:] == (layer - 1, heads):
+            runs[-1] = runs[-1][0], layer, heads
+        else:
+            runs.append((layer, layer, heads))
+    names = (
+        f"L{first}{f'-{last}' if last > first else ''} KV{'+'.join(map(str, heads))}" for first, last, heads in runs
+    )
+    where = f"span {held.span}, tokens {held.tok_start}-{held.tok_end - 1}, for {', '.join(names)}"
+    return f"{where}, from step {held.from_step} on"
 
 
 def _place(name: str) -> int:

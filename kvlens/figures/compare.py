@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from kvlens.figures.heads import map_height
 from kvlens.figures.metrics import Metric, head_label, value_text
-from kvlens.figures.theme import GREY, SELECTED, finish
+from kvlens.figures.theme import GREY, finish, outline
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -78,7 +78,7 @@ def run_maps(
                 textfont={"size": 10, "color": "#111"},
                 **place,
             )
-        _outline(figure, selected, place)
+        outline(figure, selected, **place)
     _axes(figure, layers, heads, group, rows)
     finish(figure, rows * _height(layers, rows), uirevision=f"compare-{layers}-{heads}")
     figure.update_layout(
@@ -113,19 +113,6 @@ def _around_zero(difference: np.ndarray) -> dict[str, object]:
 def _bar(unit: str, number: int) -> dict[str, object]:
     """The colour bars stand side by side at the right."""
     return {"title": {"text": unit, "side": "right"}, "thickness": 11, "x": 1.005 + 0.065 * number, "len": 1.0}
-
-
-def _outline(figure: go.Figure, selected: tuple[int, int], place: dict[str, int]) -> None:
-    layer, head = selected
-    figure.add_shape(
-        type="rect",
-        x0=head - 0.5,
-        x1=head + 0.5,
-        y0=layer - 0.5,
-        y1=layer + 0.5,
-        line={"color": SELECTED, "width": 3},
-        **place,
-    )
 
 
 def _template(metric: Metric) -> str:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.metrics import Metric, head_label, value_text
-from kvlens.figures.theme import BLUE, GREY, SELECTED, finish
+from kvlens.figures.theme import BLUE, GREY, SELECTED, finish, outline
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160
@@ -101,17 +101,7 @@ def head_map(
     )
     _axes(figure, layers, heads, group, metric)
     if selected is not None:
-        layer, head = selected
-        figure.add_shape(
-            type="rect",
-            x0=head - 0.5,
-            x1=head + 0.5,
-            y0=layer - 0.5,
-            y1=layer + 0.5,
-            line={"color": SELECTED, "width": 3},
-            row=2,
-            col=1,
-        )
+        outline(figure, selected, row=2, col=1)
     finish(figure, map_height(layers), uirevision=f"map-{layers}x{heads}")
     figure.update_layout(
         title_text=f"{metric.title}, {how}",

@@ -28,3 +28,17 @@ def finish(figure: go.Figure, height: int, *, uirevision: str, legend: bool = Fa
         title={"font": {"size": 14}, "x": 0, "xanchor": "left", "y": 0.98, "yanchor": "top"},
     )
     return figure
+
+
+def outline(figure: go.Figure, selected: tuple[int, int], **place: int) -> None:
+    """A frame around the selected (layer, query head) of a map; place: row and column of its panel."""
+    layer, head = selected
+    figure.add_shape(
+        type="rect",
+        x0=head - 0.5,
+        x1=head + 0.5,
+        y0=layer - 0.5,
+        y1=layer + 0.5,
+        line={"color": SELECTED, "width": 3},
+        **place,
+    )

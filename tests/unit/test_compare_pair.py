@@ -12,9 +12,10 @@ from pairruns import PARTED, PairRuns, write_pair
 from kvlens.compare.groups import Trial, default_pair, partner, points, trial
 from kvlens.compare.names import run_name, short_names
 from kvlens.compare.pair import Pair, divergence_words
-from kvlens.compare.settings import config_difference
+from kvlens.compare.settings import _held, config_difference
 from kvlens.compare.together import Together
 from kvlens.compare.totals import Total, beside, totals, totals_table
+from kvlens.meta import Held
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.synthetic import write_synthetic
 
@@ -219,3 +220,11 @@ def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
             assert trial(reader).exact is right  # type: ignore[union-attr]
     with TraceReader.open(runs.folder, runs.reference) as reader:
         assert trial(reader) is None
+
+
+def test_what_was_held_is_said_whole() -> None:
+    every = tuple((layer, head) for layer in range(3) for head in (0, 1))
+    held = Held(span=5, tok_start=64, tok_end=80, heads=every, from_step=2)
+    assert _held(held) == "span 5, tokens 64-79, for L0-2 KV0+1, from step 2 on"
+    some = held.model_copy(update={"heads": ((0, 0), (0, 1), (2, 1))})
+    assert _held(some) == "span 5, tokens 64-79, for L0 KV0+1, L2 KV1, from step 2 on"

@@ -108,17 +108,11 @@ def _one(found: list[measured.Measured]) -> measured.Measured:
     """The table to show, chosen where a model has several: by length and by the question's order."""
     if len(found) == 1:
         return found[0]
-    names = {result.name: result for result in sorted(found, key=_asked)}
+    names = {result.name: result for result in sorted(found, key=measured.asked)}
     if st.session_state.get("bench_table") not in names:
         st.session_state["bench_table"] = next(iter(names))
     chosen = st.segmented_control("Table", list(names), key="bench_table", required=True, format_func=_said(names))
     return names[str(chosen)]
-
-
-def _asked(result: measured.Measured) -> tuple[bool, int]:
-    """The question with its context before the question after it, short prompts before long ones."""
-    request = result.content["about"].get("request", {})
-    return request.get("question", "in") == "after", int(request.get("length", 0))
 
 
 def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:

@@ -22,7 +22,8 @@ KEPT = ("answer", "output", "depth", "seed", "preset")
 
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
-    results = [one.content for one in measured.files("quality")[0] if one.model == model]
+    tables = [one for one in measured.files("quality")[0] if one.model == model]
+    results = [one.content for one in sorted(tables, key=measured.asked)]
     try:
         frame, found = matrix(results), cells(results)
     except (KeyError, TypeError):

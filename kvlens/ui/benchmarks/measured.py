@@ -84,3 +84,9 @@ def nothing(what: str, command: str, model: str | None) -> None:
     of_model = f" of {model}" if model else ""
     more = f" --model {model}" if model else ""
     st.info(plain(f"No {what}{of_model} yet: run") + f" `kvlens bench {command}{more}`.")
+
+
+def asked(result: Measured) -> tuple[bool, int]:
+    """The question with its context before the question after it, short prompts before long ones."""
+    request = result.content["about"].get("request", {})
+    return request.get("question", "in") == "after", int(request.get("length", 0))

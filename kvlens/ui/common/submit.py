@@ -110,5 +110,5 @@ def sample_buttons() -> None:
     st.caption(
         f"{default_model()}, a real language model, answers a question about a real text ({TITLE}) with {lost} keeping "
         f"{float(DEFAULT_SHARE):.0%} of its KV cache. The Replay opens where the answer is lost and says what was "
-        "missed there and why; one click holds it, and the answer comes back. On two cores of a CPU it took 14 s."
+        "missed there and why; one click holds it, and the answer comes back."
     )
