@@ -10,10 +10,13 @@ import pytest
 from lensruns import LensRuns, write_lens_runs
 from playwright.sync_api import Page, expect
 from test_benchmarks import ABOUT, trials
+from uiruns import ROOT
 from uiserver import Open, Server, player, showing
 from uiserver import settled as at_rest
 
 pytestmark = pytest.mark.browser
+
+HISTORY = (ROOT / "kvlens" / "ui" / "common" / "history.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +106,18 @@ def test_a_place_is_one_entry_of_the_history(lens: LensRuns, shown: Server, open
     assert page.evaluate("history.length") == entries + 2
     page.go_back()
     page.wait_for_url(re.compile("/memory"))
+
+
+def test_what_the_page_left_writes_late_is_no_entry_of_its_own(shown: Server, open_page: Open) -> None:
+    """The script of the page that was left writes its address over the new page's, which writes its own over that."""
+    page = open_page(f"{shown.url}/_stcore/health")
+    page.evaluate(HISTORY)
+    entries = page.evaluate("history.length")
+    for action, addresses in enumerate((("/", "/memory", "/memory?find=x", "/memory?run=y"), ("/memory?run=z",)), 1):
+        page.evaluate("dispatchEvent(new Event('pointerdown'))")
+        for address_written in addresses:
+            page.evaluate("to => history.pushState({}, '', to)", address_written)
+        assert page.evaluate("history.length") == entries + action
+        assert page.url == shown.url + addresses[-1]
+    page.go_back()
+    assert page.url == f"{shown.url}/memory?run=y"

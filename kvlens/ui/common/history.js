@@ -6,12 +6,20 @@
   const replace = history.replaceState.bind(history);
   const OTHER_VIEWS = ["job", "race", "whatif", "hold", "from", "budget"]; // what a page shows instead of what it showed
   let last = null; // the newest change of the query alone, since a person did anything: what comes then is no part of it
-  for (const done of ["pointerdown", "keydown", "popstate"]) addEventListener(done, () => { last = null; }, true);
+  let added = false; // whether an entry was added since: the page they left may still write its address over the new one
+  const begins = () => { last = null; added = false; };
+  for (const done of ["pointerdown", "keydown", "popstate"]) addEventListener(done, begins, true);
 
   /** `to` says all that `from` says, and more of the same view. */
   const completes = (from, to) =>
     [...from.searchParams].every(([name, value]) => to.searchParams.getAll(name).includes(value)) &&
     OTHER_VIEWS.every((name) => from.searchParams.get(name) === to.searchParams.get(name));
+
+  const add = (...entry) => {
+    const first = !added;
+    added = true;
+    return (first ? push : replace)(...entry);
+  };
 
   history.pushState = (state, title, address) => {
     const from = new URL(location.href);
@@ -19,13 +27,13 @@
     if (to.pathname === from.pathname) {
       const whole = completes(from, to);
       last = { from: from.href, whole };
-      return (whole ? replace : push)(state, title, address);
+      return (whole ? replace : add)(state, title, address);
     }
     const said = last;
     last = null;
-    if (!said || to.search !== from.search) return push(state, title, address);
+    if (!said || to.search !== from.search) return add(state, title, address);
     if (!said.whole) return replace(state, title, address);
     replace({}, "", said.from);
-    return push(state, title, address);
+    return add(state, title, address);
   };
 })();
