@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from writtenonce import written_once
+
 from kvlens.store.synthetic import write_synthetic
 
 STEP = 9
@@ -47,6 +49,7 @@ class LensRuns:
     """full KV, the reference of the others"""
 
 
+@written_once
 def write_lens_runs(folder: Path) -> LensRuns:
     """Writes the runs into `folder`."""
 

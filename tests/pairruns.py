@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 from uiruns import MARKUP, redate
+from writtenonce import written_once
 
 from kvlens.store.synthetic import write_synthetic
 
@@ -33,6 +34,7 @@ class PairRuns:
     """the same prompt as run, the same tokens, no reference; 20 steps"""
 
 
+@written_once
 def write_pair(folder: Path) -> PairRuns:
     """Writes the runs."""
     made = {"layers": LAYERS, "q_heads": HEADS, "kv_heads": KV_HEADS, "spans": 20, "prompt_tokens": 300, "seed": 1}

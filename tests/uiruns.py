@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 from streamlit.testing.v1 import AppTest
+from writtenonce import written_once
 
 from kvlens.store.synthetic import write_synthetic
 
@@ -36,6 +37,7 @@ class Runs:
     """3,200 prompt tokens, more than the strip keeps in the page"""
 
 
+@written_once
 def write_runs(folder: Path) -> Runs:
     """Writes the runs; `whole` is the newest."""
     long = write_synthetic(folder, 2, 4, 2, 6, 60, seed=5, uid="20260101-000000-long", prompt_tokens=3200)
