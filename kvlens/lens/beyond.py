@@ -1,4 +1,4 @@
-"""What was held beyond what was held before."""
+"""What was held, or dropped, beyond what was before."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def banner(reader: TraceReader) -> None:
         return
     repeated = _meta(parent)
     if repeated is not None:
-        one = one.beyond(repeated.hold)
+        one = one.beyond(repeated)
     with st.container(border=True):
         st.markdown(
             f"**What if{' it had been there' if one.holds else ''}:** {plain(one.words())}; everything else as in the "
