@@ -96,7 +96,7 @@ def _list_and_undo(page: Page, span: int) -> None:
     the outcome."""
     chip = page.get_by_role("button", name=f"span {span} · all KV heads")
     before, entries = page.url, page.evaluate("history.length")
-    page.get_by_role("button", name="List it").click()
+    page.get_by_role("button", name="List it to hold").click()
     expect(chip).to_be_visible()
     expect(page).to_have_url(re.compile(f"&hold={span}$"))
     assert page.evaluate("history.length") == entries + 1
