@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
 from kvlens.lens.attribution import Triple
+from kvlens.lens.beyond import less
 from kvlens.memory.holds import Drop, Hold
 from kvlens.methods.base import Method
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
@@ -97,7 +98,7 @@ class Trials:
     ) -> None:
         """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the
         prefill. reader: reads the prompt, or has it of an earlier run (kvlens.runs.readings). drops: what is not
-        attended, in all repeats."""
+        attended, in all repeats that do not hold it."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
@@ -144,7 +145,7 @@ class Trials:
             read=self._prompt(),
             against=self.reference,
             holds=(*self.kept, *holds),
-            drops=self.drops,
+            drops=less(self.drops, holds),
         )
 
     def _prompt(self) -> ReadPrompt | None:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
+from kvlens.lens.beyond import less
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.question import Question
 from kvlens.lens.recut import recut
 from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
-from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.holds import Drop, Hold, apart
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.preflight import refuse
@@ -47,7 +48,8 @@ def whatif(
     """Carry it out and store the repeat -> (the run, what it changed, which is also its meta's `whatif`; None where it
     was cancelled). say(line): what a search is trying, and which parameters a changed run has.
 
-    The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be
+    The run is free or forced as the run it repeats, and has its holds and drops, but for what is now asked to be the
+    other. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated, or not so.
     """
     from kvlens.runs.preparing import Pairing, plan
@@ -61,6 +63,7 @@ def whatif(
     past = read_run(runs_dir, uid)
     heads, holds = _holds(past, asked, bool(changed))
     drops = drops_for(past, asked)
+    apart(holds, drops)
     request = past.otherwise(changed)
     if changed:
         refuse(request, past.source)
@@ -86,7 +89,7 @@ def whatif(
         search = _heads_found(found)
         if found.heads:
             holds = holds_for(past, asked, found.heads, frozenset(found.heads))
-    own, left_out = request.hold, (*request.drop, *drops)
+    own, left_out = less(request.hold, drops), (*less(request.drop, holds), *drops)
     if changed and (own or holds or left_out):
         rows = after.spans(holds, past.forced)
         own, holds = recut(Hold, own, rows), recut(Hold, holds, rows)
@@ -130,7 +133,7 @@ def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], t
 def _trials(
     prepared: Prepared, planned: Plan, reference: Reference, past: Past, report: Report, drops: tuple[Drop, ...] = ()
 ) -> Trials:
-    """drops: beside those that the run had."""
+    """drops: beside those that the run had, of which it then holds nothing."""
     return Trials(
         prepared.engine,
         prepared.prompt,
@@ -139,7 +142,7 @@ def _trials(
         planned.budget,
         planned.options,
         reference,
-        past.request.hold,
+        less(past.request.hold, drops),
         report,
         reading(prepared, planned, report),
         (*past.request.drop, *drops),

@@ -61,7 +61,7 @@ class Drop(_Ranged):
 
 def check(holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, positions: int) -> None:
     """Raises ValueError, one sentence, where a hold or drop names a layer, KV head or position that the run does not
-    have, or where the same tokens are held and dropped for the same KV head."""
+    have, or for what `apart` refuses."""
     for one in (*holds, *drops):
         if one.tok_end > positions:
             raise ValueError(f"span {one.span} ends at token {one.tok_end}, the run has {positions} at most.")
@@ -72,6 +72,11 @@ def check(holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, position
                     f"{shape.kv_heads} KV heads."
                 )
 
+    apart(holds, drops)
+
+
+def apart(holds: Sequence[Hold], drops: Sequence[Drop]) -> None:
+    """Raises ValueError, one sentence, where the same tokens are held and dropped for the same KV head."""
     for hold in holds:
         for drop in drops:
             start, end = max(hold.tok_start, drop.tok_start), min(hold.tok_end, drop.tok_end)

@@ -202,6 +202,9 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         assert (why.kind, "the what-if dropped" in why.says) == ("dropped", True)
         assert explain(reader, 0, 0, 0, drop.span).kind != "dropped"
         title, section = report(reader)
+    _, back = whatif(lost.runs, str(hangs.run_uid), Asked(tokens=((FACT, FACT + 1),)), quiet)
+    assert back is not None
+    assert back.restored, "what a run dropped and is now to hold is dropped no longer"
     assert title == "What if it had not been there"
     assert "The answer hangs on it" in section
 

@@ -43,12 +43,13 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bo
             icon = ":material/push_pin:" if wanted.pieces or not wanted.drops else ":material/visibility_off:"
             run = st.button(label, type="primary", icon=icon, disabled=busy or nothing, help=means)
         _listing(made, offered)
-        search = ""
+    search = ""
+    with st.container(horizontal=True, vertical_alignment="center"):
         if found is not None:
             search = _searches(busy, wanted, bool(offered))
             shown = shown_of(outcomes)
             tour.tour(reader, found, None if shown is None or shown.drops else shown.summary)
-    _budget(knob, made)
+        _budget(knob, made)
     _chips(made)
     if run or search:
         wanted = replace(wanted, drops=()) if search else wanted
@@ -174,9 +175,8 @@ def _budget(knob: Knob | None, made: Draft) -> None:
         share = float(st.session_state[key])
         draft.change(replace(draft.current(run), share=None if share == knob.own else share))
 
-    name, slider = st.columns([3, 9], vertical_alignment="center")
-    name.markdown("at the budget" if knob.name == "budget" else f"with `{knob.name}`")
-    slider.select_slider(
+    st.markdown("at the budget" if knob.name == "budget" else f"with `{knob.name}`", width="content")
+    st.select_slider(
         "Budget",
         knob.shares,
         key=key,
