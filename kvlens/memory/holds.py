@@ -83,9 +83,10 @@ def apart(holds: Sequence[Hold], drops: Sequence[Drop]) -> None:
             both = set(hold.heads) & set(drop.heads)
             if start < end and both:
                 layer, kv_head = min(both)
+                which = f"token {start}" if end - start == 1 else f"tokens {start} to {end - 1}"
                 raise ValueError(
-                    f"tokens {start} to {end - 1} are both held and dropped for layer {layer}, KV head {kv_head}: "
-                    "leave one of the two out."
+                    f"{which} would be both held and dropped for layer {layer}, KV head {kv_head}: leave one of "
+                    "the two out."
                 )
 
 

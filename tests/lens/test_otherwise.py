@@ -218,7 +218,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         (["--hold", "x"], "give SPAN or tFIRST-LAST"),
         (["--drop", "x"], "--drop x: give SPAN or tFIRST-LAST"),
         (["--drop", "5", "--search"], "leave out --drop, or the search"),
-        (["--drop", "t3", "--hold", "t3"], "both held and dropped for layer 0, KV head 0"),
+        (["--drop", "t3", "--hold", "t3"], "token 3 would be both held and dropped for layer 0, KV head 0"),
         (["--set", "budget=3"], "give the budget with --budget"),
         (["--set", "nothing=3"], "has no parameter 'nothing'"),
         (["--json", "--budget", "90%"], "--json goes with --list"),

@@ -66,7 +66,7 @@ def _offered(reader: TraceReader, chosen: Selection, found: Verdict | None, made
     missed = None if found is None else found.missed
     span = chosen.span if chosen.span is not None else (missed.span if missed is not None else None)
     choices: dict[str, Pieces] = {} if span is None and found is not None else choices_of(reader, span, found)
-    asks = f"What if it had {'not ' if found is None else ''}been there?"
+    asks = "Had it not been there?" if found is None else "What if it had been there?"
     first_step = 0 if found is None else found.step
     if not choices:
         st.markdown(f"**{asks}** Click a token of a span to choose it.")
