@@ -38,7 +38,7 @@ from kvlens.store.reader import TraceReader
 from kvlens.tasks import Asked
 from kvlens.tasks.encoding import encoding_of
 from kvlens.text.prompts import PromptText, tokenize
-from kvlens.ui.replay.lenswhatif import spans_to_hold
+from kvlens.ui.replay.lenschoices import choices_of
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streaming_llm", "h2o", "keydiff")
 """the papers' five, and four that everybody knows"""
@@ -162,7 +162,7 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         found = verdict(reader)
         assert found is not None
         assert found.missed is not None
-        choices = spans_to_hold(reader, found.missed.span, found)
+        choices = choices_of(reader, found.missed.span, found)
     made = []
     for words, choice in list(choices.items())[:HOLDS]:
         stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)

@@ -137,6 +137,7 @@ class RunMeta(Outcome):
     parent: str | None = None
     """uid of the run it repeats"""
     hold: tuple[Held, ...] = ()
+    drop: tuple[Held, ...] = ()
     changed: dict[str, str] = Field({})
     """what was asked for otherwise than of the run it repeats: the budget, or parameters, each as it was given"""
     # when prefill has ended
@@ -165,6 +166,11 @@ class RunMeta(Outcome):
         """Which of full attention's masses the trace has; None where they were not recorded, or stayed behind when the
         run was handed on."""
         return None if "oracle" in self.left_out else self.oracle
+
+    @property
+    def interfered(self) -> bool:
+        """A counterfactual held or dropped something in it, so it says nothing of its method alone."""
+        return bool(self.hold or self.drop)
 
     @property
     def asked_steps(self) -> int:

@@ -52,7 +52,8 @@ class Sampled(Stored):
 
 
 class Held(Stored):
-    """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on."""
+    """A token range [tok_start, tok_end) that a counterfactual kept exactly for some heads from a step on, or that it
+    dropped for them: from that step on they do not attend it."""
 
     span: int
     tok_start: int
@@ -102,10 +103,11 @@ class Search(Stored):
 
 
 class Counterfactual(Stored):
-    """What holding changed against the run that was repeated."""
+    """What holding or dropping changed against the run that was repeated."""
 
     step: Size = None
-    """the step of loss; None: every step agreed with full KV"""
+    """the step of loss; None: every step agreed with full KV. Where something was dropped of a run whose answer was
+    right: the step at which the repeat left full KV, or, where it never did, the one of its largest KL"""
     kl_before: float | None = None
     """nats, at the step of loss"""
     kl_after: float | None = None
@@ -119,4 +121,8 @@ class Counterfactual(Stored):
     agrees_after: bool | None = None
     held_bytes: Size = None
     held_tokens: Size = None
+    dropped_tokens: Size = None
+    """None: nothing was dropped"""
+    stands: bool | None = None
+    """with something dropped: the answer, which was right before, is right still; None: it was not, or nothing was"""
     search: Search | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvlens.instruments import CutRow, Loss, Oracle, Scores, SpanKeys
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 #: Roles of an attended entry. For every (step, layer, query head) the masses over these roles add up to 1 (within
 #: 1e-3). sink, anchor, window: full-resolution tokens kept hot for their own reason; resident: exact tokens of a span
@@ -68,7 +68,8 @@ CAUSES = ("offload", "leave", "zoom", "recall", "prefetch", "correction")
 #: for good; thin: the first of its tokens is, where they go one by one; kept: for this (layer, KV head) all of the span
 #: is on the device from now on, whatever its state at birth says of the others; hold: from this step on the span is
 #: kept exactly for a (layer, KV head) by a counterfactual, whatever the method does, or, where value says how many,
-#: some of its tokens; span_close: in the format, and logged by no method here.
+#: some of its tokens; drop: from this step on a (layer, KV head) attends it no more, by a counterfactual, wherever it
+#: lies, value as of hold; span_close: in the format, and logged by no method here.
 EVENT_KINDS = (
     "span_open",
     "span_close",
@@ -84,6 +85,7 @@ EVENT_KINDS = (
     "release",
     "hold",
     "kept",
+    "drop",
 )
 #: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
 #: device, in few bits.

@@ -130,7 +130,7 @@ def first_info(meta: dict[str, Any]) -> dict[str, Any]:
         "status": "created",
         "created": meta["created"],
         **{name: meta.get(name) for name in _FROM_META},
-        "hold": bool(meta.get("hold")),
+        "hold": bool(meta.get("hold") or meta.get("drop")),  # lists tell such runs from a method's own
         **({"changed": True} if meta.get("changed") else {}),
         "trace_level": meta["trace_level"],
         "pid": os.getpid(),

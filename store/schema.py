@@ -1,4 +1,4 @@
-"""Schema v7 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v8 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a

@@ -93,6 +93,7 @@ ADDED = {
         },
         {},
     ),
+    8: Addition({}, {}),  # events of kind drop, and of the meta what they are for
 }
 
 #: Read from the private database; all other tables are read from the file.
@@ -142,7 +143,8 @@ def upgrades(version: int | None) -> list[str]:
         ]
         made += added.tables.values()
         whole |= added.tables.keys()
-    return [*made, f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"] if made else []
+    later = f"UPDATE meta SET value = '{SCHEMA_VERSION}' WHERE key = 'schema_version'"
+    return [*made, later] if _later(version) else []
 
 
 def meta_now(found: dict[str, Any]) -> dict[str, Any]:

@@ -132,6 +132,7 @@ def run(
     read: Any = None,
     against: Any = None,
     holds: Any = (),
+    drops: Any = (),
     **options: Any,
 ) -> Any:
     """Engine.run with a method by name, or by 'name parameter=value'."""
@@ -144,7 +145,17 @@ def run(
     limit = None if budget is None else Budget.parse(budget)
     made = Options(**options)
     return Engine(model).run(
-        prompt, chosen, params, limit, made, sink, keep_logits=keep_logits, read=read, against=against, holds=holds
+        prompt,
+        chosen,
+        params,
+        limit,
+        made,
+        sink,
+        keep_logits=keep_logits,
+        read=read,
+        against=against,
+        holds=holds,
+        drops=drops,
     )
 
 

@@ -55,7 +55,14 @@ def whatif(
             help="A span or tokens with heads of their own, like 40, t396-401, 40.L2 or 40.L2.KV1; may be repeated."
         ),
     ] = None,
-    from_step: Annotated[int, typer.Option(help="First step at which it is held.")] = 0,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A span or tokens, written as for --hold, that are not attended at all: does the answer hang on "
+            "them? May be repeated."
+        ),
+    ] = None,
+    from_step: Annotated[int, typer.Option(help="First step at which it is held or dropped.")] = 0,
     budget: Annotated[str | None, typer.Option(help="Another budget, as for `kvlens run`.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="name=value: another parameter of the method; may be repeated.")
@@ -76,8 +83,8 @@ def whatif(
     runs: RunsDir = None,
     progress_json: ProgressJson = False,
 ) -> None:
-    """Repeat a stored run with spans or ranges of tokens held for some heads, or with another budget or other
-    parameters, everything else as it was. The last line of stdout is the new run's uid."""
+    """Repeat a stored run with spans or ranges of tokens held, or dropped, for some heads, or with another budget or
+    other parameters, everything else as it was. The last line of stdout is the new run's uid."""
     from kvlens.cli.tries import listed
 
     given = {str(option.opts[0]) for option in context.command.params if _said(context, option.name)}
@@ -110,6 +117,7 @@ def whatif(
         tuple(map(Piece.of, hold or ())),
         changed,
         most if fewest_bytes else None,
+        tuple(Piece.of(text, "--drop") for text in drop or ()),
     )
 
     def work(folder: Path, report: Report, cancelled: Callable[[], bool], say: Callable[[str], None]) -> Done:
@@ -127,6 +135,8 @@ def _said(context: typer.Context, name: str | None) -> bool:
 
 def sentences(summary: Counterfactual | None) -> list[str]:
     """The summary of a counterfactual (meta `whatif`), for people. Empty for a run that was cancelled."""
+    from kvlens.lens.tries import outcome
+
     if summary is None:
         return []
     source = "the known answer" if summary.expected_from == "task" else "what full KV says"
@@ -135,7 +145,10 @@ def sentences(summary: Counterfactual | None) -> list[str]:
         f"answer after   {summary.answer_after!r}",
         f"expected       {summary.expected!r} ({source})",
     ]
-    if summary.step is None:
+    if summary.dropped_tokens is not None and summary.step is not None:
+        after = "agrees with full KV" if summary.agrees_after else "differs from full KV"
+        said.append(f"step {summary.step:<9} KL {_nats(summary.kl_before)} -> {_nats(summary.kl_after)} nats, {after}")
+    elif summary.step is None:
         said.append("every step agreed with full KV before: there was no loss to bring back")
     else:
         after = "agrees with full KV" if summary.agrees_after else "still differs from full KV"
@@ -143,11 +156,20 @@ def sentences(summary: Counterfactual | None) -> list[str]:
             f"step of loss   {summary.step}: KL {summary.kl_before:.4g} -> {summary.kl_after:.4g} nats, {after}"
         )
     untouched = "nothing was lost before" if summary.step is None else "the answer was right before"
-    said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
-    said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
+    if summary.dropped_tokens is None:
+        said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
+    else:
+        said.append(f"the answer     {outcome(summary)}")
+        said.append(f"dropped        {summary.dropped_tokens:,} tokens, which stay where they lie: no byte is freed")
+    if summary.dropped_tokens is None or summary.held_tokens:
+        said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
     if (found := summary.search) is not None:
         said.append(f"search         {found_words(found)}")
     return said
+
+
+def _nats(value: float | None) -> str:
+    return "not recorded" if value is None else f"{value:.4g}"
 
 
 def _carry_out(

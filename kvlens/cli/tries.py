@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from kvlens.cli.options import show_table
-from kvlens.lens.tries import RESTORED, Try, tries_in
+from kvlens.lens.tries import Try, tries_in
 from kvlens.store.reader import TraceReader
 from kvlens.text.plaintext import json_text
 from kvlens.text.units import si_bytes
@@ -25,7 +25,7 @@ def listed(runs_dir: Path, uid: str, as_json: bool) -> None:
     if not found:
         typer.echo(f"nothing was tried on run {uid}; hold one of its spans with: kvlens whatif {uid} --span ID")
         return
-    columns = ["uid", "tried", "answer", "restored", "KL before", "KL after", "bytes more"]
+    columns = ["uid", "tried", "answer", "restored, or stands", "KL before", "KL after", "bytes more"]
     show_table(columns, [_row(one, budget) for one in found])
 
 
@@ -34,7 +34,7 @@ def _row(one: Try, budget: int | None) -> list[Any]:
     if said is None:
         return [one.uid, one.brief(), None, None, None, None, None]
     before, after = (None if kl is None else f"{kl:.3g}" for kl in (said.kl_before, said.kl_after))
-    return [one.uid, one.brief(), said.answer_after, RESTORED[said.restored], before, after, si_bytes(more)]
+    return [one.uid, one.brief(), said.answer_after, one.outcome(), before, after, si_bytes(more)]
 
 
 def _plain(one: Try, budget: int | None) -> dict[str, Any]:
@@ -42,6 +42,7 @@ def _plain(one: Try, budget: int | None) -> dict[str, Any]:
         "uid": one.uid,
         "tried": one.words(),
         "holds": [str(piece) for piece in one.pieces],
+        "drops": [str(piece) for piece in one.dropped_pieces],
         "from_step": one.from_step,
         "changed": one.changed,
         "more_bytes": one.more_bytes(budget),

@@ -39,10 +39,10 @@ class Trial:
 
 
 def trial(reader: TraceReader) -> Trial | None:
-    """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens or
-    held ranges."""
+    """The run as a trial; None where no answer is known, where it did not run to its end, was fed another's tokens, or
+    held or dropped ranges."""
     meta = reader.meta
-    if not meta.answer or reader.status != "completed" or meta.forced or meta.hold or not reader.n_steps:
+    if not meta.answer or reader.status != "completed" or meta.forced or meta.interfered or not reader.n_steps:
         return None
     steps, task = reader.steps(), str(meta.task or "")
     output = str(meta.output_text or generated(reader))

@@ -30,7 +30,9 @@ def short_names(runs: Sequence[TraceReader], titles: Mapping[str, str]) -> list[
 
 
 def _done(reader: TraceReader) -> list[str]:
-    return (["forced"] if reader.meta.forced else []) + (["with held ranges"] if reader.meta.hold else [])
+    return (["forced"] if reader.meta.forced else []) + (
+        (["with held ranges"] if reader.meta.hold else []) + (["with dropped ranges"] if reader.meta.drop else [])
+    )
 
 
 _MORE: tuple[Callable[[TraceReader], str], ...] = (

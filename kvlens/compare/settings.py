@@ -53,6 +53,7 @@ def settings(reader: TraceReader) -> dict[str, Any]:
     for name, value in meta.pick(SETTINGS).items():
         found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
     found |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
+    found |= {"dropped ranges": "; ".join(map(_held, meta.drop))} if meta.drop else {}
     return found | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}
 
 
@@ -90,7 +91,7 @@ def _held(held: Held) -> str:
 
 
 def _place(name: str) -> int:
-    """Settings in the order of SETTINGS, then held ranges, then parameters as they come."""
+    """Settings in the order of SETTINGS, then held and dropped ranges, then parameters as they come."""
     return SETTINGS.index(first) if (first := name.partition(" ")[0]) in SETTINGS else len(SETTINGS)
 
 

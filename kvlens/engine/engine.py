@@ -21,7 +21,7 @@ from kvlens.engine.prefill import Reader, ReadPrompt, prefill
 from kvlens.engine.rotary import rotary_of
 from kvlens.engine.session import Session
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Hold, check
+from kvlens.memory.holds import Drop, Hold, check
 from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.methods.given import RunContext
@@ -103,13 +103,14 @@ class Engine:
         progress: Progress = lambda phase, done, total: None,
         cancelled: Callable[[], bool] = lambda: False,
         holds: Sequence[Hold] = (),
+        drops: Sequence[Drop] = (),
     ) -> None:
         """Raise what `run` would raise before it decodes anything; nothing stays of it. A method whose floor is
         arithmetic costs no prefill here; another reads the prompt and places it."""
         context = self.context(prompt, budget, options)
-        check(holds, context.shape, context.prompt_tokens + context.max_new)
+        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         self.sampling(prompt, options)
-        session = Session(method, params, context, holds=holds)
+        session = Session(method, params, context, holds=holds, drops=drops)
         try:
             if method.floor_is_exact:
                 session.method.refuse_below(
@@ -136,21 +137,22 @@ class Engine:
         against: Reference | None = None,
         holds: Sequence[Hold] = (),
         follow: Follower | None = None,
+        drops: Sequence[Drop] = (),
     ) -> Result:
         """Generate. With a sink every decision is logged, without effect on the result. `read`: this very prompt, read
         before, or what reads it, which is timed as this run's prefill. `against`: the full-KV run of this prompt; every
         step is compared with it while both have chosen the same tokens. `holds`: what is kept exactly on the device
         beside what the method keeps; its bytes raise the budget by themselves. `follow`: sees steps before they are
-        measured.
+        measured. `drops`: what is not attended, whatever the method does; it changes no byte.
 
         Raises BudgetInfeasible before anything is decoded, Cancelled between tokens, ValueError for a reference of
-        another model or a hold on what the run does not have, and whatever the sink raises.
+        another model or a hold or drop on what the run does not have, and whatever the sink raises.
         """
         options = options or Options()
         context = self.context(prompt, budget, options)
-        check(holds, context.shape, context.prompt_tokens + context.max_new)
+        check(holds, drops, context.shape, context.prompt_tokens + context.max_new)
         oracle = self.sampling(prompt, options)
-        session = Session(method, params, context, holds=holds)
+        session = Session(method, params, context, holds=holds, drops=drops)
         run = Generation(
             self.loaded, prompt, session, options, sink, progress, cancelled, keep_logits, against, oracle, follow
         )

@@ -12,8 +12,9 @@ import torch
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
+from kvlens.memory.dropped import Dropped
 from kvlens.memory.held import Held
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method, WindowLeave
@@ -52,17 +53,19 @@ class Session:
         peeks: bool | None = None,
         received: bool | None = None,
         holds: Sequence[Hold] = (),
+        drops: Sequence[Drop] = (),
     ) -> None:
         """queries: how many of the last prompt queries to keep; None: as many as the method observes. peeks: whether
         the last prompt token is to be seen before it is fed; None: as the method says. received:
-        whether to sum the attention that each prompt token receives; None: as the method says. holds: what is kept
-        exactly, whatever the method does."""
+        whether to sum the attention that each prompt token receives; None: as the method says. holds, drops: what is
+        kept exactly, and what is not attended, whatever the method does."""
         self.shape: KVShape = context.shape
         self.context = context
         self.method = method(params, calibrated(method, params, context))
         n = context.prompt_tokens
         held = Held(holds, context.shape.kv_heads, n, n + context.max_new, context.device)
-        self.memory = Memory(context.shape, context.dtype, context.device, n, held)
+        dropped = Dropped(drops, context.shape.kv_heads, n + context.max_new, context.device)
+        self.memory = Memory(context.shape, context.dtype, context.device, n, held, dropped)
         self.observer: LayerObserver | None = None
         self.decoding = False
         self.peeks = method.peeks if peeks is None else peeks
@@ -112,7 +115,7 @@ class Session:
             if selection is not None:
                 memory.recall(layer, selection, later=False)
         if selection is not None:
-            selection = memory.held.counted(layer, selection)
+            selection = memory.dropped.counted(layer, memory.held.counted(layer, selection))
         outs, biases = [], []
         for part, pool in enumerate(memory.hot.pools_of(layer)):
             mine = q if len(pool.heads) == self.shape.kv_heads else q[:, self._query_heads(pool.heads)]

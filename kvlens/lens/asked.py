@@ -1,16 +1,19 @@
-"""What a counterfactual is asked: spans and ranges of tokens to hold, for some heads, from a step on; and what of the
-run's request to change, the budget or parameters."""
+"""What a counterfactual is asked: spans and ranges of tokens to hold or to drop, for some heads, from a step on; and
+what of the run's request to change, the budget or parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvlens.lens.pieces import Piece
-from kvlens.lens.recut import parts
+from kvlens.lens.recut import Part, parts
 from kvlens.lens.search import Head
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.runs.repeat import Past
+
+_Kind = TypeVar("_Kind", Hold, Drop)
 
 MOST_DIGITS = 9
 """of a number that is read at all"""
@@ -18,7 +21,8 @@ MOST_DIGITS = 9
 
 @dataclass(frozen=True)
 class Asked:
-    """What to hold, whole spans and ranges of tokens, and what to change. layers, kv_heads: 'all' or like 0,2-4."""
+    """What to hold and to drop, whole spans and ranges of tokens, and what to change. layers, kv_heads: 'all' or like
+    0,2-4."""
 
     spans: tuple[int, ...] = ()
     layers: str = "all"
@@ -34,6 +38,8 @@ class Asked:
     """asked for otherwise than of the run: `budget`, or parameters by their names"""
     fewest: int | None = None
     """look for the fewest bytes that bring the answer back, by so many trials at most; what to hold is not said then"""
+    drops: tuple[Piece, ...] = ()
+    """not attended, each by its own heads"""
 
     @property
     def holds(self) -> bool:
@@ -80,24 +86,36 @@ def holds_for(
     if not asked.holds:
         raise ValueError(
             "say what to hold: --span with the id of a span, --tokens with positions like 396-401 or --hold for chosen "
-            "heads; or what to change: --budget or --set."
+            "heads; what to leave out: --drop; or what to change: --budget or --set."
         )
     named = [*(Piece(span) for span in asked.spans), *(Piece(tokens=tokens) for tokens in asked.tokens)]
     wanted = [(piece, heads) for piece in named]
     wanted += [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.pieces]
-    holds: list[Hold] = []
-    for piece, whose in wanted:
-        mine = whose if only is None else tuple(head for head in whose if head in only)
-        if not mine:
-            continue
-        if piece.tokens is not None:
-            holds += _of_tokens(past, piece.tokens, mine, asked.from_step)
-        elif piece.span is not None:
-            holds.append(_of_span(past, piece.span, mine, asked.from_step))
-    return tuple(holds)
+    if only is not None:
+        wanted = [(piece, tuple(head for head in whose if head in only)) for piece, whose in wanted]
+    return _ranges(Hold, past, wanted, asked.from_step)
 
 
-def _of_span(past: Past, span: int, heads: tuple[Head, ...], from_step: int) -> Hold:
+def drops_for(past: Past, asked: Asked) -> tuple[Drop, ...]:
+    """What is to be dropped, in the run. Raises ValueError, one sentence, for what the run does not have."""
+    wanted = [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.drops]
+    return _ranges(Drop, past, wanted, asked.from_step)
+
+
+def _ranges(
+    kind: Callable[..., _Kind], past: Past, wanted: Sequence[tuple[Piece, tuple[Head, ...]]], from_step: int
+) -> tuple[_Kind, ...]:
+    found: list[_Kind] = []
+    for piece, heads in wanted:
+        if heads and piece.tokens is not None:
+            found += [kind(*part, heads, from_step, whole) for *part, whole in _of_tokens(past, piece.tokens)]
+        elif heads and piece.span is not None:
+            found.append(kind(*_of_span(past, piece.span), heads, from_step))
+    return tuple(found)
+
+
+def _of_span(past: Past, span: int) -> tuple[int, int, int]:
+    """A span's id and its range of tokens."""
     row = next((row for row in past.spans if row.span == span), None)
     if row is None:
         raise ValueError(
@@ -105,14 +123,13 @@ def _of_span(past: Past, span: int, heads: tuple[Head, ...], from_step: int) -> 
             f"{past.uid} --what spans"
         )
     if row.kind == "window":
-        raise ValueError(f"span {span} is the window, whose tokens change at every step; hold one of the other spans.")
-    return Hold(span, row.tok_start, row.tok_end, heads, from_step)
+        raise ValueError(f"span {span} is the window, whose tokens change at every step; name one of the other spans.")
+    return span, row.tok_start, row.tok_end
 
 
-def _of_tokens(past: Past, given: tuple[int, int], heads: tuple[Head, ...], from_step: int) -> Iterator[Hold]:
-    """A range of tokens as holds of the spans that it lies in."""
+def _of_tokens(past: Past, given: tuple[int, int]) -> Iterator[Part]:
+    """A range of tokens by the spans that it lies in."""
     start, end = given
     if end > past.positions:
         raise ValueError(f"run {past.uid} has no token {end - 1}; its positions are 0 to {past.positions - 1}.")
-    for span, first, last, whole in parts(past.spans, start, end):
-        yield Hold(span, first, last, heads, from_step, whole)
+    yield from parts(past.spans, start, end)

@@ -1,13 +1,17 @@
-"""What was held beyond what was held before."""
+"""What was held, or dropped, beyond what was before; and what is left of it where the opposite is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
 
 from kvlens.lens.lines import joined
 from kvlens.lens.search import Head
+from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import Held
 
+_Kind = TypeVar("_Kind", Hold, Drop)
 Range = tuple[int, int]
 """positions [start, end)"""
 
@@ -30,6 +34,23 @@ def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
             for start, end in ranges:
                 said = {"heads": tuple(heads), "tok_start": start, "tok_end": end}
                 left.append(hold.model_copy(update=said | ({} if (start, end) == whole else {"whole": False})))
+    return tuple(left)
+
+
+def less(ranges: Iterable[_Kind], others: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
+    """Of holds or drops, what `others` does not name for the same KV head, whatever the steps."""
+    named = tuple(others)
+    left: list[_Kind] = []
+    for one in ranges:
+        groups: dict[tuple[Range, ...], list[Head]] = {}
+        whole = one.tok_start, one.tok_end
+        for head in one.heads:
+            taken = ((other.tok_start, other.tok_end) for other in named if head in other.heads)
+            groups.setdefault(_without(whole, taken), []).append(head)
+        for found, heads in groups.items():
+            for start, end in found:
+                rest = one.whole and (start, end) == whole
+                left.append(replace(one, tok_start=start, tok_end=end, heads=tuple(heads), whole=rest))
     return tuple(left)
 
 

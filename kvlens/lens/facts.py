@@ -38,6 +38,8 @@ class Facts:
     kv_head: int
     span: int
     kind: str
+    tokens: tuple[int, int]
+    """[start, end) at its birth"""
     why: str
     """of the span: what made it, and why it begins and ends where it does"""
     born: int
@@ -71,6 +73,7 @@ class Facts:
             kv_head,
             span,
             str(row["kind"]),
+            (int(row["tok_start"]), int(row["tok_end"])),
             str(row["reason"]),
             int(row["born_step"]),
             row["state"] == "coarse" and "kept" not in set(mine["kind"]),
@@ -117,6 +120,18 @@ class Facts:
         """The holds of tokens of this span that are kept for this KV head at the step."""
         here, at = self.span, (self.layer, self.kv_head)
         return [h for h in self.reader.meta.hold if h.span == here and at in h.heads and self.step >= h.from_step]
+
+    @property
+    def dropped_tokens(self) -> tuple[tuple[int, int], ...]:
+        """Ranges [start, end) of it that a counterfactual dropped for this KV head by the step."""
+        start, end = self.tokens
+        at, window = (self.layer, self.kv_head), self.kind == "window"
+        mine = (d for d in self.reader.meta.drop if at in d.heads and self.step >= d.from_step)
+        if window:
+            return joined((d.tok_start, d.tok_end) for d in mine if d.span == self.span)
+        return joined(
+            (max(start, d.tok_start), min(end, d.tok_end)) for d in mine if d.tok_start < end and d.tok_end > start
+        )
 
     @property
     def before(self) -> Ranking:

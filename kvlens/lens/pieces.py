@@ -1,5 +1,5 @@
-"""What a counterfactual holds, piece by piece, as commands and links write it: a span or a range of tokens, for all KV
-heads, for those of a layer, or for one."""
+"""What a counterfactual holds or drops, piece by piece, as commands and links write it: a span or a range of tokens,
+for all KV heads, for those of a layer, or for one."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Piece:
     """None: all of the layer's"""
 
     @classmethod
-    def of(cls, text: str) -> Piece:
+    def of(cls, text: str, option: str = "--hold") -> Piece:
         """'40', 't396-401', '40.L2', '40.L2.KV1'. Raises ValueError with one sentence."""
         found = _WRITTEN.fullmatch(text.strip())
         if found is None:
-            raise ValueError(f"--hold {text[:40]}: give {FORM}.")
+            raise ValueError(f"{option} {text[:40]}: give {FORM}.")
         span, first, last, layer, head = (None if part is None else int(part) for part in found.groups())
         if first is None:
             return cls(span, None, layer, head)
         if last is not None and last < first:
-            raise ValueError(f"--hold {text[:40]}: a range goes from the lower position to the higher.")
+            raise ValueError(f"{option} {text[:40]}: a range goes from the lower position to the higher.")
         return cls(None, (first, (first if last is None else last) + 1), layer, head)
 
     def __str__(self) -> str:
@@ -60,11 +60,11 @@ class Piece:
         return f"KV heads of L{self.layer}" if self.kv_head is None else f"L{self.layer} KV{self.kv_head}"
 
     def heads(self, layers: int, kv_heads: int) -> tuple[Head, ...]:
-        """The (layer, KV head) of a model that it is held for. Raises ValueError, one sentence, where the model has no
-        such layer or head."""
+        """The (layer, KV head) of a model that it is held or dropped for. Raises ValueError, one sentence, where the
+        model has no such layer or head."""
         for what, number, count in (("layer", self.layer, layers), ("KV head", self.kv_head, kv_heads)):
             if number is not None and number >= count:
-                raise ValueError(f"--hold {self}: the model has {count} {what}s, counted from 0.")
+                raise ValueError(f"{self}: the model has {count} {what}s, counted from 0.")
         return tuple(
             (layer, head)
             for layer in (range(layers) if self.layer is None else (self.layer,))
@@ -73,7 +73,7 @@ class Piece:
 
 
 def pieces_of(holds: Iterable[Held], layers: int, kv_heads: int) -> tuple[Piece, ...]:
-    """What was held in a run of a model with so many layers and KV heads, as few pieces as say it."""
+    """What was held, or dropped, in a run of a model with so many layers and KV heads, as few pieces as say it."""
     found: dict[Piece, None] = {}
     for hold in holds:
         span, tokens = (hold.span, None) if hold.whole else (None, (hold.tok_start, hold.tok_end))

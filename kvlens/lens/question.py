@@ -1,4 +1,5 @@
-"""What a run lost, and whether something held, or another budget, brings it back."""
+"""What a run lost, and whether something held, or another budget, brings it back; and whether an answer stands without
+what is dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from kvlens.lens.attribution import Triple, attribute_records
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.search import Found, Head, Measured, Search
 from kvlens.lens.trials import Trials, holds_of
-from kvlens.memory.holds import Hold, held_bytes, held_tokens
+from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.repeat import Past
@@ -44,6 +45,8 @@ class Question:
     """the answer is known and full KV gives it, so it decides; else full KV's token at the step of loss does"""
     was_right: bool
     """nothing to bring back"""
+    kl_then: dict[int, float] = field(default_factory=dict)
+    """step -> nats before, where it was compared with full KV"""
     _losses: dict[tuple[tuple[Hold, ...], int | None], list[Loss | None]] = field(default_factory=dict)
 
     @classmethod
@@ -62,14 +65,18 @@ class Question:
         full_text = decode(list(reference.ids[asked:]), skip_special_tokens=True)
         by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
         said = past.text if past.whole and not past.forced else again(before.free).text
-        lost = [(step, kl) for step, (agrees, kl) in sorted(past.losses.items()) if not agrees]
-        if not lost and len(past.losses) < len(reference.ids) - asked:
+        known = past.losses
+        if past.uid == reference.uid:
+            known = dict.fromkeys(range(asked, len(reference.ids)), (True, 0.0))
+        lost = [(step, kl) for step, (agrees, kl) in sorted(known.items()) if not agrees]
+        if not lost and len(known) < len(reference.ids) - asked:
             losses = again(before.forced).losses
-            lost = [(step, loss.kl) for step, loss in enumerate(losses) if loss is not None and not loss.agrees]
+            known = {step: (loss.agrees, loss.kl) for step, loss in enumerate(losses) if loss is not None}
+            lost = [(step, kl) for step, (agrees, kl) in known.items() if not agrees]
         step, kl = lost[0] if lost else (None, None)
         expected = source.answer if by_answer and source.answer is not None else full_text
         right = tasks.is_right(source.task, expected, said) if by_answer else step is None
-        return cls(after, step, kl, said, expected, by_answer, right)
+        return cls(after, step, kl, said, expected, by_answer, right, {step: kl for step, (_, kl) in known.items()})
 
     # ---- with holds
     def losses(self, holds: tuple[Hold, ...], steps: int | None = None) -> list[Loss | None]:
@@ -193,14 +200,18 @@ class Question:
         return self.step
 
     def answered(
-        self, result: Result, holds: tuple[Hold, ...], forced: bool, search: SearchMeta | None
+        self, result: Result, holds: tuple[Hold, ...], drops: tuple[Drop, ...], forced: bool, search: SearchMeta | None
     ) -> Counterfactual:
-        """The summary of the stored run `result`, in which `holds` were kept."""
+        """The summary of the stored run `result`, in which `holds` were kept and `drops` left out."""
         shape = self.trials.engine.loaded.shape
         loss: Loss | None = None
-        if self.step is not None:
-            loss = result.losses[self.step] if self.step < len(result.losses) else None
-            loss = loss or self.losses(holds)[self.step]
+        step, kl = self.step, self.kl_before
+        if drops and self.was_right and (worst := _worst(result.losses)) is not None:
+            step, loss = worst
+            kl = self.kl_then.get(step)
+        elif step is not None:
+            loss = result.losses[step] if step < len(result.losses) else None
+            loss = loss or self.losses(holds)[step]
         text = self.trials.free(holds).text if forced else result.text
         back = (
             tasks.is_right(self.trials.prompt.source.task, self.expected, text)
@@ -208,8 +219,8 @@ class Question:
             else loss is not None and loss.agrees
         )
         return Counterfactual(
-            step=self.step,
-            kl_before=self.kl_before,
+            step=step,
+            kl_before=kl,
             kl_after=None if loss is None else loss.kl,
             answer_before=self.answer_before,
             answer_after=text,
@@ -218,9 +229,17 @@ class Question:
             restored=None if self.was_right else back,
             agrees_after=None if loss is None else loss.agrees,
             held_bytes=held_bytes(holds, shape),
-            held_tokens=held_tokens(holds),
+            held_tokens=tokens_of(holds),
+            **({"dropped_tokens": tokens_of(drops), "stands": back if self.was_right else None} if drops else {}),
             search=search,
         )
+
+
+def _worst(losses: Sequence[Loss | None]) -> tuple[int, Loss] | None:
+    """The first step that differs from full KV; where none does, the one of the largest KL."""
+    known = [(step, loss) for step, loss in enumerate(losses) if loss is not None]
+    differs = next((pair for pair in known if not pair[1].agrees), None)
+    return differs or max(known, key=lambda pair: pair[1].kl, default=None)
 
 
 def _unless(cancelled: Callable[[], bool]) -> None:

@@ -17,6 +17,7 @@ from kvlens.store.reader import TraceReader
 
 KINDS = {
     "held": "a counterfactual held it exactly resident",
+    "dropped": "a counterfactual dropped it: not attended, wherever it lay",
     "attended": "read exactly: full attention would have given it no more, or the mass went to summaries",
     "partly_attended": "not all of its tokens were attended by all query heads of the group",
     "elsewhere": "attended whole, while keys were seen from other positions than their own",
@@ -56,7 +57,12 @@ def reason(facts: Facts) -> Reason:
     """As `explain`, of facts that are at hand."""
     if facts.held:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
+    if (dropped := facts.dropped_tokens) == (facts.tokens,):
+        return Reason("dropped", "the what-if dropped it: this KV head was kept from attending it, wherever it lay")
     found = _of_the_method(facts)
+    if dropped:
+        says = f"the what-if dropped {ranges_in_words(dropped)} of it; apart from that: {found.says}"
+        return Reason("dropped", says)
     if tokens := facts.held_tokens:
         return Reason(found.kind, f"{found.says}; {ranges_in_words(tokens)} of it were held by the counterfactual")
     return found

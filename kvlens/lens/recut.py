@@ -1,15 +1,17 @@
-"""Holds named by the spans of the run that holds them, which may cut its tokens otherwise than the run of which they
-were asked."""
+"""Holds and drops named by the spans of the run that has them, which may cut its tokens otherwise than the run of
+which they were asked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from kvlens.lens.lines import joined
 from kvlens.lens.search import Head
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.rows import SpanRow
 
+_Kind = TypeVar("_Kind", Hold, Drop)
 Part = tuple[int, int, int, bool]
 """span, positions [first, last) of it, whether these are all of its tokens"""
 
@@ -29,14 +31,14 @@ def parts(rows: Iterable[SpanRow], start: int, end: int) -> Iterator[Part]:
         yield window, start, end, False
 
 
-def recut(holds: Sequence[Hold], rows: Sequence[SpanRow]) -> tuple[Hold, ...]:
-    """The same positions, KV heads and steps, by the spans `rows`. What is a span there too stays in one piece; of the
-    rest, what touches is held together, so that a span made of several that were held is held whole."""
+def recut(kind: type[_Kind], holds: Sequence[_Kind], rows: Sequence[SpanRow]) -> tuple[_Kind, ...]:
+    """The same positions, KV heads and steps of holds or drops, by the spans `rows`. What is a span there too stays in
+    one piece; of the rest, what touches goes together, so that a span made of several that were held is held whole."""
     there = {(row.tok_start, row.tok_end): row.span for row in rows if row.kind != "window"}
     found: dict[tuple[Part, int], list[Head]] = {}
     loose: dict[tuple[Head, int], list[tuple[int, int]]] = {}
     for hold in holds:
-        at = hold.tok_start, hold.tok_end
+        at: tuple[int, int] = hold.tok_start, hold.tok_end
         for head in hold.heads:
             if at in there:
                 found.setdefault(((there[at], *at, True), hold.from_step), []).append(head)
@@ -47,6 +49,6 @@ def recut(holds: Sequence[Hold], rows: Sequence[SpanRow]) -> tuple[Hold, ...]:
             for part in parts(rows, start, end):
                 found.setdefault((part, from_step), []).append(head)
     return tuple(
-        Hold(span, first, last, tuple(sorted(set(heads))), from_step, whole)
+        kind(span, first, last, tuple(sorted(set(heads))), from_step, whole)
         for ((span, first, last, whole), from_step), heads in found.items()
     )

@@ -1,5 +1,5 @@
-"""Runs of one prompt under one method with different things held, in memory: what the counterfactual and its search are
-made of."""
+"""Runs of one prompt under one method with different things held or dropped, in memory: what the counterfactual and its
+search are made of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
 from kvlens.lens.attribution import Triple
-from kvlens.memory.holds import Hold
+from kvlens.lens.beyond import less
+from kvlens.memory.holds import Drop, Hold
 from kvlens.methods.base import Method
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 
@@ -93,13 +94,15 @@ class Trials:
         kept: Sequence[Hold] = (),
         report: Report = lambda phase, done, total: None,
         reader: Callable[[], ReadPrompt] | None = None,
+        drops: Sequence[Drop] = (),
     ) -> None:
         """options: of the free run; kept: what the run held by itself, and goes on holding; report: hears of the
-        prefill. reader: reads the prompt, or has it of an earlier run (kvlens.runs.readings)."""
+        prefill. reader: reads the prompt, or has it of an earlier run (kvlens.runs.readings). drops: what is not
+        attended, in all repeats that do not hold it."""
         self.engine, self.prompt, self.method, self.params, self.budget = engine, prompt, method, params, budget
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
-        self._reader = reader
+        self._reader, self.drops = reader, tuple(drops)
 
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each
@@ -142,6 +145,7 @@ class Trials:
             read=self._prompt(),
             against=self.reference,
             holds=(*self.kept, *holds),
+            drops=less(self.drops, holds),
         )
 
     def _prompt(self) -> ReadPrompt | None:

@@ -1,5 +1,5 @@
-"""What was tried on a run: its stored repeats with something held, or asked for with another budget or other
-parameters."""
+"""What was tried on a run: its stored repeats with something held or dropped, or asked for with another budget or
+other parameters."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from kvlens.store.reader import TraceReader, list_runs
 
 RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 """of a try, in a word"""
+STANDS = {True: "it stands without it", False: "it hangs on it"}
+"""of an answer that was right before something was dropped"""
 NAMED = 6
 """(layer, KV head) pairs that a sentence names; the others are counted"""
 
@@ -37,21 +39,31 @@ class Try:
     """None: no limit"""
     layers: int
     kv_heads: int
+    drops: tuple[Held, ...] = ()
+    """as `holds`, of what was not attended"""
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """(layer, KV head) that any span is held for."""
-        return sorted({head for hold in self.holds for head in hold.heads})
+        """(layer, KV head) that any span is held or dropped for."""
+        return sorted({head for one in (*self.holds, *self.drops) for head in one.heads})
 
     @property
     def from_step(self) -> int:
-        return min((hold.from_step for hold in self.holds), default=0)
+        return min((one.from_step for one in (*self.holds, *self.drops)), default=0)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """What was held, as a command on the run it repeats writes it: by positions where that run's spans may be
         others."""
-        named = [hold.model_copy(update={"whole": False}) for hold in self.holds] if self.changed else self.holds
+        return self._pieces(self.holds)
+
+    @property
+    def dropped_pieces(self) -> tuple[Piece, ...]:
+        """The same of what was dropped."""
+        return self._pieces(self.drops)
+
+    def _pieces(self, ranges: tuple[Held, ...]) -> tuple[Piece, ...]:
+        named = [one.model_copy(update={"whole": False}) for one in ranges] if self.changed else ranges
         return pieces_of(named, self.layers, self.kv_heads)
 
     @property
@@ -59,9 +71,9 @@ class Try:
         """Device bytes it was allowed; None: not recorded."""
         return self.budget_bytes or self.full_kv_bytes
 
-    def beyond(self, had: Iterable[Held]) -> Try:
-        """The same without what the run it repeats held already."""
-        return replace(self, holds=beyond(self.holds, had))
+    def beyond(self, had: RunMeta) -> Try:
+        """The same without what the run it repeats held or dropped already."""
+        return replace(self, holds=beyond(self.holds, had.hold), drops=beyond(self.drops, had.drop))
 
     @property
     def all_heads(self) -> int:
@@ -71,22 +83,32 @@ class Try:
         """'span 12 (tokens 300-331) held exactly resident for L0 KV1, L1 KV0 from step 3 on'; where something was asked
         for otherwise 'tokens 300-331 held ...; budget 30%', as its spans may be others than those of the run it
         repeats."""
-        named: dict[str, list[tuple[int, int]]] = {}
-        for hold in self.holds:
-            where = f"tokens {hold.tok_start}–{hold.tok_end - 1}"
-            name = f"span {hold.span} ({where})" if hold.whole else f"{where} of span {hold.span}"
-            named.setdefault(where if self.changed else name, []).extend(hold.heads)
-        return self._said(named, "held exactly resident for {heads} from step {step} on", "held exactly resident")
+        said = []
+        for ranges, verb in ((self.holds, "held exactly resident"), (self.drops, "dropped")):
+            named: dict[str, list[tuple[int, int]]] = {}
+            for one in ranges:
+                where = f"tokens {one.tok_start}–{one.tok_end - 1}"
+                name = f"span {one.span} ({where})" if one.whole else f"{where} of span {one.span}"
+                named.setdefault(where if self.changed else name, []).extend(one.heads)
+            said += self._said(named, verb + " for {heads} from step {step} on", verb)
+        return self._joined(said)
 
     def brief(self) -> str:
         """The same for a table: 'span 12 held for L0 KV1, L1 KV0 from step 3'."""
-        named: dict[str, list[tuple[int, int]]] = {}
-        for piece in self.pieces:
-            named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))
-        return self._said(named, "held for {heads} from step {step}", "held")
+        said = []
+        for pieces, verb in ((self.pieces, "held"), (self.dropped_pieces, "dropped")):
+            named: dict[str, list[tuple[int, int]]] = {}
+            for piece in pieces:
+                named.setdefault(piece.what(), []).extend(piece.heads(self.layers, self.kv_heads))
+            said += self._said(named, verb + " for {heads} from step {step}", verb)
+        return self._joined(said)
 
-    def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> str:
-        """What is named beside the heads it is held for; said once where they are the same for all."""
+    def _joined(self, said: list[str]) -> str:
+        said = [*said, self.otherwise()] if self.changed else said
+        return "; ".join(said) or "nothing held or dropped that the run did not hold or drop already"
+
+    def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> list[str]:
+        """What is named beside the heads it is held or dropped for; said once where they are the same for all."""
         groups: dict[str, list[str]] = {}
         for name, heads in named.items():
             groups.setdefault(self._whose(sorted(set(heads))), []).append(name)
@@ -97,8 +119,11 @@ class Try:
         elif groups:
             each = ", ".join(f"{', '.join(names)} for {whose}" for whose, names in groups.items())
             said.append(f"{each} {apart} from step {self.from_step} on")
-        said += [self.otherwise()] if self.changed else []
-        return "; ".join(said) or "nothing held that the run did not hold already"
+        return said
+
+    def outcome(self) -> str:
+        """What came of the answer, in a word or a few."""
+        return outcome(self.summary)
 
     def otherwise(self) -> str:
         """'budget 30%'."""
@@ -123,9 +148,21 @@ class Try:
         return 0 if mine is None or its is None else mine - its
 
 
+def outcome(summary: Counterfactual | None) -> str:
+    """Of something held: whether it brought the answer back. Of something dropped: whether the answer stands without
+    it, where it was right before."""
+    if summary is None:
+        return RESTORED[None]
+    if summary.dropped_tokens is None or (summary.stands is None and summary.restored is None):
+        return RESTORED[summary.restored]
+    if summary.stands is not None:
+        return STANDS[summary.stands]
+    return "it is right without it" if summary.restored else "it is wrong without it too"
+
+
 def try_of(meta: RunMeta, uid: str) -> Try | None:
     """The try that a run's meta describes; None for other runs."""
-    if not meta.hold and not meta.changed:
+    if not meta.interfered and not meta.changed:
         return None
     return Try(
         uid,
@@ -136,6 +173,7 @@ def try_of(meta: RunMeta, uid: str) -> Try | None:
         meta.budget_bytes,
         meta.layers,
         meta.kv_heads,
+        meta.drop,
     )
 
 
@@ -146,16 +184,18 @@ def uids(uid: str, table: pd.DataFrame) -> list[str]:
 
 
 def tries(uid: str, table: pd.DataFrame, meta_of: Callable[[str], RunMeta]) -> list[Try]:
-    """What was tried on a run, newest first, without what the run held itself. Repeats that cannot be read are left
-    out: the list of runs names them. meta_of: raises TraceError for those."""
+    """What was tried on a run, newest first, without what the run held or dropped itself. Repeats that cannot be
+    read are left out: the list of runs names them. meta_of: raises TraceError for those."""
     found = uids(uid, table)
+    beside = _read(found, meta_of)
     try:
-        had = meta_of(uid).hold if found else ()
+        had = meta_of(uid) if found else None
     except TraceError:
-        had = ()
-    beside = (one.beyond(had) for one in _read(found, meta_of))
+        had = None
+    if had is not None:
+        beside = [one.beyond(had) for one in beside]
     # a run that holds something may have been repeated as it is
-    return [one for one in beside if one.holds or one.changed or one.summary is not None]
+    return [one for one in beside if one.holds or one.drops or one.changed or one.summary is not None]
 
 
 def _read(found: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[Try]:

@@ -1,5 +1,5 @@
-"""The counterfactual: a stored run is repeated with spans held exactly for some heads, or asked for with another budget
-or other parameters, everything else as it was.
+"""The counterfactual: a stored run is repeated with spans held exactly, or not attended, for some heads, or asked for
+with another budget or other parameters, everything else as it was.
 
 It says what became of the step of loss and of the answer, and can look for the fewest heads, or the fewest bytes, that
 bring the answer back.
@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvlens.lens.asked import Asked, holds_for, numbers
+from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
+from kvlens.lens.beyond import less
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.question import Question
 from kvlens.lens.recut import recut
 from kvlens.lens.search import Found, Head
 from kvlens.lens.trials import Trials
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold, apart
 from kvlens.meta import Counterfactual, Tested
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.preflight import refuse
@@ -47,7 +48,8 @@ def whatif(
     """Carry it out and store the repeat -> (the run, what it changed, which is also its meta's `whatif`; None where it
     was cancelled). say(line): what a search is trying, and which parameters a changed run has.
 
-    The run is free or forced as the run it repeats. Raises ValueError or TraceError, one sentence, when it cannot be
+    The run is free or forced as the run it repeats, and has its holds and drops, but for what is now asked to be the
+    other. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated, or not so.
     """
     from kvlens.runs.preparing import Pairing, plan
@@ -60,17 +62,19 @@ def whatif(
         raise ValueError(f"{option} has no value: say what it is to be, or leave it out to keep the run's own.")
     past = read_run(runs_dir, uid)
     heads, holds = _holds(past, asked, bool(changed))
+    drops = drops_for(past, asked)
+    apart(holds, drops)
     request = past.otherwise(changed)
     if changed:
         refuse(request, past.source)
     prepared = reload(past, report)
     reference = obtain(prepared, past.request, runs_dir, report, cancelled)
     before = after = _trials(prepared, plan(past.request, prepared), reference, past, report)
-    if changed:
+    if changed or drops:
         planned = plan(request, prepared)
-        if planned.chosen.said:
+        if changed and planned.chosen.said:
             say(planned.chosen.said)
-        after = _trials(prepared, planned, reference, past, report)
+        after = _trials(prepared, planned, reference, past, report, drops)
     question = Question.about(past, before, after, report)
     search: SearchMeta | None = None
     if changed and (asked.search or asked.fewest is not None) and question.needless(past, cancelled):
@@ -85,16 +89,19 @@ def whatif(
         search = _heads_found(found)
         if found.heads:
             holds = holds_for(past, asked, found.heads, frozenset(found.heads))
-    own = request.hold
-    if changed and (own or holds):
+    own, left_out = less(request.hold, drops), (*less(request.drop, holds), *drops)
+    if changed and (own or holds or left_out):
         rows = after.spans(holds, past.forced)
-        own, holds = recut(own, rows), recut(holds, rows)
-    request = request.model_copy(update={"against": True, "forced_reference": past.forced, "hold": (*own, *holds)})
-    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, changed)
+        own, holds = recut(Hold, own, rows), recut(Hold, holds, rows)
+        left_out = recut(Drop, left_out, rows)
+    made = {"against": True, "forced_reference": past.forced, "hold": (*own, *holds), "drop": left_out}
+    request = request.model_copy(update=made)
+    key = reference_key(request, prepared)
+    pairing = Pairing(reference, reference.uid, key, uid, request.hold, request.drop, changed)
     said: list[Counterfactual] = []
 
     def conclude(result: Result) -> Counterfactual:
-        said.append(question.answered(result, holds, past.forced, search))
+        said.append(question.answered(result, holds, drops, past.forced, search))
         return said[0]
 
     planned = plan(request, prepared, reference.ids if past.forced else None)
@@ -105,6 +112,8 @@ def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], t
     """(the KV heads that anything is to be held for, what is to be held). Raises ValueError with one sentence."""
     if asked.from_step >= past.steps:
         raise ValueError(f"--from-step {asked.from_step}: run {past.uid} has {past.steps} steps, counted from 0.")
+    if asked.drops and (asked.search or asked.fewest is not None):
+        raise ValueError("a search looks for what to hold: leave out --drop, or the search.")
     if asked.fewest is not None:
         if asked.holds or asked.search:
             raise ValueError(
@@ -113,7 +122,7 @@ def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], t
         if asked.fewest < 1:
             raise ValueError(f"--most {asked.fewest}: a search tries at least one set.")
         return (), ()
-    if changed and not asked.holds and not asked.search:
+    if (changed or asked.drops) and not asked.holds and not asked.search:
         return (), ()
     layers = numbers(asked.layers, past.layers, "layers")
     kv_heads = numbers(asked.kv_heads, past.kv_heads, "heads")
@@ -121,7 +130,10 @@ def _holds(past: Past, asked: Asked, changed: bool) -> tuple[tuple[Head, ...], t
     return tuple(sorted({head for hold in holds for head in hold.heads})), holds
 
 
-def _trials(prepared: Prepared, planned: Plan, reference: Reference, past: Past, report: Report) -> Trials:
+def _trials(
+    prepared: Prepared, planned: Plan, reference: Reference, past: Past, report: Report, drops: tuple[Drop, ...] = ()
+) -> Trials:
+    """drops: beside those that the run had, of which it then holds nothing."""
     return Trials(
         prepared.engine,
         prepared.prompt,
@@ -130,9 +142,10 @@ def _trials(prepared: Prepared, planned: Plan, reference: Reference, past: Past,
         planned.budget,
         planned.options,
         reference,
-        past.request.hold,
+        less(past.request.hold, drops),
         report,
         reading(prepared, planned, report),
+        (*past.request.drop, *drops),
     )
 
 

@@ -1,21 +1,23 @@
-"""Holds: token ranges kept exactly on the device for chosen (layer, KV head), whatever the method does with them. No
-torch."""
+"""Holds and drops, what a counterfactual does with token ranges for chosen (layer, KV head), whatever the method does
+with them: a hold keeps them exactly on the device, a drop keeps them out of the attention. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from kvlens.shape import KVShape
 
 
 @dataclass(frozen=True)
-class Hold:
-    """Positions [tok_start, tok_end) of a span, held exactly for some heads from a step on."""
+class _Ranged:
+    """Positions [tok_start, tok_end) of a span, for some heads from a step on."""
 
+    verb: ClassVar[str]
+    """what is done with them, as an error says it"""
     span: int
-    """id of the span whose range this is, as the run that holds it numbers it"""
+    """id of the span whose range this is, as the run that it is for numbers it"""
     tok_start: int
     tok_end: int
     heads: tuple[tuple[int, int], ...]
@@ -26,7 +28,7 @@ class Hold:
 
     def __post_init__(self) -> None:
         if not 0 <= self.tok_start < self.tok_end:
-            raise ValueError(f"span {self.span} has no tokens to hold ({self.tok_start} to {self.tok_end}).")
+            raise ValueError(f"span {self.span} has no tokens to {self.verb} ({self.tok_start} to {self.tok_end}).")
         if self.from_step < 0:
             raise ValueError(f"--from-step {self.from_step}: the first step is 0.")
 
@@ -42,22 +44,55 @@ class Hold:
         }
 
 
-def check(holds: Sequence[Hold], shape: KVShape, positions: int) -> None:
-    """Raises ValueError, one sentence, where a hold names a layer, KV head or position that the run does not have."""
-    for hold in holds:
-        if hold.tok_end > positions:
-            raise ValueError(f"span {hold.span} ends at token {hold.tok_end}, the run has {positions} at most.")
-        for layer, kv_head in hold.heads:
+@dataclass(frozen=True)
+class Hold(_Ranged):
+    """Kept exactly on the device and attended."""
+
+    verb = "hold"
+
+
+@dataclass(frozen=True)
+class Drop(_Ranged):
+    """Attended by none of the heads' query heads. Bytes stay where they are: nothing is freed, and the method decides
+    as if nothing had been dropped, but for what it learns from attention weights."""
+
+    verb = "drop"
+
+
+def check(holds: Sequence[Hold], drops: Sequence[Drop], shape: KVShape, positions: int) -> None:
+    """Raises ValueError, one sentence, where a hold or drop names a layer, KV head or position that the run does not
+    have, or for what `apart` refuses."""
+    for one in (*holds, *drops):
+        if one.tok_end > positions:
+            raise ValueError(f"span {one.span} ends at token {one.tok_end}, the run has {positions} at most.")
+        for layer, kv_head in one.heads:
             if not (0 <= layer < shape.layers and 0 <= kv_head < shape.kv_heads):
                 raise ValueError(
                     f"there is no layer {layer}, KV head {kv_head}: the model has {shape.layers} layers of "
                     f"{shape.kv_heads} KV heads."
                 )
 
+    apart(holds, drops)
 
-def held_tokens(holds: Sequence[Hold]) -> int:
-    """Different positions that are held for any head."""
-    return len({position for hold in holds if hold.heads for position in range(hold.tok_start, hold.tok_end)})
+
+def apart(holds: Sequence[Hold], drops: Sequence[Drop]) -> None:
+    """Raises ValueError, one sentence, where the same tokens are held and dropped for the same KV head."""
+    for hold in holds:
+        for drop in drops:
+            start, end = max(hold.tok_start, drop.tok_start), min(hold.tok_end, drop.tok_end)
+            both = set(hold.heads) & set(drop.heads)
+            if start < end and both:
+                layer, kv_head = min(both)
+                which = f"token {start}" if end - start == 1 else f"tokens {start} to {end - 1}"
+                raise ValueError(
+                    f"{which} would be both held and dropped for layer {layer}, KV head {kv_head}: leave one of "
+                    "the two out."
+                )
+
+
+def tokens_of(ranges: Sequence[Hold] | Sequence[Drop]) -> int:
+    """Different positions that are held, or dropped, for any head."""
+    return len({position for one in ranges if one.heads for position in range(one.tok_start, one.tok_end)})
 
 
 def held_bytes(holds: Sequence[Hold], shape: KVShape) -> int:

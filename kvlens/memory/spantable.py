@@ -57,6 +57,10 @@ class SpanTable:
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.lengths, self.log_lengths, self.starts
 
+    def ranges(self) -> torch.Tensor:
+        """int64 [spans, 2] on the host: first position and the one after the last, as they were at birth."""
+        return torch.tensor([(row.tok_start, row.tok_end) for row in self.rows], dtype=torch.long).view(-1, 2)
+
     def tokens(self, span: int) -> int:
         """Tokens of a span, read on the host."""
         return int(self.host_lengths[span])

@@ -11,6 +11,7 @@ from kvlens.memory.account import BudgetAccount
 from kvlens.memory.bias import slot_reads
 from kvlens.memory.cold import ColdTier
 from kvlens.memory.distance import Distance, Turn
+from kvlens.memory.dropped import Dropped
 from kvlens.memory.events import EventLog
 from kvlens.memory.held import Held
 from kvlens.memory.hot import FREE, HotTier, Slots
@@ -35,9 +36,16 @@ class Memory:
     """
 
     def __init__(
-        self, shape: KVShape, dtype: torch.dtype, device: torch.device, prompt_tokens: int, held: Held | None = None
+        self,
+        shape: KVShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        prompt_tokens: int,
+        held: Held | None = None,
+        dropped: Dropped | None = None,
     ) -> None:
         self.held = held or Held((), shape.kv_heads, prompt_tokens, prompt_tokens, device)
+        self.dropped = dropped or Dropped((), shape.kv_heads, prompt_tokens, device)
         self.shape, self.dtype, self.device = shape, dtype, device
         self.account, self.ledger = BudgetAccount(), Ledger()
         self.link = link_for(device, self.ledger)
@@ -169,6 +177,8 @@ class Memory:
                 pool.take_window(position, position + 1, WINDOW)
         for layer, kv_head, span, tokens in self.held.start_step(self.hot, self.step, position):
             self.events.tell("hold", layer, kv_head, span, tokens)
+        for layer, kv_head, span, tokens in self.dropped.start_step(self.step, position):
+            self.events.tell("drop", layer, kv_head, span, tokens)
 
     def advance(self, position: int) -> None:
         """The part of `feed` that is counting: the token at `position` has a slot in every window. Touches no table."""
@@ -221,15 +231,15 @@ class Memory:
         head does not attend), and what k1 reads with it. by: what makes them.
 
         No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool), as
-        in KV heads that are whole by the layout: they attend everything, whatever the selection says.
-        Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has to find
-        them in the bias.
+        in KV heads that are whole by the layout: they attend everything, whatever the selection says, but for what is
+        dropped. Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has
+        to find them in the bias.
         """
         self.events.attended = layer
-        held, pool = self.held.live(layer), self.hot.pools_of(layer)[part]
+        held, drops, pool = self.held.live(layer), self.dropped.live(layer), self.hot.pools_of(layer)[part]
         selection = None if (layer, pool.heads.start) in self.layout.whole else selection
         plain = self.packed is not None or pool.live_prefix(self._position) is not None
-        if selection is None and not held and plain:
+        if selection is None and not held and not drops and plain:
             return None, None
         slots, heads = pool.slots(layer), pool.at[1]
         if self.packed is not None:
@@ -244,7 +254,11 @@ class Memory:
             live = tables_by(by, reads, page_of(slots.role.shape[1]))
             bias = live.bias
         pool.weigh(bias, layer)
-        return (self.held.show(layer, heads, slots, bias), None) if held else (bias, live)
+        if held:
+            bias, live = self.held.show(layer, heads, slots, bias), None
+        if drops:
+            bias, live = self.dropped.hide(layer, heads, slots, self.spans, bias), None
+        return bias, live
 
     def attended_slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """The slots of a part that a step's attention with this bias goes through."""

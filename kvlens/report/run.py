@@ -50,6 +50,7 @@ def facts(reader: TraceReader) -> str:
         ("full-KV reference", meta.reference or "none"),
         ("repeats run", meta.parent or "none"),
         ("held ranges", len(meta.hold) or "none"),
+        *([("dropped ranges", len(meta.drop))] if meta.drop else []),
         *((f"asked for otherwise: {name}", value) for name, value in meta.changed.items()),
         ("layers, query heads, KV heads", f"{reader.n_layers}, {reader.q_heads}, {reader.kv_heads}"),
     ]
@@ -186,7 +187,7 @@ def _switch(value: Any) -> Any:
 def one_run(reader: TraceReader, figures: Figures) -> list[tuple[str, str]]:
     """(title, HTML) of every section, in order."""
     found = verdict(reader)
-    counterfactual = [whatif(reader)] if reader.meta.hold or reader.meta.changed else []
+    counterfactual = [whatif(reader)] if reader.meta.interfered or reader.meta.changed else []
     proof = [("What was tried on it", made)] if (made := tried(reader)) else []
     return [
         ("Verdict", verdict_text(reader, found)),

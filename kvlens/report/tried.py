@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlens.lens.tries import RESTORED, Try, tries_in
+from kvlens.lens.tries import Try, tries_in
 from kvlens.meta import Counterfactual
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceReader
@@ -18,7 +18,7 @@ def tried(reader: TraceReader) -> str:
     if not found:
         return ""
     rows = [_row(one, reader.meta.budget_bytes) for one in found[:MOST]]
-    head = ("tried", "answer", "restored", "KL at the step of loss (nats)", "bytes more", "run")
+    head = ("tried", "answer", "restored, or stands", "KL before → after (nats)", "bytes more", "run")
     left = f" The {counted(len(found) - MOST, 'oldest is', 'oldest are')} left out." if len(found) > MOST else ""
     note = (
         "Each is a stored repeat of this run with that alone changed. Bytes more: keys and values that were held, and "
@@ -29,6 +29,13 @@ def tried(reader: TraceReader) -> str:
 
 def _proof(found: list[Try], budget: int | None) -> str:
     back = [one for one in found if one.summary is not None and one.summary.restored]
+    hangs = [one for one in found if one.summary is not None and one.summary.stands is False]
+    if not back and hangs:
+        one, came = hangs[0], hangs[0].summary
+        says = None if came is None else _line(came.answer_after)
+        return paragraph(f"Proved by trying: with {one.words()}, the run says {says}: the answer hangs on it.", "calm")
+    if not back and any(one.summary is not None and one.summary.stands for one in found):
+        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which lost the answer.", "calm")
     if not back:
         return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which brought the answer back.", "verdict")
     best = min(back, key=lambda one: _cost(one, budget))
@@ -52,7 +59,7 @@ def _row(one: Try, budget: int | None) -> tuple[object, ...]:
     said = one.summary or Counterfactual()
     words = one.brief() + (" (found by a search)" if said.search is not None else "")
     kl = None if said.kl_before is None or said.kl_after is None else f"{said.kl_before:.3g} → {said.kl_after:.3g}"
-    return words, _line(said.answer_after), RESTORED[said.restored], kl, si_bytes(one.more_bytes(budget)), one.uid
+    return words, _line(said.answer_after), one.outcome(), kl, si_bytes(one.more_bytes(budget)), one.uid
 
 
 def _line(text: str | None) -> str | None:

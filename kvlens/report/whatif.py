@@ -1,50 +1,68 @@
-"""The section on a what-if: what was held or asked for otherwise, and what that changed against the run it repeats."""
+"""The section on a what-if: what was held, dropped or asked for otherwise, and what that changed against the run it
+repeats."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvlens.lens.beyond import beyond
-from kvlens.meta import Counterfactual, RunMeta
+from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import si_bytes
 
 
 def whatif(reader: TraceReader) -> tuple[str, str]:
-    """(title, HTML). Holds that the repeated run had itself are no part of it, where that run can be read."""
+    """(title, HTML). Holds and drops that the repeated run had itself are no part of it, where that run can be read."""
     meta, repeated = reader.meta, _repeated(reader)
     holds = beyond(meta.hold, () if repeated is None else repeated.hold)
-    if not holds and not meta.changed:
-        holds = meta.hold  # a run that held something, repeated as it was
-    rows = [
-        (
-            f"span {hold.span}",
-            f"tokens {hold.tok_start}–{hold.tok_end - 1}",
-            f"from step {hold.from_step}",
-            ", ".join(f"L{layer} KV{head}" for layer, head in hold.heads),
-        )
-        for hold in holds
-    ]
+    drops = beyond(meta.drop, () if repeated is None else repeated.drop)
+    if not holds and not drops and not meta.changed:
+        holds, drops = meta.hold, meta.drop  # a run that held or dropped something, repeated as it was
     came = meta.whatif or Counterfactual()
+    where = "at the step of loss" if came.stands is None else f"at step {came.step}"
     changed: list[tuple[str, object, object]] = [
-        ("KL at the step of loss (nats)", came.kl_before, came.kl_after),
+        (f"KL {where} (nats)", came.kl_before, came.kl_after),
         ("answer", came.answer_before, came.answer_after),
     ]
     if holds:
         changed.append(("held, beyond the budget", "nothing", si_bytes(came.held_bytes)))
-    if not holds or "budget" in meta.changed:
+    if "budget" in meta.changed or not (holds or drops):
         changed.append(("budget", "not recorded" if repeated is None else _budget(repeated), _budget(meta)))
-    restored = came.restored
-    said = "Whether the answer came back is not known."
-    if restored is not None:
-        said = "The answer came back." if restored else "The answer did not come back."
     otherwise = table(("asked for otherwise", "as"), list(meta.changed.items())) if meta.changed else ""
+    title = "What if it had been asked for otherwise"
+    if holds or drops:
+        title = "What if it had been there" if holds else "What if it had not been there"
     return (
-        "What if it had been there" if holds else "What if it had been asked for otherwise",
-        paragraph(said, "verdict")
+        title,
+        paragraph(_said(came), "verdict")
         + otherwise
-        + (table(("held exactly", "tokens", "when", "for"), rows) if rows else "")
+        + _ranges("held exactly", holds)
+        + _ranges("dropped, not attended", drops)
         + table(("", "before", "in this run"), changed),
     )
+
+
+def _said(came: Counterfactual) -> str:
+    if came.stands is not None:
+        return "The answer stands without it." if came.stands else "The answer hangs on it: without it, it is lost."
+    if came.restored is None:
+        return "Whether the answer came back is not known."
+    return "The answer came back." if came.restored else "The answer did not come back."
+
+
+def _ranges(title: str, ranges: Sequence[Held]) -> str:
+    """A table of what was held or dropped; nothing where there is none."""
+    rows = [
+        (
+            f"span {one.span}",
+            f"tokens {one.tok_start}–{one.tok_end - 1}",
+            f"from step {one.from_step}",
+            ", ".join(f"L{layer} KV{head}" for layer, head in one.heads),
+        )
+        for one in ranges
+    ]
+    return table((title, "tokens", "when", "for"), rows) if rows else ""
 
 
 def _repeated(reader: TraceReader) -> RunMeta | None:

@@ -116,7 +116,10 @@ def _stored(
     from kvlens.runs.reference import obtain, reference_key  # not above: a refusal need not wait for torch
     from kvlens.runs.storing import store
 
-    pairing, forced = Pairing(reference_key=reference_key(request, prepared), holds=request.hold), None
+    pairing, forced = (
+        Pairing(reference_key=reference_key(request, prepared), holds=request.hold, drops=request.drop),
+        None,
+    )
     if request.against or request.forced_reference:
         reference = obtain(prepared, request, runs_dir, report, cancelled)
         forced = reference.ids if request.forced_reference else None

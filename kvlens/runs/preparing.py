@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvlens import methods
 from kvlens.memory.budget import Budget
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.methods import FIT, calibration
 from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.runs.request import SMALL, Report, RunRequest, default_budget, default_preset
@@ -75,6 +75,7 @@ class Pairing:
     parent: str | None = None
     """uid of the run this one repeats"""
     holds: Sequence[Hold] = ()
+    drops: Sequence[Drop] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
     """what is asked for otherwise than of that run"""
 

@@ -117,6 +117,7 @@ def _full(request: RunRequest) -> RunRequest:
         "against": False,
         "forced_reference": False,
         "hold": (),
+        "drop": (),
     }
     return request.model_copy(update=changes)
 
@@ -161,6 +162,7 @@ def _rehearse(prepared: Prepared, request: RunRequest, report: Report, cancelled
             told,
             cancelled,
             request.hold,
+            request.drop,
         )
     except Cancelled:
         raise ValueError("cancelled before the full-KV reference was made; nothing was stored.") from None

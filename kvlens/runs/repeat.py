@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.rows import SpanRow
 from kvlens.runs.preparing import Pairing, Prepared, plan, prepare
@@ -44,7 +44,7 @@ class Past:
 
     uid: str
     request: RunRequest
-    """with the whole configuration as overrides, and the holds it had"""
+    """with the whole configuration as overrides, and the holds and drops it had"""
     asked: RunRequest
     """as it was asked for: what a preset chose is not said, and is chosen anew; of an old trace equal to `request`"""
     source: PromptText
@@ -147,7 +147,8 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
     said = {"chat": "off", **kept, "overrides": meta.config, "against": False, "forced_reference": False}
     said["preset"] = meta.preset  # which one it came to, not which one was asked for
     try:
-        return RunRequest(**said, hold=tuple(Hold(**held.stored()) for held in meta.hold))
+        held, dropped = (Hold(**one.stored()) for one in meta.hold), (Drop(**one.stored()) for one in meta.drop)
+        return RunRequest(**said, hold=tuple(held), drop=tuple(dropped))
     except (TypeError, ValueError) as error:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
@@ -185,6 +186,6 @@ def pair(runs_dir: Path, uid: str, forced: bool, report: Report, cancelled: Call
     prepared = reload(past, report)
     request = past.request.model_copy(update={"against": True, "forced_reference": forced})
     reference = obtain(prepared, request, runs_dir, report, cancelled)
-    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold)
+    pairing = Pairing(reference, reference.uid, reference_key(request, prepared), uid, request.hold, request.drop)
     planned = plan(request, prepared, reference.ids if forced else None)
     return store(prepared, request, planned, pairing, runs_dir, report, cancelled), reference.uid

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvlens import methods
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 from kvlens.models.find import default_model
 from kvlens.recording import sampling
 from kvlens.text.chat import CHOICES
@@ -61,6 +61,8 @@ class RunRequest(BaseModel):
     """feed the reference's tokens instead of the method's own choices; compares as well"""
     hold: tuple[Hold, ...] = ()
     """what is kept exactly for some heads, whatever the method does"""
+    drop: tuple[Drop, ...] = ()
+    """what some heads never attend, whatever the method does"""
 
     @field_validator("oracle")
     @classmethod

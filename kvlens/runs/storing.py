@@ -114,6 +114,7 @@ def store(
             against=pairing.reference,
             holds=pairing.holds,
             follow=watcher,
+            drops=pairing.drops,
         )
         checks, kept = result.checks, read is not None and read.kept
         outcome = Outcome(

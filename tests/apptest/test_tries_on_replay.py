@@ -50,12 +50,12 @@ def labels(app: AppTest) -> list[str]:
 
 def test_clicks_put_a_list_together_that_is_held_together(visit: Visit, lens: LensRuns, asked: list[TryChoice]) -> None:
     app = visit(lens.folder, "replay", run=lens.repeated, **AT)
-    app = press(app, "List it")
+    app = press(app, "List it to hold")
     assert app.query_params["hold"] == str(SPAN)
-    assert f"span {SPAN} · all KV heads" in labels(app)
+    assert f"hold span {SPAN} · all KV heads" in labels(app)
     assert "Unlist it" in labels(app)
     next(box for box in app.selectbox if box.label == "for").set_value("L1 KV1").run()
-    app = press(app, "List it")
+    app = press(app, "List it to hold")
     assert app.query_params["hold"] == f"{SPAN}_{SPAN}.L1.KV1"
     app = press(app, "Hold the list")
     assert asked == [TryChoice((HERE, Piece(SPAN, None, 1, 1)), STEP)]
@@ -65,14 +65,64 @@ def test_clicks_put_a_list_together_that_is_held_together(visit: Visit, lens: Le
     assert app.query_params["hold"] == f"{SPAN}_{SPAN}.L1.KV1", "the list stays"
 
 
+def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
+    visit: Visit, lens: LensRuns, asked: list[TryChoice]
+) -> None:
+    app = visit(lens.folder, "replay", run=lens.kept, layer=1, head=2, span=SPAN)
+    assert {"Drop it", "List it to hold", "List it to drop"} <= set(labels(app))
+    assert "Find the smallest set of heads" not in labels(app), "there is nothing to bring back"
+    app = press(app, "List it to drop")
+    assert app.query_params["drop"] == str(SPAN)
+    assert f"drop span {SPAN} · all KV heads" in labels(app)
+    app = press(app, "List it to hold")
+    assert (app.query_params["hold"], "drop" in app.query_params) == (str(SPAN), False), "it cannot be both"
+    app = press(press(app, "List it to drop"), "Drop the list")
+    assert asked == [TryChoice((), 0, drops=(HERE,))]
+    wait_for_jobs()
+    assert app.run().query_params["drop"] == str(SPAN), "the list stays"
+    app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold="7", drop=f"{SPAN}.L0")
+    said = next(button for button in app.button if button.label == "Hold and drop the list")
+    assert "without attending those listed to drop, which stay where they lie" in said.help
+    assert [label for label in labels(app) if "·" in label] == [
+        "hold span 7 · all KV heads",
+        f"drop span {SPAN} · KV heads of L0",
+    ]
+
+
+def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit, tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    drop = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1], [1, 0]], "from_step": 0}
+    came = SUMMARY | {"restored": None, "dropped_tokens": 8, "held_tokens": 0, "held_bytes": 0, "kl_before": 0.0}
+    made = {
+        stands: write_synthetic(
+            tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.kept, drop=[drop], whatif=came | {"stands": stands}
+        )
+        for stands in (True, False)
+    }
+    words_of = {True: "stands without it", False: "hangs on it"}
+    for stands, uid in made.items():
+        app = visit(tmp_path, "replay", run=runs.kept, whatif=uid)
+        told = {metric.label: metric.value for metric in app.metric}
+        assert (told["The answer"], told["Dropped"]) == (words_of[stands], "8 tokens")
+        assert told[f"KL at step {STEP}, nats"] == "0 → < 0.001"
+        text = words(app).replace("\\", "")
+        assert f"**Tried:** span {SPAN} (tokens 40–47) dropped for L0 KV1, L1 KV0 from step 0 on." in text
+        assert "not attended by 2 of 4 KV heads · they stay where they lie, no byte is freed" in text
+    assert {row[2] for row in table(app)} == {f"it {said}" for said in words_of.values()}
+    app = press(visit(tmp_path, "replay", run=runs.kept), "Undo")
+    assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
+    text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
+    assert "**What if it had not been there:** span" in text
+
+
 def test_a_link_brings_the_list_and_one_click_takes_a_piece_off(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=f"{SPAN}_t41-42.L0_nonsense", **{"from": 3})
     assert [label for label in labels(app) if "·" in label] == [
-        f"span {SPAN} · all KV heads",
-        "tokens 41-42 · KV heads of L0",
+        f"hold span {SPAN} · all KV heads",
+        "hold tokens 41-42 · KV heads of L0",
     ]
     assert next(box for box in app.number_input if box.label == "from step").value == 3
-    app = app.button(key="chip_t41-42.L0").click().run()
+    app = app.button(key="chip_hold_t41-42.L0").click().run()
     assert app.query_params["hold"] == str(SPAN)
     app = press(app, "Unlist it")
     assert "hold" not in app.query_params
@@ -90,16 +140,16 @@ def test_the_list_of_a_run_stays_with_it(visit: Visit, lens: LensRuns) -> None:
     for name, value in {"run": lens.repeated, **AT, "hold": f"{SPAN}.L0"}.items():
         app.query_params[name] = str(value)  # as Back does
     app.run()
-    assert f"span {SPAN} · KV heads of L0" in labels(app)
+    assert f"hold span {SPAN} · KV heads of L0" in labels(app)
 
 
 def test_a_list_has_room_for_so_many_pieces(visit: Visit, lens: LensRuns) -> None:
     many = "_".join(f"t{place}" for place in range(draft.MOST + 5))
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=many)
     assert len([label for label in labels(app) if "·" in label]) == draft.MOST
-    assert app.button(key="list_toggle").disabled
+    assert app.button(key="list_to_hold").disabled
     app = press(app, "Clear")
-    assert not app.button(key="list_toggle").disabled
+    assert not app.button(key="list_to_hold").disabled
     assert "hold" not in app.query_params
 
 
@@ -107,6 +157,8 @@ def test_what_a_link_says_of_it_is_never_trusted() -> None:
     assert parse("r", {"hold": "<b>_5_5_-", "from": "-1", "budget": "nan"}) == Draft("r", (Piece(5),))
     assert parse("r", {"from": "٣", "budget": "101"}) == Draft("r")
     assert parse("r", {"from": "3", "budget": "12.5"}) == Draft("r", (), 3, 12.5)
+    assert parse("r", {"hold": "5", "drop": "5_6.L0_x"}) == Draft("r", (Piece(5),), drops=(Piece(6, None, 0),))
+    assert Draft("r", (), drops=(Piece(5), Piece(6))).query() == {"drop": "5_6"}
     assert Draft("r", (Piece(5),), 3, 12.5).query() == {"hold": "5", "from": "3", "budget": "12.5"}
 
 
@@ -274,7 +326,7 @@ def tried(tmp_path: Path) -> tuple[LensRuns, list[str]]:
 
 def table(app: AppTest) -> list[tuple[str, str, str]]:
     frame = next(frame.value for frame in app.dataframe if "tried" in frame.value)
-    return [(row[""], row["tried"], row["restored"]) for row in frame.to_dict("records")]
+    return [(row[""], row["tried"], row["restored, or stands"]) for row in frame.to_dict("records")]
 
 
 def test_all_tries_are_a_list_and_undo_goes_back_through_it(visit: Visit, tried: tuple[LensRuns, list[str]]) -> None:

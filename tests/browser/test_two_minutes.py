@@ -92,16 +92,20 @@ def outcome(page: Page) -> list[str]:
 
 
 def _list_and_undo(page: Page, span: int) -> None:
-    """A click puts the span on the list, Back takes it off again; Undo leads to the run as it was recorded, and Back to
+    """A click puts the span on a list, Back takes it off again; Undo leads to the run as it was recorded, and Back to
     the outcome."""
     chip = page.get_by_role("button", name=f"span {span} · all KV heads")
     before, entries = page.url, page.evaluate("history.length")
-    page.get_by_role("button", name="List it").click()
+    page.get_by_role("button", name="List it to hold").click()
     expect(chip).to_be_visible()
     expect(page).to_have_url(re.compile(f"&hold={span}$"))
     assert page.evaluate("history.length") == entries + 1
     page.go_back()
     expect(chip).to_be_hidden()
+    expect(page).to_have_url(before)
+    page.get_by_role("button", name="List it to drop").click()
+    expect(page).to_have_url(re.compile(f"&drop={span}$"))
+    page.go_back()
     expect(page).to_have_url(before)
     page.get_by_role("button", name="Undo").click()
     expect(page.get_by_text("Answer with it held")).to_be_hidden()

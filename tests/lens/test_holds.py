@@ -1,5 +1,5 @@
-"""A hold keeps a token range exactly for chosen heads and changes nothing else: held against every registered
-method."""
+"""A hold keeps a token range exactly for chosen heads, a drop keeps one out of their attention, and both change nothing
+else: held against one method of each make."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from support import ListSink, makes, random_prompt, run, task_prompt
 
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
-from kvlens.memory.holds import Hold
+from kvlens.engine.hf_attention import attending
+from kvlens.memory.dropped import Dropped
+from kvlens.memory.holds import Drop, Hold
+from kvlens.memory.hot import FREE, ROLE, Slots
 from kvlens.memory.layout import SLOT_TABLE_BYTES
-from kvlens.rows import MASS_COLUMNS
+from kvlens.memory.spantable import SpanTable
+from kvlens.rows import MASS_COLUMNS, SpanRow
 
 NAMES = makes()
 NEW = 12
@@ -219,3 +223,101 @@ def test_a_hold_on_what_is_not_there_is_refused_in_a_sentence(demo: Any) -> None
         Hold(1, 5, 5, ())
     with pytest.raises(ValueError, match="first step is 0"):
         Hold(1, 0, 5, (), -1)
+
+
+FIRST, STEPS = 2, 4
+"""of the runs with a drop: the step from which it is dropped, and how many are run"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_that_is_dropped_is_attended_and_nothing_else_changes(prompts: Prompts, name: str) -> None:
+    """From the step on, for the heads that were named: the trace lists no span of the range, and the method's bytes and
+    all that was logged before are the plain run's."""
+    plain, before = prompts.plain(name)
+    heads, sink, n = ((2, 0), (2, 1), (4, 1)), ListSink(), len(prompts.prompt.ids)
+    spans = [s for s in before.prefilled.spans if s.kind != "window"]
+    whole = [s for s in spans if s.tok_end > s.tok_start][1:-1]
+    drop = Drop(0, whole[0].tok_start, whole[-1].tok_end, heads, FIRST)
+    gone = {s.span for s in spans if drop.tok_start <= s.tok_start < s.tok_end <= drop.tok_end}
+    assert drop.tok_end - drop.tok_start > n // 2
+    fed = tuple(prompts.full.ids[:STEPS])
+    ran = prompts.run(name, (), sink, drops=(drop,), forced=fed, coverage=True, top_k=256)
+    assert all(torch.equal(a, b) for a, b in zip(ran.logits[:FIRST], plain.logits[:FIRST], strict=False))
+    assert all(check.passed for check in ran.checks), ran.checks
+    assert [(e.layer, e.kv_head, e.value) for e in sink.steps[FIRST].events if e.kind == "drop"] == [
+        (layer, head, None) for layer, head in heads
+    ]
+    assert [e.kind for r in sink.steps[:FIRST] for e in r.events if e.kind == "drop"] == []
+    group, read = prompts.demo.shape.group, {True: 0, False: 0}
+    for record, theirs in zip(sink.steps, before.steps, strict=False):
+        assert record.resident_bytes == theirs.resident_bytes
+        np.testing.assert_allclose(sum(record.head[column] for column in MASS_COLUMNS), 1, atol=1e-3)
+        for layer, head in heads:
+            mine = slice(head * group, (head + 1) * group)
+            listed = gone & set(record.top_span[layer, mine].ravel().tolist())
+            assert not listed or record.step < FIRST
+            read[record.step >= FIRST] += len(listed)
+            if record.step >= FIRST:
+                out = n - (drop.tok_end - drop.tok_start) + record.step
+                assert record.kv["attended_tokens"][layer, head] <= out
+    assert read[False], "the plain steps attend what is dropped later"
+
+
+def test_full_kv_with_a_drop_is_the_stock_model_with_these_positions_masked(demo: Any) -> None:
+    """Masked from the step on, in all layers and heads; and a drop of what is not attended changes no logit."""
+    n, steps, first, start, end = 60, 5, 2, 10, 35
+    prompt, heads = random_prompt(n, vocabulary=1000), everywhere(demo.shape)
+    drops = (Drop(0, start, end, heads, first),)
+    ran = run(demo, prompt, "full", max_new=steps, keep_logits=True, drops=drops)
+    ids, model = torch.tensor([prompt.ids]), demo.model
+    with torch.inference_mode(), attending(model, "sdpa"):
+        cache = model(ids[:, :-1], use_cache=True).past_key_values
+        fed = [prompt.ids[-1], *ran.ids[:-1]]
+        for step, token in enumerate(fed):
+            mask = torch.ones(1, n + step, dtype=torch.long)
+            mask[:, start:end] = step < first
+            made = model(torch.tensor([[token]]), past_key_values=cache, attention_mask=mask, use_cache=True)
+            torch.testing.assert_close(ran.logits[step].float(), made.logits[0, -1].float(), atol=1e-4, rtol=1e-4)
+    again = (Drop(0, start, end, heads, first), Drop(0, start + 1, end - 1, heads, steps - 1))
+    more = run(demo, prompt, "full", max_new=steps, keep_logits=True, drops=again)
+    assert all(torch.equal(a, b) for a, b in zip(ran.logits, more.logits, strict=True))
+
+
+def test_a_drop_of_what_was_evicted_changes_no_logit(prompts: Prompts) -> None:
+    plain, sink = prompts.plain("streaming_llm")
+    gone = next(s for s in sink.prefilled.spans if s.state == "evicted")
+    drop = Drop(gone.span, gone.tok_start, gone.tok_end, everywhere(prompts.demo.shape))
+    ran = prompts.run("streaming_llm", (), drops=(drop,), forced=tuple(prompts.full.ids))
+    for mine, theirs in zip(ran.logits, plain.logits, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_summary_goes_with_the_last_of_its_tokens_and_a_step_keeps_its_own_token() -> None:
+    spans = SpanTable(4, torch.device("cpu"))
+    ends = ((0, 8), (0, 4), (4, 4), (4, 8))
+    spans.add([SpanRow(0, "page", start, end, -1, "") for start, end in ends])  # the third stands for no tokens
+    coarse, token, free = ROLE["coarse"], ROLE["resident"], FREE
+    role = torch.tensor([[coarse, coarse, coarse, token, token, free]], dtype=torch.uint8)
+    span = torch.tensor([[1, 2, 3, 3, 3, 0]], dtype=torch.int32)
+    position = torch.tensor([[0, 4, 4, 5, 8, -1]], dtype=torch.int32)
+    slots = Slots(torch.zeros(1, 6, 2), torch.zeros(1, 6, 2), position, span, role)
+
+    def attended(*ranges: tuple[int, int]) -> list[int]:
+        dropped = Dropped([Drop(0, start, end, ((0, 0),)) for start, end in ranges], 1, 9, torch.device("cpu"))
+        dropped.start_step(0, 8)
+        bias = torch.zeros(1, 1, 6).masked_fill(role == FREE, float("-inf"))
+        return dropped.hide(0, slice(0, 1), slots, spans, bias)[0, 0].isfinite().nonzero().ravel().tolist()
+
+    assert attended((0, 3)) == [0, 1, 2, 3, 4], "one of its tokens is left"
+    assert attended((0, 4)) == [1, 2, 3, 4]
+    assert attended((0, 9)) == [1, 4], "what stands for no span's tokens stays, and so does the step's own token"
+    role[0, 1] = FREE
+    assert attended((0, 9)) == [4], "and where nothing else is left it is attended alone"
+
+
+def test_what_is_held_and_dropped_at_once_is_refused_in_a_sentence(demo: Any) -> None:
+    prompt, heads = random_prompt(40, vocabulary=1000), ((1, 0), (2, 1))
+    with pytest.raises(ValueError, match="tokens 8 to 9 would be both held and dropped for layer 2, KV head 1"):
+        run(demo, prompt, "full", max_new=2, holds=(Hold(1, 5, 10, heads),), drops=(Drop(1, 8, 20, ((2, 1),)),))
+    with pytest.raises(ValueError, match="no tokens to drop"):
+        Drop(1, 5, 5, ())

@@ -18,10 +18,13 @@ from kvlens.lens.asked import Asked, holds_for
 from kvlens.lens.found import found_words
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
+from kvlens.lens.reasons import explain
 from kvlens.lens.tries import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
+from kvlens.memory.holds import Drop
 from kvlens.meta import RunMeta
+from kvlens.report.whatif import whatif as report
 from kvlens.runs.repeat import read_run
 from kvlens.store.reader import TraceReader, list_runs
 
@@ -158,6 +161,54 @@ def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost:
     assert summary.search.heads == ((1, 0),), "of the heads that the pieces name"
 
 
+def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) -> None:
+    """Dropped of full KV's own run, which is right; and of the run that lost, which has nothing to lose by it."""
+    asked = Asked(drops=(Piece(lost.span),), changed={"budget": "90%"})
+    stored, summary = whatif(lost.runs, lost.uid, asked, quiet)
+    assert summary is not None
+    assert (summary.restored, summary.stands) == (False, None)
+    (one,) = [one for one in tries_in(lost.runs, lost.uid) if one.drops]
+    assert one.outcome() == "it is wrong without it too"
+    assert "tokens" in one.brief(), "at another budget spans may be others"
+    full = str(meta(lost, stored.uid).reference)
+    told = {}
+    for piece in (f"t{FACT}.L1.KV0", f"t{FACT}.L0", f"t{FACT}.L1.KV1"):
+        done = CliRunner().invoke(app, ["whatif", full, "--drop", piece, "--runs", str(lost.runs)])
+        assert done.exit_code == 0, done.output
+        told[piece] = meta(lost, done.stdout.splitlines()[-1]), done.stdout
+    hangs, said = told[f"t{FACT}.L1.KV0"]
+    assert hangs.whatif is not None
+    assert (hangs.whatif.stands, hangs.whatif.restored, hangs.whatif.dropped_tokens) == (False, None, 1)
+    assert hangs.whatif.kl_before == 0
+    assert hangs.whatif.kl_after is not None
+    assert hangs.whatif.kl_after > 0.1
+    assert "it hangs on it" in said
+    assert "no byte is freed" in said
+    assert [meta.whatif.stands for meta, _ in told.values() if meta.whatif] == [False, True, True]
+    (drop,) = hangs.drop
+    assert (drop.tok_start, drop.tok_end, drop.heads, hangs.hold, hangs.interfered) == (
+        FACT,
+        FACT + 1,
+        ((1, 0),),
+        (),
+        True,
+    )
+    assert list_runs(lost.runs).set_index("uid")["hold"][str(hangs.run_uid)], "no run of the method alone"
+    assert {one.outcome() for one in tries_in(lost.runs, full)} == {"it hangs on it", "it stands without it"}
+    again = read_run(lost.runs, str(hangs.run_uid)).request
+    assert again.drop == (Drop(drop.span, FACT, FACT + 1, ((1, 0),), 0, drop.whole),)
+    with TraceReader.open(lost.runs, str(hangs.run_uid)) as reader:
+        why = explain(reader, 0, 1, 0, drop.span)
+        assert (why.kind, "the what-if dropped" in why.says) == ("dropped", True)
+        assert explain(reader, 0, 0, 0, drop.span).kind != "dropped"
+        title, section = report(reader)
+    _, back = whatif(lost.runs, str(hangs.run_uid), Asked(tokens=((FACT, FACT + 1),)), quiet)
+    assert back is not None
+    assert back.restored, "what a run dropped and is now to hold is dropped no longer"
+    assert title == "What if it had not been there"
+    assert "The answer hangs on it" in section
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -165,6 +216,9 @@ def test_only_the_piece_of_the_head_that_carries_the_needle_brings_it_back(lost:
         (["--search", "--budget", "30%"], "say what to hold"),
         (["--hold", "5.L9"], "the model has 2 layers"),
         (["--hold", "x"], "give SPAN or tFIRST-LAST"),
+        (["--drop", "x"], "--drop x: give SPAN or tFIRST-LAST"),
+        (["--drop", "5", "--search"], "leave out --drop, or the search"),
+        (["--drop", "t3", "--hold", "t3"], "token 3 would be both held and dropped for layer 0, KV head 0"),
         (["--set", "budget=3"], "give the budget with --budget"),
         (["--set", "nothing=3"], "has no parameter 'nothing'"),
         (["--json", "--budget", "90%"], "--json goes with --list"),

@@ -18,7 +18,7 @@ from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.lens.asked import Asked, numbers
 from kvlens.lens.whatif import whatif
-from kvlens.memory.holds import Hold, held_bytes, held_tokens
+from kvlens.memory.holds import Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual, RunMeta
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.repeat import CannotRepeat, _request, pair, read_run
@@ -206,7 +206,7 @@ def test_a_search_where_nothing_was_lost_is_a_sentence(folder: Folder) -> None:
 def test_bytes_of_overlapping_holds_count_once() -> None:
     shape = KVShape(4, 4, 2, 8, 2)
     holds = (Hold(1, 0, 10, ((0, 0), (1, 1))), Hold(2, 5, 20, ((0, 0),)), Hold(3, 50, 60, ()))
-    assert held_tokens(holds) == 20
+    assert tokens_of(holds) == 20
     assert held_bytes(holds, shape) == (20 + 10) * 2 * 8 * 2
 
 

@@ -17,6 +17,7 @@ FINGERPRINTS = {
     5: "3155e994debee567",
     6: "26fb0a0a79228751",
     7: "6ad7f8ff918eeaa4",
+    8: "96ce360879bfab0b",
 }
 
 

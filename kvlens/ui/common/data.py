@@ -141,9 +141,10 @@ def opening(reader: TraceReader, names: list[str], wanted: str | None) -> Select
 
 
 def held_place(reader: TraceReader) -> Selection | None:
-    """Where to look at a run that a span was held in: the step at which the run it repeats was lost, the held span, and
-    the query head that full attention sends there most. None for other runs."""
-    holds, tried = reader.meta.hold, reader.meta.whatif
+    """Where to look at a run that a span was held or dropped in: the step at which the run it repeats was lost (or the
+    one that a drop changed most), that span, and the query head that full attention sends there most. None for other
+    runs."""
+    holds, tried = (*reader.meta.hold, *reader.meta.drop), reader.meta.whatif
     if not holds or tried is None or (step := tried.step) is None or step >= reader.n_steps:
         return None
     heads = reader.oracle_step(step)

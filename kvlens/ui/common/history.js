@@ -4,7 +4,7 @@
 (() => {
   const push = history.pushState.bind(history);
   const replace = history.replaceState.bind(history);
-  const OTHER_VIEWS = ["job", "race", "whatif", "hold", "from", "budget"]; // what a page shows instead of what it showed
+  const OTHER_VIEWS = ["job", "race", "whatif", "hold", "drop", "from", "budget"]; // what a page shows instead of what it showed
   let last = null; // the newest change of the query alone, since a person did anything: what comes then is no part of it
   let added = false; // whether an entry was added since: the page they left may still write its address over the new one
   const begins = () => { last = null; added = false; };

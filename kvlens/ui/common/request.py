@@ -115,7 +115,8 @@ def pair_command(uid: str, runs_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class TryChoice:
-    """What to try on a stored run: pieces to hold exactly resident, what to ask for otherwise, what to look for."""
+    """What to try on a stored run: pieces to hold exactly resident, what to ask for otherwise, what to look for, pieces
+    to drop."""
 
     pieces: tuple[Piece, ...]
     from_step: int
@@ -123,25 +124,35 @@ class TryChoice:
     """(`budget` or a parameter, its value)"""
     search: str = ""
     """'heads': the smallest set that suffices; 'bytes': what suffices with the fewest; '': nothing"""
+    drops: tuple[Piece, ...] = ()
 
     def words(self) -> str:
         """'hold span 40 for L2 KV1, from step 3 on, at budget 30%'."""
         if self.search == "bytes":
             said = f"find the fewest bytes that bring it back, held from step {self.from_step} on"
-        elif self.pieces:
-            held = ", ".join(f"{piece.what()} for {piece.whose()}" for piece in self.pieces)
-            said = f"hold {held}, from step {self.from_step} on"
+        elif self.pieces or self.drops:
+            both = [f"{verb} {_in_words(pieces)}" for verb, pieces in self.verbs() if pieces]
+            said = f"{' and '.join(both)}, from step {self.from_step} on"
             said = f"find the smallest set of heads for which it is enough to {said}" if self.search else said
         else:
             said = "run it"
         return said + "".join(f", at {name} {value}" for name, value in self.changed)
 
+    def verbs(self) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
+        """What is done, as the command's options are called, and to which pieces."""
+        return ("hold", self.pieces), ("drop", self.drops)
+
+
+def _in_words(pieces: tuple[Piece, ...]) -> str:
+    return ", ".join(f"{piece.what()} for {piece.whose()}" for piece in pieces)
+
 
 def whatif_command(uid: str, choice: TryChoice, runs_dir: Path) -> list[str]:
     """argv that tries it."""
     argv = [sys.executable, "-m", "kvlens", "whatif", uid]
-    for piece in choice.pieces:
-        argv += ["--hold", str(piece)]
+    for verb, pieces in choice.verbs():
+        for piece in pieces:
+            argv += [f"--{verb}", str(piece)]
     argv += ["--from-step", str(choice.from_step)]
     for name, value in choice.changed:
         argv += ["--budget", value] if name == "budget" else ["--set", f"{name}={value}"]

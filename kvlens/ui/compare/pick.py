@@ -106,7 +106,7 @@ def _opened(uids: Sequence[str]) -> list[TraceReader]:
 
 
 def _is_full(reader: TraceReader) -> bool:
-    return str(reader.meta.method) == methods.REFERENCE and not reader.meta.hold
+    return str(reader.meta.method) == methods.REFERENCE and not reader.meta.interfered
 
 
 def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str | None) -> Compared:

@@ -13,9 +13,9 @@ import streamlit as st
 from kvlens.figures import memory as figures
 from kvlens.figures.overlap import COPIES
 from kvlens.figures.overlap import overlap as overlap_figure
-from kvlens.memory.holds import Hold, held_bytes, held_tokens
+from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.export import TIMELINE, export
-from kvlens.text.units import duration, si_bytes
+from kvlens.text.units import counted, duration, si_bytes
 from kvlens.ui.common import data, parts, session
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.clicks import cell_clicked
@@ -118,10 +118,16 @@ def residency(reader: TraceReader) -> None:
         size = si_bytes(held_bytes(held, data.kv_shape(reader)))
         st.caption(
             plain(
-                f"This run is a what-if: {held_tokens(held):,} tokens are held on the device beside the "
+                f"This run is a what-if: {tokens_of(held):,} tokens are held on the device beside the "
                 f"budget, {size} of keys "
                 "and values. The curves include them and may lie above the budget."
             )
+        )
+    if drops := meta.drop:
+        left_out = tokens_of([Drop(**part.stored()) for part in drops])
+        st.caption(
+            f"This run is a what-if: {counted(left_out, 'token is', 'tokens are')} dropped, kept out of the attention "
+            "of some KV heads. They stay where they lie: no byte is freed or moved by it."
         )
     if not float(steps["cold_bytes"].max()):
         st.caption("Nothing lay in host memory at any step.")

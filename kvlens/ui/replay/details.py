@@ -188,7 +188,7 @@ def event_value(kind: str, value: float) -> str:
     moved."""
     if pd.isna(value):
         return "–"
-    return counted(value, "token") if kind in ("refused", "evict", "offload", "hold") else f"{value:,.6g} bytes"
+    return counted(value, "token") if kind in ("refused", "evict", "offload", "hold", "drop") else f"{value:,.6g} bytes"
 
 
 _MOMENTS = {False: "before its attention", True: "after its attention"}

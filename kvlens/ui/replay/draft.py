@@ -1,5 +1,6 @@
-"""What is being put together to be tried on a run: the list of what to hold, from which step, at which budget. It lives
-in the session and in the address (?hold=40.L2_t396-401&from=3&budget=30), so that a link and Back bring it again."""
+"""What is being put together to be tried on a run: the lists of what to hold and what to drop, from which step, at
+which budget. It lives in the session and in the address (?hold=40.L2_t396-401&drop=12&from=3&budget=30), so that a link
+and Back bring it again."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import streamlit as st
 from kvlens.lens.pieces import Piece
 
 MOST = 32
-"""pieces on the list"""
-FIELDS = ("hold", "from", "budget")
+"""pieces on the lists"""
+FIELDS = ("hold", "drop", "from", "budget")
 _KEY, _WRITTEN = "kvlens_draft", "kvlens_draft_written"
 _SHARE = re.compile(r"\d{1,3}(\.\d)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """Nothing in it: what the run missed most is held, at the run's own budget."""
+    """Nothing in it: what the run missed most is held, or what is selected dropped, at the run's own budget."""
 
     run: str
     pieces: tuple[Piece, ...] = ()
@@ -28,38 +29,58 @@ class Draft:
     """None: the step of loss"""
     share: float | None = None
     """percent of the budget, or of what stands for it; None: the run's own"""
+    drops: tuple[Piece, ...] = ()
+
+    @property
+    def listed(self) -> int:
+        """Pieces on both lists."""
+        return len(self.pieces) + len(self.drops)
 
     def query(self) -> dict[str, str]:
         """URL parameters, chosen fields only."""
         return {
             **({"hold": "_".join(map(str, self.pieces))} if self.pieces else {}),
+            **({"drop": "_".join(map(str, self.drops))} if self.drops else {}),
             **({} if self.from_step is None else {"from": str(self.from_step)}),
             **({} if self.share is None else {"budget": f"{self.share:g}"}),
         }
 
-    def toggled(self, pieces: tuple[Piece, ...]) -> Draft:
-        """All of `pieces` taken off the list where they are on it, else added."""
-        if set(pieces) <= set(self.pieces):
-            return replace(self, pieces=tuple(piece for piece in self.pieces if piece not in pieces))
-        return replace(self, pieces=tuple(dict.fromkeys((*self.pieces, *pieces))))
+    def toggled(self, pieces: tuple[Piece, ...], verb: str = "hold") -> Draft:
+        """All of `pieces` taken off the list to hold, or to drop, where they are on it, else added there and taken off
+        the other one."""
+        mine, other = (self.pieces, self.drops) if verb == "hold" else (self.drops, self.pieces)
+        if set(pieces) <= set(mine):
+            mine = tuple(piece for piece in mine if piece not in pieces)
+        else:
+            mine = tuple(dict.fromkeys((*mine, *pieces)))
+            other = tuple(piece for piece in other if piece not in pieces)
+        holds, drops = (mine, other) if verb == "hold" else (other, mine)
+        return replace(self, pieces=holds, drops=drops)
 
 
 def parse(run: str, params: Mapping[str, str]) -> Draft:
     """From URL parameters; what cannot be read is left out, and what the list has no room for."""
-    pieces: dict[Piece, None] = {}
-    for text in params.get("hold", "").split("_")[:MOST]:
-        try:
-            pieces[Piece.of(text)] = None
-        except ValueError:
-            continue
+    pieces = _listed(params.get("hold", ""), MOST)
+    drops = tuple(piece for piece in _listed(params.get("drop", ""), MOST - len(pieces)) if piece not in pieces)
     start, share = params.get("from", ""), params.get("budget", "")
     whole = start.isascii() and start.isdigit() and len(start) <= 9
     return Draft(
         run,
-        tuple(pieces),
+        pieces,
         int(start) if whole else None,
         float(share) if _SHARE.fullmatch(share) and 0 < float(share) <= 100 else None,
+        drops,
     )
+
+
+def _listed(text: str, most: int) -> tuple[Piece, ...]:
+    pieces: dict[Piece, None] = {}
+    for written in text.split("_")[:most]:
+        try:
+            pieces[Piece.of(written)] = None
+        except ValueError:
+            continue
+    return tuple(pieces)
 
 
 def enter(there: Mapping[str, str], run: str) -> None:

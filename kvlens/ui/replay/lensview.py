@@ -24,18 +24,16 @@ from kvlens.ui.replay.lensbars import token_range
 
 
 def banner(reader: TraceReader) -> None:
-    """On top of a what-if's own replay: what was held, and of which run it is a repeat."""
+    """On top of a what-if's own replay: what was held or dropped, and of which run it is a repeat."""
     one, parent = try_of(reader.meta, reader.uid), reader.meta.parent
     if one is None:
         return
     repeated = _meta(parent)
     if repeated is not None:
-        one = one.beyond(repeated.hold)
+        one = one.beyond(repeated)
+    asks = " it had been there" if one.holds else " it had not been there" if one.drops else ""
     with st.container(border=True):
-        st.markdown(
-            f"**What if{' it had been there' if one.holds else ''}:** {plain(one.words())}; everything else as in the "
-            f"run it repeats."
-        )
+        st.markdown(f"**What if{asks}:** {plain(one.words())}; everything else as in the run it repeats.")
         tried.outcome(one, repeated)
         if parent:
             place = places.in_run(str(parent))
@@ -59,17 +57,17 @@ def panel(reader: TraceReader, chosen: Selection) -> None:
     job = lensjobs.job_of(reader.uid)
     outcomes = lensdata.tries(reader.uid, table)
     with st.container(border=True, key=tour.VERDICT):
-        if found is None:
-            _without_loss(reader, table, busy=job is not None)
-        else:
-            left, right = st.columns([7, 5], gap="large")
-            with left:
+        left, right = st.columns([7, 5], gap="large")
+        with left:
+            if found is None:
+                _without_loss(reader, table, busy=job is not None)
+            else:
                 st.markdown("  \n".join(lines(reader, found)))
                 with st.expander("More of this loss"):
                     st.markdown("\n\n".join(more(reader, found)))
                     _contexts(reader, table, busy=job is not None)
-            with right:
-                lenswhatif.form(reader, chosen, found, job is not None, outcomes)
+        with right:
+            lenswhatif.form(reader, chosen, found, job is not None, outcomes)
         if job is not None:
             lensjobs.follow(job)
         if outcomes:

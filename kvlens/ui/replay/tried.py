@@ -11,7 +11,7 @@ import streamlit as st
 from kvlens.figures.fewest import COLUMNS, fewest_bytes
 from kvlens.lens.found import found_words
 from kvlens.lens.knob import knob_of
-from kvlens.lens.tries import RESTORED, Try
+from kvlens.lens.tries import Try
 from kvlens.meta import Counterfactual, RunMeta, Search
 from kvlens.store.errors import TraceError
 from kvlens.store.recover import delete_run
@@ -73,13 +73,14 @@ def _undo(reader: TraceReader, found: list[Try], shown: Try) -> None:
 
 
 def draft_of(reader: TraceReader, one: Try) -> Draft:
-    """What was put together for a try, as far as the page can: its pieces, its budget. A list that is too long for the
+    """What was put together for a try, as far as the page can: its lists, its budget. A list that is too long for the
     page is cut."""
     pieces = one.pieces[: draft.MOST]
+    drops = one.dropped_pieces[: draft.MOST - len(pieces)]
     knob = knob_of(reader.meta)
     value = None if knob is None else one.changed.get(knob.name)
     share = None if knob is None or value is None else knob.share(value)
-    return Draft(reader.uid, pieces, one.from_step if pieces else None, share)
+    return Draft(reader.uid, pieces, one.from_step if pieces or drops else None, share, drops)
 
 
 def _remove(found: list[Try], shown: Try) -> None:
@@ -131,7 +132,7 @@ def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
         "": "●" if shown else "",
         "tried": visible(one.brief()) + (" (found by a search)" if said.search is not None else ""),
         "answer": _line(said.answer_after),
-        "restored": RESTORED[said.restored],
+        "restored, or stands": one.outcome(),
         "KL before (nats)": said.kl_before,
         "KL after (nats)": said.kl_after,
         "bytes more": si_bytes(more),
@@ -140,23 +141,28 @@ def _row(one: Try, shown: bool, budget: int | None) -> dict[str, Any]:
 
 
 def outcome(one: Try, repeated: RunMeta | None) -> None:
-    """Answer and divergence before and after, and what it would have cost. repeated: the run that was tried on; None
-    where it cannot be read."""
+    """Answer and divergence before and after, and what it would have cost, or how much was left out. repeated: the run
+    that was tried on; None where it cannot be read."""
     said = one.summary
     if said is None:
         st.caption("This repeat did not come to an end, so nothing is known of its outcome.")
         return
     answer, numbers = st.columns([5, 6], gap="large")
     how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
+    if one.drops:
+        how = "without it" if not one.holds else "with what is held and without what is dropped"
     answer.text(
         f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
         f"Expected: {_line(said.expected)}"
     )
     step = said.step
+    cost = ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget))
+    if one.drops and not one.holds and not one.changed:
+        cost = ("Dropped", counted(said.dropped_tokens or 0, "token"))
     facts = (
-        ("Answer restored", RESTORED[said.restored]),
+        ("The answer" if one.drops else "Answer restored", one.outcome().removeprefix("it ")),
         (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
-        ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget)),
+        cost,
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
@@ -192,6 +198,9 @@ def _cost(one: Try, repeated: RunMeta | None) -> str:
     said = one.summary
     if said is None or (held := said.held_bytes) is None:
         return "Its bytes were not recorded."
+    if one.drops and not one.holds and not one.changed:
+        heads = f"{len(one.heads)} of {one.all_heads} KV heads" if len(one.heads) < one.all_heads else "all KV heads"
+        return f"not attended by {heads} · they stay where they lie, no byte is freed"
     if not one.holds:
         return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
     parts = [f"{said.held_tokens} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
