@@ -63,6 +63,7 @@ def runs_list(
 ) -> None:
     """The runs of the folder, newest first, with what came of each; of all of them those that are asked for."""
     from kvlens.lens.listing import Listing, Search
+    from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
     from kvlens.store.reader import list_runs
 
@@ -74,15 +75,12 @@ def runs_list(
     takes = [wanted.takes(row, one) for row, one in zip(frame.to_dict("records"), told, strict=True)]
     came = [None if one is None else one.outcome for one, taken in zip(told, takes, strict=True) if taken]
     listed = frame[takes].assign(
-        outcome=[one and (one.words or None) for one in came],
-        outcome_kinds=[one and list(one.kinds) for one in came],
-        expected=[one and one.expected for one in came],
-        left_full_kv_at_step=[one and one.lost_at for one in came],
+        **{name: [one and one.columns()[name] for one in came] for name in Outcome("").columns()}
     )
     for problem in frame["about_error"].dropna():
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:
-        typer.echo(listed.to_json(orient="records"))
+        typer.echo(listed.to_json(orient="records", double_precision=15))
         return
     if frame.empty:
         typer.echo(f"no runs in {folder}; start one with: kvlens run PROMPT_FILE")
@@ -174,8 +172,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             **meta.pick(keys),
             "steps": reader.n_steps,
             "output_text": meta.output_text or "".join(generated),
-            "outcome": came.words or None,
-            "left_full_kv_at_step": came.lost_at,
+            **{key: value for key, value in came.columns().items() if key != "expected"},
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
         }
