@@ -143,7 +143,7 @@ def columns() -> dict[str, Any]:
         "rule": "held to",
         "n": "prompts",
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
-        "d2h_bytes_per_step": number("to host per step (bytes)", format="compact"),
+        "d2h_bytes_per_step": number("to host memory per step (bytes)", format="compact"),
     }
 
 

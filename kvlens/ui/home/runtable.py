@@ -11,7 +11,7 @@ from kvlens.lens.listing import Told
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import places
+from kvlens.ui.common import data, places
 from kvlens.ui.home.reading import UNREAD
 
 ROW, HEAD, MOST = 35, 40, 560
@@ -25,7 +25,7 @@ def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "method": table["method"].fillna(""),
+            "method": table["method"].map(data.titles()).fillna(table["method"]).fillna(""),
             "budget": table["budget"]
             .fillna("")
             .astype(str)

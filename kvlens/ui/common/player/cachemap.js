@@ -271,7 +271,7 @@ class CacheMap {
   }
 }
 
-const PARTIAL = STATE_NAMES.indexOf("partial");
+const PARTIAL = STATE_WORDS.indexOf("partly evicted");
 
 // 1, 2 or 5 times a power of ten, at least `least`.
 function niceStride(least) {
