@@ -77,7 +77,9 @@ def _spans(reader: TraceReader) -> None:
         _bytes(reader, frame, table)
         _errors(reader, table)
     with st.expander("Table of spans"):
-        st.dataframe(table, hide_index=True, width="stretch", height=260)
+        st.dataframe(
+            table, hide_index=True, width="stretch", height=260, column_config=sekv_table.headings(table.columns)
+        )
         st.caption(
             "Per span over the KV heads of all layers: sums of bytes, mean, smallest and largest rank and error."
         )

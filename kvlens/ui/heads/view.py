@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.figures.columns import column_words
 from kvlens.figures.drawn import map_frame, unit_name
 from kvlens.figures.heads import head_histogram, head_map
 from kvlens.figures.metrics import Metric, head_label, metric_of, value_text
@@ -21,6 +20,7 @@ from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.download import downloads
 from kvlens.ui.common.state import Selection, parse_steps
 from kvlens.ui.common.summaries import summary
+from kvlens.ui.common.widgets import headings
 from kvlens.ui.heads.data import AGGREGATES, Series, series
 
 
@@ -153,7 +153,6 @@ def table(reader: TraceReader, view: View) -> None:
     st.markdown(f"##### All query heads, {where}")
     stats = reader.head_table(view.start, view.stop)
     shown = stats.drop(columns=["run_uid", "method", "model"])
-    words = {name: column_words(name) for name in shown.columns}
     key = f"head_table_{session.revision()}"
     st.dataframe(
         shown,
@@ -163,9 +162,7 @@ def table(reader: TraceReader, view: View) -> None:
         key=key,
         on_select=lambda: _row_clicked(key, stats),
         selection_mode="single-row",
-        column_config={
-            name: st.column_config.Column(title, help=said or None) for name, (title, said) in words.items()
-        },
+        column_config=headings(shown.columns),
     )
     st.caption(
         "None: not recorded. What belongs to the KV head repeats over its query heads; point at a heading to read what "

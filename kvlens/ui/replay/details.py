@@ -14,7 +14,7 @@ from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common.chart import canvas_menu
-from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.data import TraceReader, titles
 from kvlens.ui.common.player.payload import cube
 from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
@@ -24,7 +24,7 @@ def facts(reader: TraceReader) -> None:
     """One line about the run, one of the expected answer beside what came out; failed self-checks."""
     meta = reader.meta
     preset = f" ({meta.preset})" if meta.preset else ""
-    method = f"{meta.method}{preset}"
+    method = f"{_title(reader)}{preset}"
     budget = meta.budget_bytes
     full = meta.full_kv_bytes
     limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
@@ -48,6 +48,11 @@ def facts(reader: TraceReader) -> None:
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
+
+
+def _title(reader: TraceReader) -> str:
+    name = str(reader.meta.method)
+    return titles().get(name, name)
 
 
 def conditions(reader: TraceReader) -> None:
@@ -89,7 +94,7 @@ def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
         return
     step, metric = chosen.step or 0, metric_of(chosen.metric)
     label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
-    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.method}, {reader.uid}"
+    caption = f"{metric.label} at step {step}; over steps: {label}\n{_title(reader)}, {reader.uid}"
     canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
 
 
