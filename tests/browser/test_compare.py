@@ -67,8 +67,10 @@ def test_of_three_runs_two_are_played_and_nothing_is_sent(pair: PairRuns, at: Se
     three = f"{pair.run},{pair.reference},{pair.plain}"
     page = open_page(f"{at.url}/compare?runs={three}&run={pair.run}", dark=True)
     view = page.locator("#player")
-    expect(view).to_have_attribute("data-step", str(PARTED))
     expect(page.locator(".answers tbody tr")).to_have_count(3)
+    expect(view).to_have_count(0)
+    page.get_by_text("Step by step: SeKV …sekv (B) laid over FullKV (A)").click()
+    expect(view).to_have_attribute("data-step", str(PARTED))
     expect(page.locator(".answers tbody tr").first).to_contain_text("full KV itself")
     expect(page.locator("#nowA")).to_contain_text("A · FullKV")
     expect(page.locator("#nowB")).to_contain_text("B · SeKV …sekv")
@@ -104,6 +106,7 @@ def test_another_metric_and_another_head_redraw_all_three_maps(pair: PairRuns, a
 
 def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage")
+    page.get_by_text("Maps of all runs over steps").click()
     expect(page.locator(".st-key-compare_maps .js-plotly-plot .main-svg").first).to_be_visible()
     menu = page.locator(".st-key-save_compare_maps").get_by_role("button")
     starts = {"SVG image": b"<svg", "PNG image": b"\x89PNG", "CSV data": b'"layer","q_head"', "Parquet data": b"PAR1"}
@@ -125,7 +128,7 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(
         f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True
     )
     expect(page.locator("#player")).to_have_attribute("data-step", "2")
-    page.get_by_role("button", name="Save").nth(2).click()  # after those of the answers and of the settings
+    page.get_by_role("button", name="Save").nth(1).click()  # after that of the answers
     file = tmp_path / "maps.png"
     given = download(page, page.get_by_role("button", name="PNG image"), file)
     assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"
