@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
@@ -12,6 +13,8 @@ from uiserver import Open, Server, download, settled
 
 from kvlens.report import report_bytes
 from kvlens.store.reader import TraceReader
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,17 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(
     assert width > 2000
     assert height > 900
     assert len(file.read_bytes()) > 40_000
+    given = download(page, page.get_by_role("button", name="SVG image"), file)
+    assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.svg"
+    drawn = ElementTree.parse(file).getroot()
+    size = [float(part) for part in str(drawn.get("viewBox")).split()]
+    assert size == pytest.approx([0, 0, width / 2, height / 2], abs=1), "as large as the other"
+    texts = {element.text for element in drawn.iter(f"{SVG}text")}
+    assert {"L0", "KV0", "decode step", "Coverage (share) at step 2"} <= texts
+    assert len(list(drawn.iter(f"{SVG}rect"))) > 3 * 3 * 4, "a cell each, three maps"
+    assert not list(drawn.iter(f"{SVG}image"))
+    page.locator("#player").press("ArrowRight")
+    expect(page.locator("#player")).to_have_attribute("data-step", "3")
 
 
 def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:

@@ -26,17 +26,17 @@ FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.a
 _FOLDER = files(__package__)
 
 
-def _saver(name: str, script: str, *labels: str) -> Any:
+def _saver(name: str, scripts: tuple[str, ...], *labels: str) -> Any:
     """A component of one button per image format."""
     shown = "".join(
         f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
     )
-    css, js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", script))
-    return st.components.v2.component(name, html=shown, css=css, js=js)
+    css, *js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", *scripts))
+    return st.components.v2.component(name, html=shown, css=css, js="\n".join(js))
 
 
-_save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
-_save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
+_save_image = _saver("kvlens_save_image", ("savechart.js",), "SVG image", "PNG image")
+_save_canvas = _saver("kvlens_save_canvas", ("vector.js", "savecanvas.js"), "SVG image", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`. Plotly's own
 #: bar of buttons, there while the pointer is, covers no title.
@@ -80,8 +80,8 @@ def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
 
 
 def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
-    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and a PNG of its canvases as
-    they stand.
+    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and an SVG or a PNG of its
+    canvases as they stand.
 
     `caption`: what the picture shows, a line per line, written above it."""
     with (

@@ -82,8 +82,9 @@ function readTheme(element) {
   };
 }
 
-// A canvas sized in CSS pixels, drawn at the screen's resolution.
+// A canvas sized in CSS pixels, drawn at the screen's resolution; or what takes its drawing as vectors, for that moment.
 function context2d(canvas, width, height) {
+  if (canvas.vector) return canvas.vector;
   const ratio = window.devicePixelRatio || 1;
   const [w, h] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
   if (canvas.width !== w || canvas.height !== h) {
