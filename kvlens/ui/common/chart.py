@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -18,7 +17,7 @@ import streamlit as st
 from kvlens.store.export import csv_bytes
 
 Data = pd.DataFrame | Callable[[], pd.DataFrame]
-"""the numbers behind a chart, units in the column names; a function is called when a file is asked for, not before"""
+"""the numbers behind a chart, units in the column names; a function is called when the menu is opened, not before"""
 
 FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.apache.parquet")}
 
@@ -70,13 +69,7 @@ def image_config(name: str) -> dict[str, Any]:
 def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
     """The menu alone, for a picture that is no Plotly figure; `image`: also offer the figure drawn under `key` as an
     image."""
-    with (
-        st.container(horizontal=True, horizontal_alignment="right", key=f"save_{key}" if image else None),
-        st.popover("Save", type="tertiary", icon=":material/download:"),
-    ):
-        buttons(data, name, key)
-        if image:
-            _save_image(key=f"{key}_image", data={"key": key})
+    _menu(data, name, key, f"save_{key}" if image else None, _save_image if image else None, {"key": key})
 
 
 def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
@@ -84,20 +77,31 @@ def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
     canvases as they stand.
 
     `caption`: what the picture shows, a line per line, written above it."""
-    with (
-        st.container(horizontal=True, horizontal_alignment="right"),
-        st.popover("Save", type="tertiary", icon=":material/download:"),
-    ):
-        buttons(data, name, key)
-        _save_canvas(key=f"{key}_image", data={"key": key, "name": name, "caption": caption})
+    _menu(data, name, key, None, _save_canvas, {"key": key, "name": name, "caption": caption})
 
 
-def buttons(data: Data, name: str, key: str) -> None:
-    """A download button per table format; the file is made when one is pressed."""
+@st.fragment
+def _menu(
+    data: Data, name: str, key: str, place: str | None, images: Callable[..., Any] | None, about: dict[str, str]
+) -> None:
+    """The files are made when the menu is opened, by this part of the page alone, and lie ready then: a click that asks
+    for a file to be made fails where the script runs at that moment."""
+    with st.container(horizontal=True, horizontal_alignment="right", key=place):
+        shown = st.popover("Save", type="tertiary", icon=":material/download:", key=f"{key}_menu", on_change="rerun")
+        if shown.open:
+            with shown:
+                _buttons(data, name, key)
+                if images is not None:
+                    images(key=f"{key}_image", data=about)
+
+
+def _buttons(data: Data, name: str, key: str) -> None:
+    """A download button per table format."""
+    frame = data() if callable(data) else data
     for label, (ending, mime) in FORMATS.items():
         st.download_button(
             f"{label} data",
-            partial(table_file, data, ending),
+            table_file(frame, ending),
             f"{name}.{ending}",
             mime,
             key=f"{key}_{ending}",
