@@ -11,8 +11,9 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import duckdb
@@ -56,24 +57,29 @@ _STATEMENTS = {
 EXPORTS = ("heads", *_STATEMENTS)
 #: No table but a timeline, in its own JSON.
 TIMELINE = "chrome-trace"
+_NONE: Mapping[str, Callable[[], pa.Table]] = MappingProxyType({})
 
 
-def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> None:
+def export(
+    reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO, made: Mapping[str, Callable[[], pa.Table]] = _NONE
+) -> None:
     """Writes one table of a run, or its timeline. `what` is one of EXPORTS or TIMELINE, `fmt` one of FORMATS, of a
-    timeline json; a path is replaced only when all is written."""
-    if what not in (*EXPORTS, TIMELINE):
-        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join((*EXPORTS, TIMELINE))}.")
+    timeline json; a path is replaced only when all is written. made: further tables, by name, that are made of the
+    run elsewhere."""
+    names = (*made, *EXPORTS, TIMELINE)
+    if what not in names:
+        raise ValueError(f"{what!r} cannot be exported; choose one of {', '.join(names)}.")
     if fmt not in FORMATS:
         raise ValueError(f"{fmt!r} is not an export format; choose one of {', '.join(FORMATS)}.")
     if what == TIMELINE and fmt != "json":
         raise ValueError(f"{what} is written as json, not as {fmt}; say --format json.")
     if not isinstance(out, Path):
-        _write(reader, what, fmt, out)
+        _write(reader, what, fmt, out, made)
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with open(temporary, "wb") as file:
-            _write(reader, what, fmt, file)
+            _write(reader, what, fmt, file, made)
         os.replace(temporary, out)
     except OSError as error:
         raise TraceError(f"{out} cannot be written ({sentence(error)}); choose another place.") from error
@@ -81,11 +87,11 @@ def export(reader: TraceReader, what: str, fmt: str, out: Path | BinaryIO) -> No
         temporary.unlink(missing_ok=True)
 
 
-def _write(reader: TraceReader, what: str, fmt: str, out: BinaryIO) -> None:
+def _write(reader: TraceReader, what: str, fmt: str, out: BinaryIO, made: Mapping[str, Callable[[], pa.Table]]) -> None:
     if what == TIMELINE:
         chrometrace.write(reader, out)
         return
-    batches = _batches(reader, what)
+    batches = iter((made[what](),)) if what in made else _batches(reader, what)
     first = next(batches)
     writers: dict[str, Callable[[], None]] = {
         "csv": lambda: _csv(first, batches, out),

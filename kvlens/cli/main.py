@@ -124,21 +124,23 @@ def export(
     what: Annotated[
         str,
         typer.Option(
-            help="heads, head-steps, spans, span-mass, transfers, events, tokens, journal, scores, loss, oracle, "
-            "span-keys, "
-            "chrome-trace"
+            help="outcome, heads, head-steps, spans, span-mass, transfers, events, tokens, journal, cuts, scores, "
+            "loss, oracle, lost-tokens, span-keys, chrome-trace"
         ),
     ] = "heads",
     fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",
     to: Annotated[Path | None, typer.Option("--out", help="File to write; default stdout.")] = None,
     runs: RunsDir = None,
 ) -> None:
-    """Export a table of a run, column names say their units; or its timeline for Perfetto (chrome-trace)."""
+    """Export a table of a run, column names say their units; what came of it (outcome); or its timeline for Perfetto
+    (chrome-trace)."""
+    from kvlens.lens.severity import outcome_table
     from kvlens.store.export import export as write
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
-        write(reader, what, fmt, sys.stdout.buffer if to is None else to)
+        made = {"outcome": lambda: outcome_table(reader)}
+        write(reader, what, fmt, sys.stdout.buffer if to is None else to, made)
 
 
 @app.command()

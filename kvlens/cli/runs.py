@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from kvlens.cli.options import AsJson, RunsDir, err, runs_folder, show_table
 from kvlens.text.plaintext import json_text, terminal
@@ -13,56 +14,49 @@ from kvlens.text.plaintext import json_text, terminal
 if TYPE_CHECKING:
     from kvlens.store.reader import TraceReader
 
-runs_app = typer.Typer(help="List, show, name, recover and delete runs.", invoke_without_command=True)
+
+class Listed(TyperGroup):
+    """A group that without a command is its command `list`, whose options it takes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            listing = self.commands["list"]
+            rest = listing.make_parser(ctx).parse_args(list(args))[1]
+            if rest and rest[0] in self.commands:
+                name = rest[0]
+                raise ValueError(f"options of `kvlens runs {name}` go behind its name: `kvlens runs {name} --...`.")
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
 
 
-Method = Annotated[str | None, typer.Option(help="Runs of this method alone.")]
-OfModel = Annotated[str | None, typer.Option("--model", help="Runs of this model alone.")]
-Came = Annotated[
-    str | None, typer.Option("--outcome", help="right, wrong, lost, diverged, kept or unknown; see below.")
-]
-Tag = Annotated[str | None, typer.Option(help="Runs with this tag alone.")]
-Text = Annotated[
-    str | None,
-    typer.Option(help="Words that are all in the prompt (its beginning or end), answer, output, name, note, tags."),
-]
-
-
-@runs_app.callback()
-def runs_top(
-    context: typer.Context,
-    method: Method = None,
-    model: OfModel = None,
-    outcome: Came = None,
-    tag: Tag = None,
-    text: Text = None,
-    runs: RunsDir = None,
-    as_json: AsJson = False,
-) -> None:
-    """Without a command: list the runs.
-
-    Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
-    known cost; kept: never left full KV; unknown."""
-    said = (method, model, outcome, tag, text, runs, as_json or None)
-    if context.invoked_subcommand is None:
-        runs_list(method, model, outcome, tag, text, runs, as_json)
-    elif any(value is not None for value in said):
-        name = context.invoked_subcommand
-        raise ValueError(f"options of `kvlens runs {name}` go behind its name: `kvlens runs {name} --...`.")
+runs_app = typer.Typer(
+    cls=Listed,
+    help="List, show, name, recover and delete runs. Without a command: list them, with the options of "
+    "`kvlens runs list`.",
+)
 
 
 @runs_app.command("list")
 def runs_list(
-    method: Method = None,
-    model: OfModel = None,
-    outcome: Came = None,
-    tag: Tag = None,
-    text: Text = None,
+    method: Annotated[str | None, typer.Option(help="Runs of this method alone.")] = None,
+    model: Annotated[str | None, typer.Option(help="Runs of this model alone.")] = None,
+    outcome: Annotated[
+        str | None, typer.Option(help="right, wrong, lost, diverged, kept or unknown; see above.")
+    ] = None,
+    tag: Annotated[str | None, typer.Option(help="Runs with this tag alone.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Option(help="Words that are all in the prompt (its beginning or end), answer, output, name, note, tags."),
+    ] = None,
     runs: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """The runs of the folder, newest first, with what came of each; of all of them those that are asked for."""
+    """The runs of the folder, newest first, with what came of each; of all of them those that are asked for.
+
+    Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
+    known cost; kept: never left full KV; unknown."""
     from kvlens.lens.listing import Listing, Search
+    from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
     from kvlens.store.reader import list_runs
 
@@ -74,15 +68,12 @@ def runs_list(
     takes = [wanted.takes(row, one) for row, one in zip(frame.to_dict("records"), told, strict=True)]
     came = [None if one is None else one.outcome for one, taken in zip(told, takes, strict=True) if taken]
     listed = frame[takes].assign(
-        outcome=[one and (one.words or None) for one in came],
-        outcome_kinds=[one and list(one.kinds) for one in came],
-        expected=[one and one.expected for one in came],
-        left_full_kv_at_step=[one and one.lost_at for one in came],
+        **{name: [one and one.columns()[name] for one in came] for name in Outcome("").columns()}
     )
     for problem in frame["about_error"].dropna():
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
     if as_json:
-        typer.echo(listed.to_json(orient="records"))
+        typer.echo(listed.to_json(orient="records", double_precision=15))
         return
     if frame.empty:
         typer.echo(f"no runs in {folder}; start one with: kvlens run PROMPT_FILE")
@@ -174,8 +165,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             **meta.pick(keys),
             "steps": reader.n_steps,
             "output_text": meta.output_text or "".join(generated),
-            "outcome": came.words or None,
-            "left_full_kv_at_step": came.lost_at,
+            **{key: value for key, value in came.columns().items() if key != "expected"},
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,
         }

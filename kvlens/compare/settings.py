@@ -39,7 +39,22 @@ SETTINGS = (
     "machine",
     "started",
 )
-KINDS = ("differs", "some methods only", "same")
+CIRCUMSTANCES = ("kvlens", "torch", "transformers", "kernels", "link", "machine", "started")
+"""with what and when a run was carried out, which nobody asked for"""
+KINDS = ("differs", "some methods only", "circumstances", "same")
+_WORDS = {
+    "model_fingerprint": "model's fingerprint",
+    "budget_bytes": "budget (bytes)",
+    "dtype": "number format",
+    "top_p": "top-p",
+    "max_new": "new tokens at most",
+    "parent": "repeats the run",
+    "oracle every": "full attention recorded every n-th step",
+    "oracle layers": "full attention recorded in layers",
+    "trace_level": "trace level",
+    "kernels": "attention by",
+    "machine threads": "threads",
+}
 ABSENT = "–"
 """what a setting that a run does not have is shown as"""
 _PARAMETER = "parameter "
@@ -60,7 +75,7 @@ def settings(reader: TraceReader) -> dict[str, Any]:
 def config_difference(runs: Mapping[str, TraceReader]) -> pd.DataFrame:
     """Every setting of any of the runs as text: setting, one column per run under its name, kind. In this order of
     kinds: 'differs', 'some methods only' (a parameter that runs of other methods do not have, alike in those that
-    do), 'same'."""
+    do), 'circumstances' (one of CIRCUMSTANCES that differs), 'same'."""
     every = {name: settings(reader) for name, reader in runs.items()}
     rows = [
         {"setting": name}
@@ -98,11 +113,17 @@ def _place(name: str) -> int:
 def _kind(name: str, every: Sequence[dict[str, Any]]) -> str:
     values = [found.get(name, _MISSING) for found in every]
     having = [value for value in values if value is not _MISSING]
-    if any(value != having[0] for value in having):
-        return "differs"
-    if len(having) == len(values):
+    alike = all(value == having[0] for value in having)
+    if alike and len(having) == len(values):
         return "same"
-    return "some methods only" if name.startswith(_PARAMETER) else "differs"
+    if name.partition(" ")[0] in CIRCUMSTANCES:
+        return "circumstances"
+    return "some methods only" if alike and name.startswith(_PARAMETER) else "differs"
+
+
+def setting_words(name: str) -> str:
+    """What a page calls a setting; a method's parameter by the name that is asked for."""
+    return name if name.startswith(_PARAMETER) else _WORDS.get(name, name.replace("_", " "))
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

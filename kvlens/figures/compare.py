@@ -95,7 +95,7 @@ def _grid(panels: int) -> tuple[int, int]:
 
 def _height(layers: int, rows: int) -> int:
     """Pixels of a row of maps; where there are two, each is lower."""
-    return min(map_height(layers), 500) if rows == 1 else 130 + 8 * layers
+    return min(map_height(layers), 500) if rows == 1 else 110 + 6 * layers
 
 
 def _title(name: str, panels: int) -> str:

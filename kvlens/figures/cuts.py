@@ -22,16 +22,16 @@ def dropped_map(share: np.ndarray, rows: list[str], spans: list[int]) -> go.Figu
             zmin=0.0,
             zmax=1.0,
             colorscale="Cividis",
-            hovertemplate="%{y}, span %{x}: %{z:.0%} of its tokens dropped<extra></extra>",
+            hovertemplate="%{y}, span %{x}: %{z:.0%} of its tokens evicted<extra></extra>",
             colorbar={
-                "title": {"text": "tokens dropped (share)", "side": "right"},
+                "title": {"text": "tokens evicted (share)", "side": "right"},
                 "thickness": 12,
                 "tickformat": ".0%",
             },
         )
     )
     finish(figure, 170 + int(np.clip(len(rows) * 16, 120, 460)), uirevision="cuts-map")
-    figure.update_layout(title_text="Share of each span's tokens that was dropped for good", dragmode=False)
+    figure.update_layout(title_text="Share of each span's tokens that was evicted", dragmode=False)
     figure.update_xaxes(title_text="span, by first token", type="category", showgrid=False, nticks=20)
     figure.update_yaxes(title_text="layer, KV head", type="category", autorange="reversed", showgrid=False, nticks=16)
     return figure
@@ -44,7 +44,7 @@ def span_cuts(table: pd.DataFrame, label: str) -> go.Figure:
     figure = make_subplots(2 if scored else 1, 1, shared_xaxes=True, vertical_spacing=0.08)
     names = [str(span) for span in table["span"]]
     kept = table["tokens"] - table["dropped"]
-    for values, name, color, pattern in ((kept, "kept", BLUE, ""), (table["dropped"], "dropped for good", ORANGE, "/")):
+    for values, name, color, pattern in ((kept, "kept", BLUE, ""), (table["dropped"], "evicted", ORANGE, "/")):
         figure.add_bar(
             x=names,
             y=values,
@@ -59,10 +59,10 @@ def span_cuts(table: pd.DataFrame, label: str) -> go.Figure:
         figure.add_scatter(
             x=names,
             y=table["score"],
-            name="best token dropped",
+            name="best token evicted",
             mode="markers",
             marker={"color": VERMILION, "size": 7, "symbol": "x"},
-            hovertemplate="span %{x}: best token dropped scored %{y:.4g}<extra></extra>",
+            hovertemplate="span %{x}: best token evicted scored %{y:.4g}<extra></extra>",
             row=2,
             col=1,
         )

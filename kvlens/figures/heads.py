@@ -168,7 +168,7 @@ def head_histogram(values: np.ndarray, metric: Metric, selected: tuple[int, int]
     counted."""
     flat = values[np.isfinite(values)]
     figure = go.Figure(
-        go.Histogram(x=flat, nbinsx=30, marker_color=BLUE, hovertemplate="%{x}: %{y} heads<extra></extra>")
+        go.Histogram(x=flat, nbinsx=30, marker_color=BLUE, hovertemplate="%{x}: %{y} query heads<extra></extra>")
     )
     mine = float(values[selected])
     if np.isfinite(mine):

@@ -30,7 +30,7 @@ def residency(steps: pd.DataFrame, budget: float | None, full: float | None) -> 
     curves = (
         ("peak_bytes", "peak on the device inside the step", GREEN, "dot", 2.6),
         ("resident_bytes", "on the device", BLUE, "solid", 2.0),
-        ("cold_bytes", "in host memory (cold)", SKY, "solid", 2.0),
+        ("cold_bytes", "in host memory", SKY, "solid", 2.0),
     )
     for column, label, color, dash, width in curves:
         hover = [

@@ -69,13 +69,13 @@ def _count(name: str, title: str, unit: str, doc: str) -> Metric:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        _share("mass_sink", "Mass on sinks", "attention mass on the first tokens, kept hot as sinks"),
+        _share("mass_sink", "Mass on sinks", "attention mass on the first tokens, kept on the device as sinks"),
         _share("mass_anchor", "Mass on anchors", "attention mass on anchor tokens kept at full resolution"),
         _share("mass_window", "Mass on window", "attention mass on the window of latest tokens"),
-        _share("mass_resident", "Mass on resident spans", "attention mass on exact tokens of spans that are hot"),
-        _share("mass_coarse", "Mass on summaries", "attention mass on summary entries of spans that are not expanded"),
+        _share("mass_resident", "Mass on resident spans", "attention mass on exact tokens of spans that are resident"),
+        _share("mass_coarse", "Mass on summaries", "attention mass on the summary entries of spans"),
         _share(
-            "mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from a low-rank basis"
+            "mass_reconstructed", "Mass on rebuilt tokens", "attention mass on tokens rebuilt from low-rank factors"
         ),
         _share(
             "mass_mean",
@@ -99,14 +99,14 @@ METRICS: dict[str, Metric] = {
         _share(
             "coverage",
             "Coverage",
-            "share of full attention's mass on tokens the head attended exactly; what it read through a summary, or "
-            "rebuilt, does not count",
+            "share of full attention's mass on tokens the query head attended exactly; what it read through a summary, "
+            "or rebuilt, does not count",
         ),
         _share(
             "selection_recall",
             "Selection recall",
-            "of the k tokens with most of full attention's mass, the share this head attended, k being how many tokens "
-            "it attended; the share of the context that k is would be chance",
+            "of the k tokens with most of full attention's mass, the share this query head attended, k being how many "
+            "tokens it attended; the share of the context that k is would be chance",
         ),
         Metric(
             "regret",
@@ -121,10 +121,10 @@ METRICS: dict[str, Metric] = {
         _share(
             "unread",
             "Unread",
-            "share of full attention's mass on tokens the head attended in no form: not exactly, not rebuilt, not "
-            "through a summary; 1 - coverage - unread was read rebuilt or as a summary",
+            "share of full attention's mass on tokens the query head attended in no form: not exactly, not rebuilt, "
+            "not through a summary; 1 - coverage - unread was read rebuilt or as a summary",
         ),
-        Metric("n_zoomed", "Expanded spans", "spans", "q", 0.0, None, "spans this head read in expanded form"),
+        Metric("n_zoomed", "Zoomed spans", "spans", "q", 0.0, None, "spans this query head read token by token"),
         Metric(
             "zoom_rate",
             "Zoom rate",
@@ -132,11 +132,11 @@ METRICS: dict[str, Metric] = {
             "q",
             0.0,
             None,
-            "expanded spans as a share of the spans it could have expanded",
+            "zoomed spans as a share of the spans it could have zoomed into",
         ),
         Metric("corrected", "Corrected", "0 or 1", "q", 0.0, 1.0, "1 where the method corrected a reused selection"),
-        _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved from the cold to the hot tier for this KV head"),
-        _count("d2h_bytes", "Bytes to host", "bytes", "bytes moved from the hot to the cold tier for this KV head"),
+        _count("h2d_bytes", "Bytes to device", "bytes", "bytes moved to the device for this KV head"),
+        _count("d2h_bytes", "Bytes to host memory", "bytes", "bytes moved to host memory for this KV head"),
         _count(
             "blocking_bytes",
             "Blocking bytes",
@@ -147,9 +147,9 @@ METRICS: dict[str, Metric] = {
             "ideal_bytes",
             "Ideal bytes to device",
             "bytes",
-            "what would have moved had every wanted token that was hot been reused",
+            "what would have moved had every wanted token that was on the device been reused",
         ),
-        _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds in the hot tier"),
+        _count("resident_bytes", "Resident bytes", "bytes", "KV bytes this KV head holds on the device"),
         _count(
             "read_bytes",
             "Bytes read",
@@ -158,10 +158,10 @@ METRICS: dict[str, Metric] = {
         ),
         _count("attended_tokens", "Attended tokens", "tokens", "tokens, exact or rebuilt, in this KV head's softmax"),
         _count("attended_coarse", "Attended summaries", "entries", "summary entries in this KV head's softmax"),
-        _count("n_recalled", "Recalled spans", "spans", "spans brought from the cold to the hot tier"),
-        _count("n_reused", "Reused spans", "spans", "needed spans that were hot already"),
-        _count("recalled_tokens", "Recalled tokens", "tokens", "tokens brought from the cold to the hot tier"),
-        _count("reused_tokens", "Reused tokens", "tokens", "needed tokens that were hot already"),
+        _count("n_recalled", "Recalled spans", "spans", "spans brought from host memory to the device"),
+        _count("n_reused", "Reused spans", "spans", "needed spans that were on the device already"),
+        _count("recalled_tokens", "Recalled tokens", "tokens", "tokens brought from host memory to the device"),
+        _count("reused_tokens", "Reused tokens", "tokens", "needed tokens that were on the device already"),
         Metric(
             "similarity",
             "Query similarity",

@@ -10,6 +10,7 @@ import pandas as pd
 from kvlens.figures.states import STATE_COLORS
 from kvlens.figures.theme import GREY
 from kvlens.rows import SPAN_STATES
+from kvlens.text import words
 
 #: How the legend calls spans without a value; heads list their strongest spans only.
 UNKNOWN = "not listed or not recorded"
@@ -44,7 +45,7 @@ def groups(own: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame, obje
     axis; grey where there is none."""
     if column == "state":
         found: list[tuple[str, pd.DataFrame, object]] = [
-            (state, own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
+            (words.state(state), own[own["state"] == state], STATE_COLORS[state]) for state in SPAN_STATES
         ]
         missing = own[~own["state"].isin(SPAN_STATES)]
     else:
@@ -60,6 +61,7 @@ def span_hover(row: object, column: str, label: str) -> str:
     start, end = int(get("tok_start")), int(get("tok_end")) - 1
     value = get(column)
     missing = value is None or value != value
+    value = words.STATES.get(value, value) if column == "state" else value
     number = value if column in ("state", "tok_start") else f"{value:.4g}" if not missing else ""
     where = f"tokens {start}–{end}" if end > start else f"token {start}"
     return (

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from kvlens.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish
 from kvlens.rows import SPAN_STATES
+from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: As in ui/player/color.js; tests hold the two together.
 STATE_COLORS = {
@@ -20,16 +21,6 @@ STATE_COLORS = {
     "evicted": PURPLE,
     "partial": "#F0E442",
     "quantised": BROWN,
-}
-#: What a state means, for the page's legend.
-STATE_MEANINGS = {
-    "resident": "exact tokens on the device",
-    "coarse": "one summary entry on the device",
-    "reconstructed": "tokens rebuilt from factors",
-    "cold": "in host memory only",
-    "evicted": "gone for good",
-    "partial": "some tokens on the device, the others gone",
-    "quantised": "all tokens on the device, in a few bits each",
 }
 #: A map holds at most this many cells and rows.
 CELLS, ROWS = 200_000, 120
@@ -88,10 +79,10 @@ def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, sele
                 colorscale=[[0, color], [1, color]],
                 showscale=False,
                 showlegend=True,
-                name=f"{state}: {STATE_MEANINGS[state]}",
+                name=f"{STATES[state]}: {STATE_MEANINGS[state]}",
                 hoverongaps=False,
                 ygap=1 if len(names) <= 60 else 0,
-                hovertemplate=f"step %{{x}}: <b>{state}</b><br>%{{y}}<extra></extra>",
+                hovertemplate=f"step %{{x}}: <b>{STATES[state]}</b><br>%{{y}}<extra></extra>",
             )
     height = 170 + int(np.clip(len(names) * 10, 180, 640))
     finish(figure, height, uirevision=f"states-{title}", legend=True)

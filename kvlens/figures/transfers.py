@@ -12,7 +12,7 @@ from kvlens.text.units import si_bytes
 
 #: One colour per cause on every page (a zoom is a recall); a cause this version does not know is black.
 CAUSE_COLORS = {"recall": BLUE, "zoom": BLUE, "prefetch": ORANGE, "correction": GREEN, "leave": PURPLE, "offload": SKY}
-DIRECTIONS = {"h2d": "to device", "d2h": "to host"}
+DIRECTIONS = {"h2d": "to device", "d2h": "to host memory"}
 
 
 def bytes_by_cause(table: pd.DataFrame, n_steps: int) -> go.Figure:
@@ -42,7 +42,7 @@ def bytes_by_cause(table: pd.DataFrame, n_steps: int) -> go.Figure:
                 },
             )
     _bars(figure, n_steps, "transfer-bytes")
-    figure.update_layout(title_text="Bytes moved per decode step, all layers and heads", barmode="stack")
+    figure.update_layout(title_text="Bytes moved per decode step, all layers and KV heads", barmode="stack")
     figure.update_yaxes(title_text="bytes", tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 

@@ -23,10 +23,10 @@ KINDS = {
     "elsewhere": "attended whole, while keys were seen from other positions than their own",
     "averaged": "read, at least in part; a mean value stood in for the tokens that were not attended",
     "some_heads": "query heads of the group attended it differently: some read it, others gave it nothing",
-    "evicted": "gone from both tiers",
-    "evicted_unasked": "evicted before the question was known: gone from both tiers",
+    "evicted": "it was evicted",
+    "evicted_unasked": "evicted before the question was known",
     "partly_evicted_unasked": "some of its tokens were evicted before the question was known",
-    "partly_evicted": "some of its tokens are gone",
+    "partly_evicted": "some of its tokens were evicted",
     "refused": "wanted, but there was no room for it within the budget",
     "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
@@ -139,7 +139,7 @@ def _attended(facts: Facts) -> Reason:
         )
     if facts.kind == "window" and facts.ranking.candidates is None:
         return Reason(
-            "partly_attended", "its oldest tokens have left the window and are gone; the others were attended exactly"
+            "partly_attended", "its oldest tokens left the window and were evicted; the others were attended exactly"
         )
     which = f"{facts.ranking.words()}" if facts.ranking.wanted else ""
     return Reason(
@@ -173,7 +173,7 @@ def _not_read(facts: Facts) -> Reason:
         )
     if facts.state == "cold":
         given_up = ", the device's copy given up at this step" if facts.given_up else ""
-        return Reason("below_the_cut", f"it lay in the cold tier{given_up}: {ranking.cut()}")
+        return Reason("below_the_cut", f"it lay in host memory{given_up}: {ranking.cut()}")
     unread = facts.read is False or (ranking.rank is not None and not ranking.wanted)
     if facts.state in HOT and ranking.wanted and unread:
         chosen = "it was on the device and chosen for some query head of the group, but none of them gave it anything"

@@ -4,6 +4,9 @@ came of a run, in a few words."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
 
 from kvlens import tasks
 from kvlens.lens.verdict import Verdict, verdict
@@ -102,6 +105,12 @@ KINDS = {
     "unknown": "nothing is known",
 }
 """what came of a run, as lists of runs are asked for it; several may be true of one"""
+KL_THERE = "KL(full KV || method) at the step that left full KV, in nats"
+MARGIN_THERE = (
+    f"logit of the method's token above that of full KV's at the step that left full KV, under the method; below "
+    f"{NEAR_TIE} it is a near tie"
+)
+"""what two columns of tables say, on hover"""
 
 
 @dataclass(frozen=True)
@@ -117,11 +126,28 @@ class Outcome:
     """KL(full || method) there, nats"""
     kinds: tuple[str, ...] = ("unknown",)
     """of KINDS, what is true of it"""
+    margin: float | None = None
+    """there, by how much the logit of the method's token is above that of full KV's, under the method"""
+    stop: bool | None = None
+    """there, one of the two tokens ends the output"""
 
     @property
     def right(self) -> bool | None:
         """Whether the output is the expected answer; None: not known."""
         return True if "right" in self.kinds else False if "wrong" in self.kinds else None
+
+    def columns(self) -> dict[str, Any]:
+        """As every export of a run says it (docs/trace-schema.md, What came of a run); None: not recorded, or there is
+        none."""
+        return {
+            "outcome": self.words or None,
+            "outcome_kinds": list(self.kinds),
+            "expected": self.expected,
+            "left_full_kv_at_step": self.lost_at,
+            "kl_nats": self.kl,
+            "margin_logits": self.margin,
+            "at_stop_token": self.stop,
+        }
 
 
 def outcome(reader: TraceReader) -> Outcome:
@@ -131,10 +157,32 @@ def outcome(reader: TraceReader) -> Outcome:
     if found is not None:
         cost = severity(reader, found)
         kinds = (*answered, "diverged" if cost.mild else "lost")
-        return Outcome(cost.words(), expected, found.step, found.kl, kinds)
+        return Outcome(cost.words(), expected, found.step, found.kl, kinds, cost.margin, cost.stop)
     compared = len(reader.loss()) > 0
     kinds = (*answered, "kept") if compared else answered or ("unknown",)
     if answer is None:
         return Outcome("nothing lost" if compared else "", expected, kinds=kinds)
     words = "right answer" if answer else "wrong answer, as full KV" if compared else "wrong answer"
     return Outcome(words, expected, kinds=kinds)
+
+
+_COLUMNS = pa.schema(
+    [
+        ("uid", pa.string()),
+        ("outcome", pa.string()),
+        ("outcome_kinds", pa.string()),
+        ("expected", pa.string()),
+        ("left_full_kv_at_step", pa.int64()),
+        ("kl_nats", pa.float64()),
+        ("margin_logits", pa.float64()),
+        ("at_stop_token", pa.bool_()),
+    ]
+)
+
+
+def outcome_table(reader: TraceReader) -> pa.Table:
+    """What came of a run as the one row of an export; its kinds stand in one text, by spaces."""
+    came = outcome(reader).columns()
+    return pa.Table.from_pylist(
+        [{"uid": reader.uid, **came, "outcome_kinds": " ".join(came["outcome_kinds"])}], schema=_COLUMNS
+    )

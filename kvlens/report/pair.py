@@ -6,7 +6,7 @@ import numpy as np
 
 from kvlens.compare.names import run_name
 from kvlens.compare.pair import Pair, divergence_words
-from kvlens.compare.settings import KINDS, config_difference
+from kvlens.compare.settings import KINDS, config_difference, setting_words
 from kvlens.compare.totals import totals as totals_of
 from kvlens.compare.totals import totals_table
 from kvlens.figures.compare import run_maps
@@ -40,11 +40,13 @@ def names(pair: Pair) -> str:
 def settings(pair: Pair) -> str:
     """Settings that differ; the others folded away."""
     frame = config_difference({"A": pair.a, "B": pair.b})
+    frame["setting"] = frame["setting"].map(setting_words)
     parts = {kind: frame.loc[frame["kind"] == kind, ["setting", "A", "B"]].to_numpy().tolist() for kind in KINDS}
     head, alone, same = ("setting", "A", "B"), parts["some methods only"], parts["same"]
     shown = (
         table(head, parts["differs"]) if parts["differs"] else paragraph("Nothing: both runs have the same settings.")
     )
+    shown += folded("Circumstances that differ", table(head, parts["circumstances"])) if parts["circumstances"] else ""
     shown += (
         folded(f"{counted(len(alone), 'parameter')} that only one of the methods has", table(head, alone))
         if alone

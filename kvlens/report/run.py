@@ -7,7 +7,6 @@ from typing import Any
 from kvlens import methods, tasks
 from kvlens.compare.groups import generated
 from kvlens.figures.passages import passage
-from kvlens.figures.states import STATE_MEANINGS
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import RunMeta
@@ -19,6 +18,7 @@ from kvlens.report.tried import tried
 from kvlens.report.whatif import whatif
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.units import si_bytes
+from kvlens.text.words import STATE_MEANINGS, STATES
 
 #: Prompts are shown up to here, characters.
 MOST_PROMPT = 40_000
@@ -99,7 +99,7 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     if (missed := found.missed) is None:
         said.append(paragraph("What was missed most there was not recorded."))
     else:
-        where = "not recorded" if missed.state is None else f"{missed.state} ({STATE_MEANINGS[missed.state]})"
+        where = "not recorded" if missed.state is None else f"{STATES[missed.state]} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
         words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 
 from kvlens.figures.passages import passage
-from kvlens.figures.states import STATE_COLORS, STATE_MEANINGS
+from kvlens.figures.states import STATE_COLORS
 from kvlens.lens.verdict import Verdict
 from kvlens.report.markup import missing, paragraph, safe
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import counted
+from kvlens.text.words import STATE_MEANINGS, STATES
 
 MOST = 6_000
 """tokens that are shown, around what was missed most"""
@@ -41,7 +42,7 @@ def strip(reader: TraceReader, found: Verdict | None) -> str:
     )
     shown = [state for state in STATE_COLORS if state in set(states[first:last])]
     legend = "".join(
-        f'<span style="background:{STATE_COLORS[state]}55">{safe(state)}</span> {safe(STATE_MEANINGS[state])}; '
+        f'<span style="background:{STATE_COLORS[state]}55">{safe(STATES[state])}</span> {safe(STATE_MEANINGS[state])}; '
         for state in shown
     )
     note = (

@@ -25,8 +25,13 @@ FOLDS = {"compare": ("compare_quality", "compare_curves", "compare_sums")}
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Data]:
     """key -> data of every chart that was drawn."""
     found: dict[str, Data] = {}
-    real = module.buttons
-    monkeypatch.setattr(module, "buttons", lambda data, name, key: (found.update({key: data}), real(data, name, key)))
+    real = module._menu
+
+    def menu(data: Data, name: str, key: str, *more: object) -> None:
+        found[key] = data
+        real(data, name, key, *more)
+
+    monkeypatch.setattr(module, "_menu", menu)
     return found
 
 
@@ -81,3 +86,19 @@ def test_every_chart_of_a_method_hands_out_csv_and_parquet(
 ) -> None:
     folder, uids = methods
     check(visit(folder, "method", run=uids[method], layer=1, head=5), asked)
+
+
+def test_files_lie_ready_when_a_menu_is_open_and_are_not_made_before(
+    visit: Visit, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    real = module.table_file
+    monkeypatch.setattr(module, "table_file", lambda data, ending: (made.append(ending), real(data, ending))[1])
+    app = visit(runs.folder, "heads", run=runs.whole, layer=1, head=5)
+    before = len(app.get("download_button"))
+    assert made == []
+    app.session_state["spread_menu"] = True
+    buttons = app.run().get("download_button")
+    assert made == ["csv", "parquet"]
+    assert len(buttons) == before + 2
+    assert not any(button.proto.deferred_file_id for button in buttons), "no file waits for its click to be made"

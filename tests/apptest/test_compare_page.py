@@ -150,7 +150,8 @@ def test_settings_that_differ_are_one_table_of_all_runs(visit: Visit, pair: Pair
 
 def test_maps_share_a_range_and_the_difference_stands_around_zero(visit: Visit, pair: PairRuns) -> None:
     app = visit(pair.folder, "compare", metric="coverage", step=3)
-    a, b, difference = maps(app)
+    assert not maps(app), "of two runs the maps at the step stand above"
+    a, b, difference = maps(opened(app, "compare_over_steps_two"))
     assert (a["zmin"], a["zmax"]) == (b["zmin"], b["zmax"])
     assert difference["zmid"] == 0
     assert difference["zmin"] == -difference["zmax"]
@@ -184,7 +185,7 @@ def test_a_metric_of_one_run_alone_is_shown_beside_grey_cells(visit: Visit, tmp_
     b = write_synthetic(tmp_path, 2, 4, 2, 6, 8, seed=1, uid="20260101-000002-b", lens=False)
     app = visit(tmp_path, "compare", run=a, cmp=b, metric="regret")
     assert "Regret (share), recorded in A only" in app.selectbox(key="compare_metric").options
-    _, second, difference = maps(app)
+    _, second, difference = maps(opened(app, "compare_over_steps_two"))
     assert second["hovertext"][0][0].endswith("not recorded")
     assert difference["hovertext"][0][0].endswith("not recorded")
 

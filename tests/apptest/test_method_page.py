@@ -167,15 +167,15 @@ def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: 
 def test_what_a_ranking_dropped_is_drawn_with_the_line_of_the_cut(visit: Visit, folder: Path) -> None:
     app = visit(folder, "method", run=DROPPER, layer=0, head=2)
     text = words(app)
-    assert "What was dropped for good" in text
-    assert "L0 KV1 dropped 7 tokens of" in text
+    assert "What was evicted" in text
+    assert "L0 KV1 evicted 7 tokens of" in text
     assert "noted nothing" not in text
     drawn = [json.loads(chart.proto.spec) for chart in charts(app)]
     assert len(drawn) == 2, "nothing was evicted while decoding"
     titles = [axis["title"]["text"] for axis in (drawn[1]["layout"]["yaxis"], drawn[1]["layout"]["yaxis2"])]
     assert titles == ["tokens", "score (the method's own scale)"]
     other = words(visit(folder, "method", run=DROPPER, layer=1, head=0))
-    assert "L1 KV0 dropped 0 tokens" in other
+    assert "L1 KV0 evicted 0 tokens" in other
 
 
 def test_a_cut_by_span_is_of_one_kv_head(folder: Path) -> None:

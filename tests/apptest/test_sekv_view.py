@@ -78,7 +78,7 @@ def test_a_run_without_zoom_and_factors_says_what_it_has_not(visit: Visit, made:
     text = words(visit(folder, "method", run=uids["off"]))
     assert "Zoom rate was not recorded in this run" in text
     assert "Ranks were not recorded in this run: its spans lie exactly as they were." in text
-    assert "nothing is reconstructed with an error" in text
+    assert "nothing is rebuilt with an error" in text
     assert "100% of" in text
     assert "Scores of spans were not recorded at this step." in text
 

@@ -20,6 +20,7 @@ from kvlens.runs.spanmap import settings
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
+from kvlens.text.words import STATES
 from kvlens.ui.spans import map as spansmap
 
 PLAIN, FEW, SILENT = "20260101-000000-plain", "20260101-000001-fewer", "20260101-000002-silent"
@@ -94,7 +95,7 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
         if row["span"] in oracle.index:
             assert row["full-KV mass (share)"] == pytest.approx(oracle.at[row["span"], "full"])
             assert row["regret (share)"] == pytest.approx(oracle.at[row["span"], "regret"])
-        assert row["state"] == states[row["span"]]
+        assert row["state"] == STATES[states[row["span"]]]
         assert row["why it begins and ends where it does"] == spans.at[row["span"], "reason"]
     assert [row["span"] for row in table.to_dict("records") if row[""] == "●"] == [4]
     assert spans.at[4, "reason"] in [element.value for element in app.text]
@@ -128,7 +129,7 @@ def test_spans_have_the_colour_that_was_asked_for(visit: Visit, runs: Runs, colo
     drawn = figures(app)
     for spec in drawn.values():
         if color == "state" and not spec["layout"]["title"]["text"].startswith("Lengths"):
-            assert {"resident", "coarse"} <= set(names(spec))
+            assert {"resident", "summary only"} <= set(names(spec))
     assert not app.exception
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
@@ -12,6 +13,8 @@ from uiserver import Open, Server, download, settled
 
 from kvlens.report import report_bytes
 from kvlens.store.reader import TraceReader
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +70,10 @@ def test_of_three_runs_two_are_played_and_nothing_is_sent(pair: PairRuns, at: Se
     three = f"{pair.run},{pair.reference},{pair.plain}"
     page = open_page(f"{at.url}/compare?runs={three}&run={pair.run}", dark=True)
     view = page.locator("#player")
-    expect(view).to_have_attribute("data-step", str(PARTED))
     expect(page.locator(".answers tbody tr")).to_have_count(3)
+    expect(view).to_have_count(0)
+    page.get_by_text("Step by step: SeKV …sekv (B) laid over FullKV (A)").click()
+    expect(view).to_have_attribute("data-step", str(PARTED))
     expect(page.locator(".answers tbody tr").first).to_contain_text("full KV itself")
     expect(page.locator("#nowA")).to_contain_text("A · FullKV")
     expect(page.locator("#nowB")).to_contain_text("B · SeKV …sekv")
@@ -104,18 +109,19 @@ def test_another_metric_and_another_head_redraw_all_three_maps(pair: PairRuns, a
 
 def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:
     page = open_page(f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage")
+    page.get_by_text("Maps of all runs over steps").click()
     expect(page.locator(".st-key-compare_maps .js-plotly-plot .main-svg").first).to_be_visible()
     menu = page.locator(".st-key-save_compare_maps").get_by_role("button")
     starts = {"SVG image": b"<svg", "PNG image": b"\x89PNG", "CSV data": b'"layer","q_head"', "Parquet data": b"PAR1"}
     for name, start in starts.items():
         menu.scroll_into_view_if_needed()
-        if not page.get_by_role("button", name=name).count():
-            menu.click()
+        menu.click()
         file = tmp_path / "chart"
         given = download(page, page.get_by_role("button", name=name), file)
         assert Path(given).stem == f"compare-{pair.run}-{pair.reference}-coverage"
         assert file.read_bytes().startswith(start)
         page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
 def test_the_maps_at_the_step_are_saved_as_they_stand(
@@ -125,7 +131,7 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(
         f"{at.url}/compare?run={pair.run}&cmp={pair.reference}&step=2&layer=1&head=3&metric=coverage", dark=True
     )
     expect(page.locator("#player")).to_have_attribute("data-step", "2")
-    page.get_by_role("button", name="Save").nth(2).click()  # after those of the answers and of the settings
+    page.get_by_role("button", name="Save").nth(1).click()  # after that of the answers
     file = tmp_path / "maps.png"
     given = download(page, page.get_by_role("button", name="PNG image"), file)
     assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.png"
@@ -133,6 +139,17 @@ def test_the_maps_at_the_step_are_saved_as_they_stand(
     assert width > 2000
     assert height > 900
     assert len(file.read_bytes()) > 40_000
+    given = download(page, page.get_by_role("button", name="SVG image"), file)
+    assert given == f"compare-{pair.run}-{pair.reference}-coverage-step-2.svg"
+    drawn = ElementTree.parse(file).getroot()
+    size = [float(part) for part in str(drawn.get("viewBox")).split()]
+    assert size == pytest.approx([0, 0, width / 2, height / 2], abs=1), "as large as the other"
+    texts = {element.text for element in drawn.iter(f"{SVG}text")}
+    assert {"L0", "KV0", "decode step", "Coverage (share) at step 2"} <= texts
+    assert len(list(drawn.iter(f"{SVG}rect"))) > 3 * 3 * 4, "a cell each, three maps"
+    assert not list(drawn.iter(f"{SVG}image"))
+    page.locator("#player").press("ArrowRight")
+    expect(page.locator("#player")).to_have_attribute("data-step", "3")
 
 
 def test_the_report_opens_by_itself(pair: PairRuns, at: Server, open_page: Open, tmp_path: Path) -> None:

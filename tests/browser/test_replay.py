@@ -131,7 +131,7 @@ def test_a_long_prompt_is_shown_in_a_window_that_the_map_moves(server: Server, r
 
 def test_colours_follow_the_mode_and_the_step(replay: Page) -> None:
     cell = replay.locator("#strip span[data-pos='1']")
-    expect(replay.locator("#legend")).to_contain_text("reconstructed")
+    expect(replay.locator("#legend")).to_contain_text("rebuilt")
     shown = replay.locator("#legend .pair", has_text="resident").locator(".swatch")
     resident = shown.evaluate("e => e.style.backgroundColor")
     assert cell.evaluate("e => e.style.backgroundColor") == resident, "it begins with states"

@@ -12,7 +12,7 @@ from pairruns import PARTED, PairRuns, write_pair
 from kvlens.compare.groups import Trial, default_pair, partner, points, trial
 from kvlens.compare.names import run_name, short_names
 from kvlens.compare.pair import Pair, divergence_words
-from kvlens.compare.settings import _held, config_difference
+from kvlens.compare.settings import KINDS, _held, config_difference, setting_words
 from kvlens.compare.together import Together
 from kvlens.compare.totals import Total, beside, totals, totals_table
 from kvlens.meta import Held
@@ -68,8 +68,17 @@ def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRu
     assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
     assert frame.loc["parameter window"].tolist() == ["48", "48", "same"]
     assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "some methods only"]
+    b.meta = b.meta.model_copy(update={"machine": {"threads": 7}, "started": "2026-03-02T00:00:00Z"})
+    later = config_difference({"A": a, "B": b}).set_index("setting")
+    assert later.loc[["machine threads", "started"], "kind"].tolist() == ["circumstances", "circumstances"]
+    assert [setting_words(name) for name in ("machine threads", "budget_bytes", "parameter a_b", "new_one")] == [
+        "threads",
+        "budget (bytes)",
+        "parameter a_b",
+        "new one",
+    ]
     kinds = frame["kind"].tolist()
-    assert kinds == sorted(kinds, key=["differs", "some methods only", "same"].index)
+    assert kinds == sorted(kinds, key=KINDS.index)
 
 
 def test_a_parameter_that_differs_among_the_methods_that_have_it_differs(runs: PairRuns) -> None:

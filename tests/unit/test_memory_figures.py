@@ -15,6 +15,7 @@ from kvlens.figures import memory, states
 from kvlens.figures.overlap import overlap
 from kvlens.intervals import covered, lanes
 from kvlens.rows import SPAN_STATES
+from kvlens.text.words import STATE_MEANINGS, STATES
 from kvlens.ui.memory import data as memorydata
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,11 +80,10 @@ def test_a_cell_that_was_not_recorded_is_grey_and_clicks_name_their_cell() -> No
 
 def test_states_have_the_colours_of_the_player() -> None:
     script = (ROOT / "kvlens/ui/common/player/color.js").read_text(encoding="utf-8")
-    names = re.findall(r'"(\w+)"', re.search(r"STATE_NAMES = \[(.*?)\]", script).group(1))
     numbers = re.findall(r"\[(\d+), (\d+), (\d+)\]", re.search(r"STATE_COLORS = \[(.*)\];", script).group(1))
     colors = ["#{:02X}{:02X}{:02X}".format(*map(int, rgb)) for rgb in numbers]
-    assert dict(zip(names, colors, strict=True)) == states.STATE_COLORS
-    assert tuple(names) == SPAN_STATES == tuple(states.STATE_MEANINGS)
+    assert dict(zip(SPAN_STATES, colors, strict=True)) == states.STATE_COLORS
+    assert SPAN_STATES == tuple(STATES) == tuple(STATE_MEANINGS)
 
 
 def test_a_span_has_a_state_from_its_birth_to_its_death_only() -> None:
@@ -101,7 +101,7 @@ def test_the_map_has_one_legend_entry_per_state_and_keeps_markup_as_text() -> No
         {"span": [7, 2], "kind": ["a<b>", "page"], "tok_start": [0, 5], "tok_end": [5, 9], "reason": ["<i>why</i>", ""]}
     )
     figure = states.state_map(spans, np.array([[0, 3], [-1, 3]], np.int8), "t", 1, 2)
-    assert [trace.name.split(":")[0] for trace in figure.data] == ["resident", "cold"]
+    assert [trace.name.split(":")[0] for trace in figure.data] == ["resident", "in host memory"]
     assert figure.data[0].y[0].startswith("span 7 (a&lt;b&gt;), tokens 0–4")
     assert "<i>" not in figure.data[0].y[0]
     assert "no reason recorded" in figure.data[0].y[1]

@@ -28,7 +28,7 @@ def table() -> pd.DataFrame:
 def test_the_stack_holds_every_byte_of_decoding_once(table: pd.DataFrame) -> None:
     figure = bytes_by_cause(table, 4)
     assert [bar.name for bar in figure.data] == [
-        "leave to host, background",
+        "leave to host memory, background",
         "recall to device, blocking",
         "recall to device, background",
     ]

@@ -16,6 +16,7 @@ from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
+from kvlens.text.words import STATES
 from kvlens.ui.common.player import lens, payload
 from kvlens.ui.common.player.codec import NOT_RECORDED, pack, quantise, unpack
 from kvlens.ui.common.spantext import window_range
@@ -33,8 +34,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
 
 def test_the_player_has_a_name_and_a_colour_for_every_state() -> None:
     source = (Path(payload.__file__).parent / "color.js").read_text(encoding="utf-8")
-    found = dict(re.findall(r"const (STATE_NAMES|STATE_COLORS) = (\[.*\]);", source))
-    assert tuple(json.loads(found["STATE_NAMES"])) == SPAN_STATES
+    found = dict(re.findall(r"const (STATE_WORDS|STATE_COLORS) = (\[.*\]);", source))
+    assert json.loads(found["STATE_WORDS"]) == [STATES[state] for state in SPAN_STATES]
     colors = [tuple(color) for color in json.loads(found["STATE_COLORS"])]
     assert len(set(colors)) == len(SPAN_STATES)
 

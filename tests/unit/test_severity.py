@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from lensruns import STEP, write_lens_runs
 
 from kvlens import tasks
+from kvlens.cli.main import app
 from kvlens.lens.severity import NEAR_TIE, Severity, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.base import Unscored
 
 
-def judged(folder: Path, uid: str, statements: list[str], **meta: object) -> Severity:
-    """The severity of a run's loss after its trace was changed so."""
+def changed(folder: Path, uid: str, statements: list[str], **meta: object) -> None:
+    """Changes the run's trace."""
     trace = folder / uid / "trace.duckdb"
     trace.chmod(0o644)
     with duckdb.connect(str(trace)) as con:
@@ -26,6 +30,11 @@ def judged(folder: Path, uid: str, statements: list[str], **meta: object) -> Sev
         for key, value in meta.items():
             con.execute("DELETE FROM meta WHERE key = ?", [key])
             con.execute("INSERT INTO meta VALUES (?, ?)", [key, json.dumps(value)])
+
+
+def judged(folder: Path, uid: str, statements: list[str], **meta: object) -> Severity:
+    """The severity of a run's loss after its trace was changed so."""
+    changed(folder, uid, statements, **meta)
     with TraceReader.open(folder, uid) as reader:
         found = verdict(reader)
         assert found is not None
@@ -85,6 +94,52 @@ def test_what_was_not_followed_or_drawn_by_chance_has_no_margin(lost: tuple[Path
     assert judged(*lost, [f"UPDATE token SET token_id = -1 WHERE step = {STEP}"], temperature=0.0).margin is None
     how = judged(*lost, [*followed(0.1), f"UPDATE loss SET logprob = '-infinity'::FLOAT WHERE step = {STEP}"])
     assert not how.near_tie
+
+
+def test_exports_say_it_in_the_columns_that_the_documentation_defines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = write_lens_runs(tmp_path)
+    changed(tmp_path, runs.lost, followed(0.1), answer="4172", output_text="It is 4172.")
+    with TraceReader.open(tmp_path, runs.lost) as reader:
+        kl = float(reader.loss().set_index("step").loc[STEP, "kl"])
+        wanted = {
+            "outcome": "right answer, near tie",
+            "outcome_kinds": "right diverged",
+            "expected": "4172",
+            "left_full_kv_at_step": STEP,
+            "kl_nats": kl,
+            "margin_logits": pytest.approx(0.1, abs=1e-6),
+            "at_stop_token": False,
+        }
+    told = {}
+    for uid in (runs.lost, runs.kept):
+        for fmt in ("json", "csv", "parquet"):
+            out = tmp_path / f"{uid}.{fmt}"
+            asked = ["export", uid, "--what", "outcome", "--format", fmt, "--out", str(out), "--runs", str(tmp_path)]
+            app(asked, standalone_mode=False)
+        (told[uid],) = json.loads((tmp_path / f"{uid}.json").read_text())
+        (table,) = pq.read_table(tmp_path / f"{uid}.parquet").to_pylist()
+        (text,) = csv.DictReader(io.StringIO((tmp_path / f"{uid}.csv").read_text()))
+        assert told[uid] == table
+        assert text == {
+            name: "" if value is None else str(value).replace("False", "false") for name, value in table.items()
+        }
+    assert told[runs.lost] == {"uid": runs.lost, **wanted}
+    assert told[runs.kept] == {"uid": runs.kept} | dict.fromkeys(wanted) | {
+        "outcome": "nothing lost",
+        "outcome_kinds": "kept",
+        "expected": "4172",
+    }
+    capsys.readouterr()
+    for said in (["runs", "--json"], ["runs", "show", runs.lost, "--json"]):
+        app([*said, "--runs", str(tmp_path)], standalone_mode=False)
+        found = json.loads(capsys.readouterr().out)
+        row = found if isinstance(found, dict) else next(one for one in found if one["uid"] == runs.lost)
+        row = row if "expected" in row else row | {"expected": row["answer"]}
+        assert {name: row[name] for name in wanted} == wanted | {"outcome_kinds": ["right", "diverged"]}
+    documented = (Path(__file__).parents[2] / "docs" / "trace-schema.md").read_text()
+    assert all(f"| {name} | " in documented for name in wanted)
 
 
 def test_a_run_that_was_fed_its_tokens_is_not_judged(lost: tuple[Path, str]) -> None:

@@ -84,8 +84,8 @@ def test_spans_without_a_value_are_grey_and_never_zero(own: pd.DataFrame, curve:
 
 def test_states_have_their_colours(own: pd.DataFrame, curve: Curve) -> None:
     figure = surprisal_figure(curve, own, "state", "state", [], [], None)
-    assert named(figure, "cold").marker.color == STATE_COLORS["cold"]
-    assert [item[0] for item in named(figure, "cold").customdata] == [9]
+    assert named(figure, "in host memory").marker.color == STATE_COLORS["cold"]
+    assert [item[0] for item in named(figure, "in host memory").customdata] == [9]
     assert [item[0] for item in named(figure, UNKNOWN).customdata] == [7]
     assert figure.layout.coloraxis.colorbar.title.text is None
 

@@ -17,6 +17,7 @@ from kvlens.bench.sweep.run import sweep
 from kvlens.bench.sweep.work import WorkerLost
 from kvlens.bench.trials import Trial
 from kvlens.demo.encode import demo_encode
+from kvlens.lens.severity import outcome
 from kvlens.tasks import Encoding
 
 SMALL: dict[str, Any] = {
@@ -162,6 +163,9 @@ def test_a_real_sweep_and_its_file(tmp_path: Path) -> None:
     )
 
 
+JUDGED = ("outcome", "left_full_kv_at_step", "kl_nats", "margin_logits", "at_stop_token")
+
+
 def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
     from kvlens.store.reader import TraceReader
 
@@ -182,6 +186,12 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
     with TraceReader.open(tmp_path / "runs", rows[2]["uid"]) as reader:
         assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())
+        assert outcome(reader).columns().items() >= {name: rows[2][name] for name in JUDGED}.items()
+    sweepfile.write(tmp_path / "grid.json", {}, plain)
+    _, read = sweepfile.parse(json.loads((tmp_path / "grid.json").read_text()), "grid.json")
+    words = [f"{'right' if row['exact'] == 1 else 'wrong'} answer" for row in plain]
+    assert [[row[name] for name in JUDGED] for row in read] == [[word, None, None, None, None] for word in words]
+    assert [row["outcome"].split(",")[0] for row in rows] == words
     assert sweep(request, kept, tmp_path / "runs", lambda *told: pytest.fail("ran again"))[1] == rows
 
 

@@ -36,9 +36,15 @@ COLUMNS = (
     "infeasible",
     "refused",
     "uid",
+    "outcome",
+    "left_full_kv_at_step",
+    "kl_nats",
+    "margin_logits",
+    "at_stop_token",
 )
 """None where a trial has no such figure: an infeasible or refused one has none, `uid` is None without a stored trace;
-`dtype` is '' where it is the sweep's own"""
+`dtype` is '' where it is the sweep's own. The last five are docs/trace-schema.md's, What came of a run: without a
+stored trace there is no more than 'right answer' or 'wrong answer'."""
 FIGURES = (
     "exact",
     "score",
@@ -55,13 +61,18 @@ NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact"
 
 def write(path: Path, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """Replaces the file in one move; numbers are kept to six significant digits."""
-    table = [[_short(row.get(column)) for column in COLUMNS] for row in rows]
+    table = [[_short((_judged(row) | row).get(column)) for column in COLUMNS] for row in rows]
     text = json.dumps({"about": about}, indent=1)[:-2] + ',\n "columns": ' + json.dumps(COLUMNS) + ',\n "trials": [\n'
     text += ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in table) + "\n ]\n}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.part")
     half.write_text(text, encoding="utf-8")
     half.replace(path)
+
+
+def _judged(row: dict[str, Any]) -> dict[str, Any]:
+    """The word of a trial that was compared with no reference."""
+    return {"outcome": {None: None, 1.0: "right answer"}.get(row.get("exact"), "wrong answer")}
 
 
 def _short(value: Any) -> Any:

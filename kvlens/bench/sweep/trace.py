@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens import tasks
+from kvlens.bench.sweep.file import COLUMNS
 from kvlens.bench.sweep.place import Place
-from kvlens.bench.trials import Prompts, Trial, arm, header, infeasible, outcome
+from kvlens.bench.trials import Prompts, Trial, arm, header, infeasible
+from kvlens.bench.trials import outcome as scored
+from kvlens.lens.severity import outcome
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.fingerprint import fingerprint
 from kvlens.runs.preparing import Pairing, Prepared, plan
@@ -60,7 +63,8 @@ def carry_out_stored(engine: Engine, prompts: Prompts, trial: Trial, place: Plac
     except ValueError as error:
         return row | {"refused": str(error)}
     with TraceReader.open(runs_dir, uid) as reader:
-        return row | _figures(reader) | outcome(asked, reader.meta.output_text or "") | {"uid": uid}
+        came = {name: value for name, value in outcome(reader).columns().items() if name in COLUMNS}
+        return row | _figures(reader) | scored(asked, reader.meta.output_text or "") | came | {"uid": uid}
 
 
 def _silent(phase: str, done: int, total: int) -> None:

@@ -181,7 +181,7 @@ def ranking(frame: pd.DataFrame, thresholds: dict[str, float], label: str) -> go
     """Scores of the spans a KV head ranked best at a step, best first; wanted ones dark. Columns: span, rank, score,
     chosen, place ('tokens a–b'). thresholds: label -> logit(tau) of the group's query heads, dotted."""
     figure = go.Figure()
-    for chosen, name, color in ((True, "wanted by a head of the group", BLUE), (False, "left coarse by all", SKY)):
+    for chosen, name, color in ((True, "wanted in the group", BLUE), (False, "left as a summary by all", SKY)):
         part = frame[frame["chosen"] == chosen]
         hover = [
             f"{rank}. span {span}, {where}: score {score:.4g}"

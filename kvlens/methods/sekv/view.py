@@ -21,7 +21,7 @@ def show(reader: TraceReader) -> None:
         count = reader.n_layers * reader.kv_heads
         st.info(
             f"{len(whole)} of {count} KV heads keep every token on the device and attend all of them: {names}. They "
-            "have no coarse entries and nothing to expand: no zoom rate below, no spans in host memory, no scores."
+            "have no summaries and nothing to zoom into: no zoom rate below, no spans in host memory, no scores."
         )
     left, right = st.columns(2, gap="medium")
     with left:
@@ -57,11 +57,9 @@ def _zoom_over_steps(reader: TraceReader) -> None:
     share = (
         f"{ordered[:top].sum() / ordered.sum():.0%} of all expansions come from"
         if ordered.sum() > 0
-        else "nothing is expanded by"
+        else "nothing is zoomed into by"
     )
-    st.caption(
-        f"Mean zoom rate {ordered.mean():.3f}; {share} the {top} of {ordered.size} query heads that expand most."
-    )
+    st.caption(f"Mean zoom rate {ordered.mean():.3f}; {share} the {top} of {ordered.size} query heads that zoom most.")
 
 
 def _spans(reader: TraceReader) -> None:
@@ -79,7 +77,9 @@ def _spans(reader: TraceReader) -> None:
         _bytes(reader, frame, table)
         _errors(reader, table)
     with st.expander("Table of spans"):
-        st.dataframe(table, hide_index=True, width="stretch", height=260)
+        st.dataframe(
+            table, hide_index=True, width="stretch", height=260, column_config=sekv_table.headings(table.columns)
+        )
         st.caption(
             "Per span over the KV heads of all layers: sums of bytes, mean, smallest and largest rank and error."
         )
@@ -116,15 +116,15 @@ def _ranks(reader: TraceReader, frame: pd.DataFrame, table: pd.DataFrame) -> Non
 
 def _errors(reader: TraceReader, table: pd.DataFrame) -> None:
     if not table[["err_k", "err_v"]].notna().any(axis=None):
-        st.info("No span lies as factors in this run, so nothing is reconstructed with an error.")
+        st.info("No span lies as factors in this run, so nothing is rebuilt with an error.")
         return
     parts.draw(
         reader,
         figures.per_span(
-            table, {"keys": "err_k", "values": "err_v"}, "Reconstruction error by span", "relative Frobenius error"
+            table, {"keys": "err_k", "values": "err_v"}, "Error of rebuilt tokens by span", "relative Frobenius error"
         ),
         key="sekv_errors",
-        alt="Reconstruction error by span",
+        alt="Error of rebuilt tokens by span",
     )
     st.caption(
         "Of what lies as factors, mean and range over KV heads; a span that lies raw in all of them has no "
@@ -204,7 +204,7 @@ def _ranking(reader: TraceReader) -> None:
     st.caption(
         f"Eq. 5 without its sigmoid, the largest over the group's query heads; {len(frame)} of {count} "
         f"candidates are logged. "
-        "Dotted: logit(τ) of each query head of the group, by which it expands a span on its own score. The "
+        "Dotted: logit(τ) of each query head of the group, by which it zooms into a span on its own score. The "
         "paper shows no scores." + ("" if lines else " Thresholds were not recorded.")
     )
 

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pandas as pd
+import streamlit as st
 
 from kvlens.store.reader import TraceReader
 
 PER_HEAD = ("rank_k", "rank_v", "err_k", "err_v", "rank_k_post_rope", "err_k_pre_rope", "err_k_post_rope")
 """What is known per (span, layer, KV head); in the table of spans each has its mean, `_min` and `_max` over them."""
+
+
+_WORDS = {
+    "tok_start": ("first token", "position, from 0"),
+    "factor_bytes": ("as factors (bytes)", "bytes in host memory of what lies as low-rank factors"),
+    "raw_form_bytes": ("raw (bytes)", "bytes in host memory of what lies as it was"),
+    "exact_bytes": ("exact (bytes)", "what the span's keys and values are as they were"),
+    "raw_share": ("raw (share)", "share of (layer, KV head) for which it lies as it was"),
+    "rank_k": ("rank of keys", "of the form they were decomposed in"),
+    "rank_v": ("rank of values", ""),
+    "err_k": ("error of keys", "relative Frobenius error"),
+    "err_v": ("error of values", "relative Frobenius error"),
+    "rank_k_post_rope": ("rank of keys, post-RoPE", "what it would be after the rotary embedding"),
+    "err_k_pre_rope": ("error of keys, pre-RoPE", "relative Frobenius error before the rotary embedding"),
+    "err_k_post_rope": ("error of keys, post-RoPE", "relative Frobenius error after the rotary embedding"),
+}
+
+
+def headings(names: Iterable[str]) -> dict[str, Any]:
+    """What the table of spans writes over each column, and says on hover."""
+    shown: dict[str, Any] = {}
+    for name in names:
+        base = name.removesuffix("_min").removesuffix("_max")
+        title, said = _WORDS.get(base, (name, ""))
+        over = "" if base == name else ", min" if name.endswith("_min") else ", max"
+        shown[name] = st.column_config.Column(title + over, help=said or None)
+    return shown
 
 
 def per_head(reader: TraceReader) -> pd.DataFrame:

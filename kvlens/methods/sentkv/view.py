@@ -204,8 +204,8 @@ def _truncation(reader: TraceReader, reuse: Reuse) -> None:
     st.caption(
         plain(
             f"All layers and KV heads. {si_bytes(total)} moved where {si_bytes(least)} had to: {more}. Step 0 "
-            f"fetches everything it reads. "
-            "Truncation fetches again what heads beyond the smallest one had; the paper gives no figure for it."
+            f"recalls everything it reads. "
+            "Truncation recalls again what heads beyond the smallest one had; the paper gives no figure for it."
         )
     )
 

@@ -19,7 +19,7 @@ from kvlens.ui.benchmarks import measured
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.parts import download
-from kvlens.ui.common.widgets import error, plain
+from kvlens.ui.common.widgets import error, headings, plain
 
 RANKED = "by method"
 """how a quality table is shown first"""
@@ -82,7 +82,8 @@ def show_quality(model: str | None) -> None:
         method=[titles.get(name, name) for name in frame["method"]], budget=frame["budget"].replace("", "no limit")
     )
     with st.expander("The figures as a table"):
-        st.dataframe(show.dropna(axis=1, how="all"), hide_index=True, column_config=columns(), height=320)
+        table_of = show.dropna(axis=1, how="all")
+        st.dataframe(table_of, hide_index=True, column_config=headings(table_of.columns, columns()), height=320)
         download(frame, "kvlens-quality")
 
 
@@ -143,7 +144,7 @@ def columns() -> dict[str, Any]:
         "rule": "held to",
         "n": "prompts",
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
-        "d2h_bytes_per_step": number("to host per step (bytes)", format="compact"),
+        "d2h_bytes_per_step": number("to host memory per step (bytes)", format="compact"),
     }
 
 

@@ -20,7 +20,7 @@ from kvlens.ui.benchmarks.griddata import NAMES, Look, Suite, cells, lines, nois
 from kvlens.ui.benchmarks.trials import show_trials
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import chart, menu
-from kvlens.ui.common.widgets import copy_link, error, notice, plain
+from kvlens.ui.common.widgets import copy_link, error, headings, notice, plain
 
 _LOOK, _WRITTEN = "bench_look", "bench_written"
 VIEWS = ("Exact match", "Difference from full KV")
@@ -115,7 +115,7 @@ def _scores(suite: Suite, task: str) -> None:
     """A task without a grid: the mean score of every method and budget."""
     st.info("The prompts of this task have no length and depth to order them by; here are its mean scores.")
     frame = lines(suite, task, ()).drop(columns=["budget_share", "infeasible", "rule"])
-    st.dataframe(frame, hide_index=True, column_config=benchview.columns())
+    st.dataframe(frame, hide_index=True, column_config=headings(frame.columns, benchview.columns()))
     menu(frame, _file(suite, task), "bench_scores", image=False)
 
 

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.grid import Cell
+from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.text.units import counted
 from kvlens.ui.benchmarks.griddata import Suite, trials_of
 from kvlens.ui.common import data, places
@@ -16,6 +17,10 @@ from kvlens.ui.common.widgets import error, plain
 
 SHOWN = (
     "score",
+    "outcome",
+    "left_full_kv_at_step",
+    "kl_nats",
+    "margin_logits",
     "answer",
     "output",
     "coverage",
@@ -73,6 +78,9 @@ def _columns() -> dict[str, Any]:
     number = st.column_config.NumberColumn
     return {
         "score": number("score", format="%.2f", help="1: the answer is right; of a list the share of right entries"),
+        "left_full_kv_at_step": number("left full KV at step", format="%d"),
+        "kl_nats": number("KL there (nats)", format="%.3g", help=KL_THERE),
+        "margin_logits": number("logits apart there", format="%.3g", help=MARGIN_THERE),
         "answer": "expected",
         "output": "output",
         "coverage": number("coverage", format="%.2f"),

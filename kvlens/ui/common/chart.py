@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -18,7 +17,7 @@ import streamlit as st
 from kvlens.store.export import csv_bytes
 
 Data = pd.DataFrame | Callable[[], pd.DataFrame]
-"""the numbers behind a chart, units in the column names; a function is called when a file is asked for, not before"""
+"""the numbers behind a chart, units in the column names; a function is called when the menu is opened, not before"""
 
 FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.apache.parquet")}
 
@@ -26,17 +25,17 @@ FORMATS = {"CSV": ("csv", "text/csv"), "Parquet": ("parquet", "application/vnd.a
 _FOLDER = files(__package__)
 
 
-def _saver(name: str, script: str, *labels: str) -> Any:
+def _saver(name: str, scripts: tuple[str, ...], *labels: str) -> Any:
     """A component of one button per image format."""
     shown = "".join(
         f'<button type="button" data-format="{label.split()[0].lower()}">{label}</button>' for label in labels
     )
-    css, js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", script))
-    return st.components.v2.component(name, html=shown, css=css, js=js)
+    css, *js = ((_FOLDER / file).read_text(encoding="utf-8") for file in ("save.css", *scripts))
+    return st.components.v2.component(name, html=shown, css=css, js="\n".join(js))
 
 
-_save_image = _saver("kvlens_save_image", "savechart.js", "SVG image", "PNG image")
-_save_canvas = _saver("kvlens_save_canvas", "savecanvas.js", "PNG image")
+_save_image = _saver("kvlens_save_image", ("savechart.js",), "SVG image", "PNG image")
+_save_canvas = _saver("kvlens_save_canvas", ("vector.js", "savecanvas.js"), "SVG image", "PNG image")
 
 #: The menu's button stands in the corner below the figure, on the line of the axis title; see `nav.STYLE`. Plotly's own
 #: bar of buttons, there while the pointer is, covers no title.
@@ -70,34 +69,39 @@ def image_config(name: str) -> dict[str, Any]:
 def menu(data: Data, name: str, key: str, *, image: bool = True) -> None:
     """The menu alone, for a picture that is no Plotly figure; `image`: also offer the figure drawn under `key` as an
     image."""
-    with (
-        st.container(horizontal=True, horizontal_alignment="right", key=f"save_{key}" if image else None),
-        st.popover("Save", type="tertiary", icon=":material/download:"),
-    ):
-        buttons(data, name, key)
-        if image:
-            _save_image(key=f"{key}_image", data={"key": key})
+    _menu(data, name, key, f"save_{key}" if image else None, _save_image if image else None, {"key": key})
 
 
 def canvas_menu(data: Data, name: str, key: str, caption: str) -> None:
-    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and a PNG of its canvases as
-    they stand.
+    """The menu of a component that draws on canvases, mounted under `key`: the numbers, and an SVG or a PNG of its
+    canvases as they stand.
 
     `caption`: what the picture shows, a line per line, written above it."""
-    with (
-        st.container(horizontal=True, horizontal_alignment="right"),
-        st.popover("Save", type="tertiary", icon=":material/download:"),
-    ):
-        buttons(data, name, key)
-        _save_canvas(key=f"{key}_image", data={"key": key, "name": name, "caption": caption})
+    _menu(data, name, key, None, _save_canvas, {"key": key, "name": name, "caption": caption})
 
 
-def buttons(data: Data, name: str, key: str) -> None:
-    """A download button per table format; the file is made when one is pressed."""
+@st.fragment
+def _menu(
+    data: Data, name: str, key: str, place: str | None, images: Callable[..., Any] | None, about: dict[str, str]
+) -> None:
+    """The files are made when the menu is opened, by this part of the page alone, and lie ready then: a click that asks
+    for a file to be made fails where the script runs at that moment."""
+    with st.container(horizontal=True, horizontal_alignment="right", key=place):
+        shown = st.popover("Save", type="tertiary", icon=":material/download:", key=f"{key}_menu", on_change="rerun")
+        if shown.open:
+            with shown:
+                _buttons(data, name, key)
+                if images is not None:
+                    images(key=f"{key}_image", data=about)
+
+
+def _buttons(data: Data, name: str, key: str) -> None:
+    """A download button per table format."""
+    frame = data() if callable(data) else data
     for label, (ending, mime) in FORMATS.items():
         st.download_button(
             f"{label} data",
-            partial(table_file, data, ending),
+            table_file(frame, ending),
             f"{name}.{ending}",
             mime,
             key=f"{key}_{ending}",

@@ -1,9 +1,8 @@
-"""Downloads of per-head statistics. Files are made when the button is pressed."""
+"""Downloads of per-head statistics."""
 
 from __future__ import annotations
 
 import io
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +10,7 @@ import streamlit as st
 
 from kvlens.store.export import csv_bytes, export
 from kvlens.store.reader import TraceReader
+from kvlens.ui.common import data
 
 _MIME = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
@@ -31,6 +31,11 @@ def statistics_file(reader: TraceReader, start: int, stop: int, whole: bool, fmt
     return out.getvalue()
 
 
+@st.cache_data(max_entries=16, show_spinner=False)
+def _made(_reader: TraceReader, uid: str, changed: int, start: int, stop: int, whole: bool, fmt: str) -> bytes:
+    return statistics_file(_reader, start, stop, whole, fmt)
+
+
 def downloads(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
     """One button per format."""
     part = "" if whole else f"-steps-{start}-{stop - 1}"
@@ -38,7 +43,7 @@ def downloads(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
         for fmt in ("csv", "parquet"):
             st.download_button(
                 f"Per-head statistics as {'CSV' if fmt == 'csv' else 'Parquet'}",
-                partial(statistics_file, reader, start, stop, whole, fmt),
+                _made(reader, reader.uid, data.stamp(reader.uid), start, stop, whole, fmt),
                 f"{reader.uid}-heads{part}.{fmt}",
                 _MIME[fmt],
                 key=f"download_{fmt}",

@@ -19,7 +19,7 @@ _PHASES = {
     "check": "Checking that the method can keep to its budget",
     "reference": "Making the full-KV reference",
     "prefill": "Prefill",
-    "place": "Placing the prompt: spans, summaries, cold tier",
+    "place": "Placing the prompt: spans, summaries, host memory",
     "decode": "Decoding",
     "again": "Repeating the run as it was",
     "search": "Looking for what is enough",

@@ -40,11 +40,11 @@ def selected(reader: TraceReader) -> tuple[int, int, int]:
 
 
 def download(frame: pd.DataFrame, name: str, label: str = "Download as CSV") -> None:
-    """Button for `frame` as CSV, made when it is pressed. `name`: the file's, without '.csv'; unique on the page."""
+    """Button for `frame`, a small table, as CSV. `name`: the file's, without '.csv'; unique on the page."""
     file = re.sub(r"[^0-9A-Za-z._-]+", "-", name).strip("-")
     st.download_button(
         plain(label),
-        partial(csv_bytes, frame),
+        csv_bytes(frame),
         f"{file}.csv",
         "text/csv",
         key=f"download_{name}",

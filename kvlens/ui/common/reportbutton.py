@@ -24,5 +24,5 @@ def report_button(
         on_click="ignore",
         icon=":material/description:",
         width=width,
-        help="One file of about 5 MB that fetches nothing: verdict, answer, figures, settings, self-checks.",
+        help="One file of about 5 MB that needs no other: verdict, answer, figures, settings, self-checks.",
     )

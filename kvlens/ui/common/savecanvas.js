@@ -1,38 +1,67 @@
-// Saves all canvases of a component as one picture: at their places, with their labels above them, on the page's ground.
+// Saves all canvases of a component as one picture, SVG or PNG: at their places, with their labels above them, on the page's ground.
+
+const [LINE, PAD] = [18, 12]; // of the caption above, and around
 
 export default function ({ data, parentElement }) {
-  const save = () => {
+  const save = (format) => {
     const place = document.querySelector(`.${CSS.escape("st-key-" + data.key.trim().replace(/[^a-zA-Z0-9_-]/g, "-"))}`);
     const roots = place ? [...place.querySelectorAll("*")].map((node) => node.shadowRoot).filter((root) => root) : [];
     const shown = roots.flatMap((root) => [...root.querySelectorAll("canvas")]).map((canvas) => [canvas, canvas.getBoundingClientRect()])
       .filter(([canvas, box]) => box.width > 0 && box.height > 0);
     if (!shown.length) return;
-    const [line, pad] = [18, 12];
     const lines = data.caption.split("\n");
-    const left = Math.min(...shown.map(([, box]) => box.left)) - pad;
-    const top = Math.min(...shown.map(([, box]) => box.top)) - pad - (lines.length + 1) * line;
-    const width = Math.max(...shown.map(([, box]) => box.right)) - left + pad;
-    const height = Math.max(...shown.map(([, box]) => box.bottom)) - top + pad;
-    const ratio = Math.max(2, window.devicePixelRatio || 1);
-    const picture = Object.assign(document.createElement("canvas"), { width: width * ratio, height: height * ratio });
-    const [ctx, style] = [picture.getContext("2d"), getComputedStyle(parentElement.querySelector("button"))];
-    ctx.scale(ratio, ratio);
-    ctx.fillStyle = style.getPropertyValue("--st-background-color").trim();
-    ctx.fillRect(0, 0, width, height);
-    ctx.fillStyle = style.getPropertyValue("--st-text-color").trim();
-    ctx.font = `600 12px ${style.fontFamily}`;
-    lines.forEach((text, i) => ctx.fillText(text, pad, pad + (i + 0.6) * line));
-    ctx.font = `11px ${style.fontFamily}`;
-    for (const [canvas, box] of shown) {
-      ctx.fillText(canvas.getAttribute("aria-label") || "", box.left - left, box.top - top - 4);
-      ctx.drawImage(canvas, box.left - left, box.top - top, box.width, box.height);
-    }
-    const link = Object.assign(document.createElement("a"), { download: `${data.name}.png` });
-    picture.toBlob((blob) => {
-      link.href = URL.createObjectURL(blob);
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-    });
+    const left = Math.min(...shown.map(([, box]) => box.left)) - PAD;
+    const top = Math.min(...shown.map(([, box]) => box.top)) - PAD - (lines.length + 1) * LINE;
+    const width = Math.max(...shown.map(([, box]) => box.right)) - left + PAD;
+    const height = Math.max(...shown.map(([, box]) => box.bottom)) - top + PAD;
+    const style = getComputedStyle(parentElement.querySelector("button"));
+    const about = { shown, lines, left, top, width, height, font: style.fontFamily };
+    for (const name of ["background", "text"]) about[name] = style.getPropertyValue(`--st-${name}-color`).trim();
+    if (format === "svg") keep(new Blob([vectors(about)], { type: "image/svg+xml" }), `${data.name}.svg`);
+    else pixels(about).toBlob((blob) => keep(blob, `${data.name}.png`));
   };
-  parentElement.querySelector("button").onclick = save;
+  for (const button of parentElement.querySelectorAll("button")) button.onclick = () => save(button.dataset.format);
+}
+
+// The caption, and over each canvas its label.
+function label(ctx, { shown, lines, left, top, text, font }) {
+  ctx.fillStyle = text;
+  ctx.font = `600 12px ${font}`;
+  lines.forEach((line, i) => ctx.fillText(line, PAD, PAD + (i + 0.6) * LINE));
+  ctx.font = `11px ${font}`;
+  for (const [canvas, box] of shown) ctx.fillText(canvas.getAttribute("aria-label") || "", box.left - left, box.top - top - 4);
+}
+
+function pixels(about) {
+  const { shown, left, top, width, height, background } = about;
+  const ratio = Math.max(2, window.devicePixelRatio || 1);
+  const picture = Object.assign(document.createElement("canvas"), { width: width * ratio, height: height * ratio });
+  const ctx = picture.getContext("2d");
+  ctx.scale(ratio, ratio);
+  ctx.fillStyle = background;
+  ctx.fillRect(0, 0, width, height);
+  label(ctx, about);
+  for (const [canvas, box] of shown) ctx.drawImage(canvas, box.left - left, box.top - top, box.width, box.height);
+  return picture;
+}
+
+// Every canvas draws itself once more, into vectors.
+function vectors(about) {
+  const { shown, left, top, width, height, background } = about;
+  const ground = new VectorContext();
+  ground.fillStyle = background;
+  ground.fillRect(0, 0, width, height);
+  label(ground, about);
+  for (const [canvas] of shown) canvas.vector = new VectorContext();
+  shown[0][0].dispatchEvent(new CustomEvent("redraw", { bubbles: true }));
+  const drawn = shown.map(([canvas, box]) => canvas.vector.group(box.left - left, box.top - top));
+  for (const [canvas] of shown) delete canvas.vector;
+  const size = `width="${Math.ceil(width)}" height="${Math.ceil(height)}" viewBox="0 0 ${Math.ceil(width)} ${Math.ceil(height)}"`;
+  return `<svg xmlns="http://www.w3.org/2000/svg" ${size}><defs>${HATCH}</defs>${ground.group(0, 0)}${drawn.join("")}</svg>`;
+}
+
+function keep(blob, name) {
+  const link = Object.assign(document.createElement("a"), { download: name, href: URL.createObjectURL(blob) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }

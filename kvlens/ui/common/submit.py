@@ -21,10 +21,8 @@ from kvlens.ui.common.tokens import counting
 def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) -> str:
     """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
     file = manager().scratch("prompt.json", prompt.file_text())
-    title = (
-        f"{choice.method}{f' ({choice.preset})' if choice.preset else ''} on {choice.model}, budget "
-        f"{choice.budget}: {prompt.source}"
-    )
+    method = data.titles().get(choice.method, choice.method) + (f" ({choice.preset})" if choice.preset else "")
+    title = f"{method} on {choice.model}, budget {choice.budget}: {prompt.source}"
     return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
 
 
@@ -32,7 +30,8 @@ def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[st
     """Queues a race of the chosen method against others at its budget; returns the job's id."""
     file = manager().scratch("prompt.json", prompt.file_text())
     argv = race_command(file, choice, against, data.runs_dir().resolve())
-    names = argv[argv.index("--methods") + 1].replace(",", ", ")
+    titles = data.titles()
+    names = ", ".join(titles.get(name, name) for name in argv[argv.index("--methods") + 1].split(","))
     title = f"Race of {names} on {choice.model}, budget {choice.budget}: {prompt.source}"
     return manager().submit(argv, title)
 

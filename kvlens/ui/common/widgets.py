@@ -6,10 +6,12 @@ import functools
 import html
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import streamlit as st
 
+from kvlens.figures.columns import column_words
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.metrics import head_label
 from kvlens.store.errors import TraceError
@@ -53,6 +55,14 @@ def error(sentence: str, log: Iterable[str] = ()) -> None:
     lines = list(log)
     if lines:
         st.code(visible("\n".join(lines)), language=None, wrap_lines=True, height=240)
+
+
+def headings(names: Iterable[str], given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Of columns that are called as in files: what a table writes over each, and says on hover. given: columns that
+    have words or a form of their own."""
+    words = {name: column_words(name) for name in names}
+    shown = {name: st.column_config.Column(title, help=said or None) for name, (title, said) in words.items()}
+    return shown | dict(given or {})
 
 
 def guarded(render: Callable[[], None]) -> Callable[[], None]:

@@ -145,6 +145,8 @@ def _file(compared: Compared) -> pd.DataFrame:
             "outcome": [one.outcome.words for one in findings],
             "left_full_kv_at_step": pd.array([one.outcome.lost_at for one in findings], "Int64"),
             "kl_there_nats": [one.outcome.kl for one in findings],
+            "margin_logits": [one.outcome.margin for one in findings],
+            "at_stop_token": [one.outcome.stop for one in findings],
             "missed_most": [one.missed for one in findings],
             "why": [one.why for one in findings],
             "peak_on_device_bytes": [one.peak_bytes for one in findings],

@@ -33,12 +33,21 @@ def _together(_runs: dict[str, TraceReader], named: dict[str, tuple[str, int]], 
 
 
 def maps(compared: Compared, pair: Pair, found: Together, chosen: Selection) -> None:
-    """A map per run over the steps, and B minus A where both are among them."""
+    """A map per run over the steps, and B minus A where both are among them; of two runs, whose maps at the step stand
+    above, when they are looked at."""
     if chosen.metric is None or len(found.names) < 2:
         return
+    many = len(compared.runs) > 2
+    key = f"compare_over_steps_{'many' if many else 'two'}"
+    fold = st.expander("Maps of all runs over steps", expanded=many, key=key, on_change="rerun")
+    if fold.open:
+        with fold:
+            _maps(compared, pair, found, chosen.metric, (chosen.layer or 0, chosen.head or 0))
+
+
+def _maps(compared: Compared, pair: Pair, found: Together, name: str, cell: tuple[int, int]) -> None:
     same, every = f"{steps_named(found.same)}, same context", f"{steps_named(found.both)} of all"
-    title, left, right = st.columns([5, 4, 3], vertical_alignment="bottom")
-    title.markdown("##### Maps of all runs over steps")
+    left, right = st.columns([4, 3], vertical_alignment="bottom")
     ranges = {"same": same} | ({} if found.same == found.both else {"all": every})
     if st.session_state.get("compare_over") not in ranges:
         st.session_state["compare_over"] = "same"
@@ -49,7 +58,7 @@ def maps(compared: Compared, pair: Pair, found: Together, chosen: Selection) -> 
         "Summed up by", comparedata.AGGREGATES, default="mean", key="compare_agg", required=True
     )
     stop, how = found.same if choice == "same" else found.both, f"{agg} over {ranges[str(choice)]}"
-    metric = metric_of(chosen.metric)
+    metric = metric_of(name)
     shown = {
         name: _map(reader, reader.uid, data.stamp(reader.uid), metric.name, str(agg), stop)
         for name, reader in compared.runs.items()
@@ -61,7 +70,7 @@ def maps(compared: Compared, pair: Pair, found: Together, chosen: Selection) -> 
     both = compared.a in shown
     difference = shown[compared.b] - shown[compared.a] if both else None
     chart(
-        run_maps(shown, difference, pair.b.kv_heads, metric, (chosen.layer or 0, chosen.head or 0), how),
+        run_maps(shown, difference, pair.b.kv_heads, metric, cell, how),
         partial(map_table, shown, difference, pair.b.kv_heads, metric, how),
         f"{compared.stem}-{metric.name}",
         "compare_maps",

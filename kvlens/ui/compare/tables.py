@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from kvlens.compare.settings import ABSENT, KINDS, config_difference
+from kvlens.compare.settings import ABSENT, KINDS, config_difference, setting_words
 from kvlens.compare.together import joined
 from kvlens.compare.totals import Total, totals, totals_table
 from kvlens.store.reader import TraceReader
@@ -15,34 +15,33 @@ from kvlens.ui.common.pagereader import shown_frame
 from kvlens.ui.common.widgets import plain
 from kvlens.ui.compare.pick import Compared
 
-MOST, HEIGHT = 9, 300
-"""rows of the table of settings that stand at their full height; pixels of one with more"""
+MOST, HEIGHT, SAID = 9, 300, 100
+"""rows of the table of settings that stand at their full height; pixels of one with more; characters of a heading"""
 
 
 def differences(compared: Compared) -> None:
-    """Settings that differ; parameters of some methods alone, and what is the same, folded away."""
+    """What differs is named in the heading of a fold; in it the settings, parameters of some methods alone, the
+    circumstances and what is the same."""
     names = list(compared.runs)
     table = shown_frame(config_difference(compared.runs))
-    shown, some, same = (table.loc[table["kind"] == kind].drop(columns="kind") for kind in KINDS)
-    st.markdown("##### What was set differently")
-    if shown.empty:
-        st.text("Nothing: these runs have the same settings.")
-    else:
-        st.dataframe(shown, hide_index=True, width="stretch", height="content" if len(shown) <= MOST else HEIGHT)
-    left, right, save = st.columns([6, 6, 1.6], vertical_alignment="top")
-    right = right if len(some) else left
-    if len(some):
-        of = "one of the methods has" if len(names) == 2 else "some of the methods have"
-        with left.expander(f"{counted(len(some), 'parameter')} that only {of}"):
-            st.dataframe(some, hide_index=True, width="stretch")
-    with right.expander(f"{len(same)} settings are the same"):
-        st.dataframe(
-            same[["setting", names[0]]].rename(columns={names[0]: "all runs"}), hide_index=True, width="stretch"
-        )
-    with save:
+    worded = table.assign(setting=table["setting"].map(setting_words))
+    parts = {kind: worded.loc[worded["kind"] == kind].drop(columns="kind") for kind in KINDS}
+    shown, same = parts["differs"], parts["same"]
+    said = ", ".join(name.removeprefix("parameter ") for name in shown["setting"]) or "nothing"
+    of = "one method" if len(names) == 2 else "some methods"
+    titles = {
+        f"{counted(len(shown), 'setting')} that differ": shown,
+        f"{counted(len(parts['some methods only']), 'parameter')} of {of} only": parts["some methods only"],
+        f"{len(parts['circumstances'])} circumstances that differ": parts["circumstances"],
+        f"{len(same)} the same": same[["setting", names[0]]].rename(columns={names[0]: "all runs"}),
+    }
+    titles = {title: part for title, part in titles.items() if len(part)}
+    with st.expander(plain(f"Set differently: {said if len(said) <= SAID else said[:SAID].rstrip(', ') + '…'}")):
+        for tab, part in zip(st.tabs(list(titles)), titles.values(), strict=True):
+            tab.dataframe(part, hide_index=True, width="stretch", height="content" if len(part) <= MOST else HEIGHT)
+        if (shown[names] == ABSENT).to_numpy().any():
+            st.caption(f"{ABSENT}: the run has no such setting.")
         menu(table, f"{compared.stem}-settings", "compare_settings", image=False)
-    if (shown[names] == ABSENT).to_numpy().any():
-        st.caption(f"{ABSENT}: the run has no such setting.")
 
 
 _WIDE = {"quantity": st.column_config.TextColumn(width=290), "B beside A": st.column_config.TextColumn(width="medium")}

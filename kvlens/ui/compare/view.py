@@ -89,7 +89,17 @@ def metric_picker(pair: Pair, chosen: Selection) -> None:
 
 
 def player(compared: Compared, pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None:
-    """Both runs on one cursor."""
+    """Both runs on one cursor, where they are all there is; of more runs two are played when they are looked at."""
+    two = len(compared.runs) == 2
+    label = plain(f"Step by step: {compared.b} (B) laid over {compared.a} (A)")
+    key = f"compare_pair_{'two' if two else 'many'}"
+    fold = st.expander(label, expanded=two, key=key, on_change="rerun")
+    if fold.open:
+        with fold:
+            _player(compared, pair, chosen, on_commit)
+
+
+def _player(compared: Compared, pair: Pair, chosen: Selection, on_commit: Callable[[], None]) -> None:
     sent = [_payload(reader, chosen.metric) for reader in (pair.a, pair.b)]
     header = {
         "a": sent[0][0],

@@ -20,6 +20,7 @@ from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.download import downloads
 from kvlens.ui.common.state import Selection, parse_steps
 from kvlens.ui.common.summaries import summary
+from kvlens.ui.common.widgets import headings
 from kvlens.ui.heads.data import AGGREGATES, Series, series
 
 
@@ -161,9 +162,11 @@ def table(reader: TraceReader, view: View) -> None:
         key=key,
         on_select=lambda: _row_clicked(key, stats),
         selection_mode="single-row",
+        column_config=headings(shown.columns),
     )
     st.caption(
-        "None: not recorded. Columns that begin with kv_head belong to the KV head and repeat over its query heads."
+        "None: not recorded. What belongs to the KV head repeats over its query heads; point at a heading to read what "
+        "it is. Files have the columns of docs/trace-schema.md."
     )
     downloads(reader, view.start, view.stop, view.whole)
 

@@ -8,9 +8,10 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.lens.listing import Told
+from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import places
+from kvlens.ui.common import data, places
 from kvlens.ui.home.reading import UNREAD
 
 ROW, HEAD, MOST = 35, 40, 560
@@ -24,7 +25,7 @@ def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
         {
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
-            "method": table["method"].fillna(""),
+            "method": table["method"].map(data.titles()).fillna(table["method"]).fillna(""),
             "budget": table["budget"]
             .fillna("")
             .astype(str)
@@ -34,6 +35,7 @@ def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
             "output": table["output_text"].fillna(""),
             "left full KV at step": pd.array([None if one is None else one.lost_at for one in came], "Int64"),
             "KL there (nats)": pd.array([None if one is None else one.kl for one in came], "Float64"),
+            "logits apart there": pd.array([None if one is None else one.margin for one in came], "Float64"),
             "tags": [list(tags) for tags in table["tags"]],
             "note": table["note"].map(_line),
             "model": table["model"].fillna("").map(short_model),
@@ -69,7 +71,8 @@ def run_table(table: pd.DataFrame, found: list[Told | None], without: tuple[str,
             "output": st.column_config.TextColumn(width=130),
             "method": st.column_config.TextColumn(width=115),
             "what it is": st.column_config.TextColumn(width=175),
-            "KL there (nats)": st.column_config.NumberColumn(format="%.3g"),
+            "KL there (nats)": st.column_config.NumberColumn(format="%.3g", help=KL_THERE),
+            "logits apart there": st.column_config.NumberColumn(format="%.3g", help=MARGIN_THERE),
         },
         height=min(MOST, HEAD + ROW * len(shown)),
         placeholder="",

@@ -8,6 +8,7 @@ import streamlit as st
 from kvlens.lens.listing import Search
 from kvlens.lens.severity import KINDS
 from kvlens.models.find import short_model
+from kvlens.ui.common import data
 
 TEXT, METHOD, MODEL, OUTCOME, TAG, BY_PROMPT = "find", "method", "model", "outcome", "tag", "by_prompt"
 """keys of the fields, and their names in the address"""
@@ -26,11 +27,12 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
         label_visibility="collapsed",
     )
     means = "; ".join(f"**{kind}**: {words}" for kind, words in KINDS.items())
+    methods = {data.titles().get(name, name): name for name in table["method"].dropna().unique()}
     models = [short_model(str(model)) for model in table["model"].dropna()]
     found = [
         _one(column, key, label, options, said)
         for column, key, label, options, said in (
-            (fields[1], METHOD, "Any method", sorted(set(table["method"].dropna())), None),
+            (fields[1], METHOD, "Any method", sorted(methods), None),
             (fields[2], MODEL, "Any model", list(dict.fromkeys(models)), None),
             (fields[3], OUTCOME, "Any outcome", list(KINDS), means),
             *([(fields[4], TAG, "Any tag", tags, None)] if tags else []),
@@ -38,7 +40,7 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
     ]
     grouped = fields[-1].toggle("Group by prompt", key=BY_PROMPT, bind="query-params")
     method, model, outcome, tag = (*found, None)[:4]
-    return Search(text or "", method, model, outcome, tag), bool(grouped)
+    return Search(text or "", method and methods.get(method), model, outcome, tag), bool(grouped)
 
 
 def clear() -> None:

@@ -15,7 +15,7 @@ from kvlens.store.reader import TraceReader
 MAPS = {
     "h2d_bytes_total": "moved to the device, all steps",
     "blocking_bytes_total": "of that, waited for (blocking)",
-    "d2h_bytes_total": "moved to the host, all steps",
+    "d2h_bytes_total": "moved to host memory, all steps",
     "unlisted_bytes_total": "moved to the device, never among the top spans",
     "beyond_ideal_bytes_total": "moved to the device beyond the ideal",
 }

@@ -58,7 +58,7 @@ def totals(reader: TraceReader, copies: pd.DataFrame) -> None:
         ("Peak on the device", si_bytes(peak), f"{peak / full:.1%} of full KV" if full else "full KV not recorded"),
         ("Budget", "no limit" if budget is None else si_bytes(budget), f"full KV {si_bytes(full)}"),
         ("Moved to the device", si_bytes(moved), f"{si_bytes(moved / max(1, len(steps)))} per decode step"),
-        ("Moved to the host", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
+        ("Moved to host memory", si_bytes(float(steps["d2h_bytes"].sum())), "while decoding"),
         (
             "Waited for copies",
             duration(float(steps["wait_us"].sum())),

@@ -18,7 +18,7 @@ def cuts(reader: TraceReader) -> bool:
     rows = reader.all_cuts()
     if rows.empty:
         return False
-    st.markdown("##### What was dropped for good")
+    st.markdown("##### What was evicted")
     _, layer, q_head = parts.selected(reader)
     kv_head = q_head // (reader.q_heads // reader.kv_heads)
     label, mine = f"L{layer} KV{kv_head}", of_head(rows, layer, kv_head)
@@ -27,13 +27,13 @@ def cuts(reader: TraceReader) -> bool:
     how = "by the method's score, the best stayed" if ranked else "by their position, without a score"
     dropped, tokens = int(table["dropped"].sum()), int(table["tokens"].sum())
     st.caption(
-        f"Tokens were ranked {how}; what fell below the cut left both tiers and cannot come back. {label} dropped "
-        f"{counted(dropped, 'token')} of {tokens:,}; another head is selected on the Replay or the Heads page."
+        f"Tokens were ranked {how}; what fell below the cut was evicted and cannot come back. {label} evicted "
+        f"{counted(dropped, 'token')} of {tokens:,}; another query head is selected on the Replay or the Heads page."
     )
     share, names, spans = shares(reader, rows)
-    draw(reader, dropped_map(share, names, spans), key="cuts_map", alt="Share of each span's tokens dropped by KV head")
+    draw(reader, dropped_map(share, names, spans), key="cuts_map", alt="Share of each span's tokens evicted by KV head")
     figure = span_cuts(table, label)
-    draw(reader, figure, key="cuts_spans", alt=f"Tokens kept and dropped of each span by {label}", data=table)
+    draw(reader, figure, key="cuts_spans", alt=f"Tokens kept and evicted of each span by {label}", data=table)
     later = mine[(mine["step"] >= 0) & mine["score"].notna()]
     if len(later):
         shown = later[["step", "pos", "score", "cut"]]

@@ -10,10 +10,11 @@ import streamlit as st
 
 from kvlens.figures.metrics import head_label, metric_of
 from kvlens.models.find import short_model
+from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import counted, si_bytes
 from kvlens.ui.common.chart import canvas_menu
-from kvlens.ui.common.data import TraceReader
+from kvlens.ui.common.data import TraceReader, titles
 from kvlens.ui.common.player.payload import cube
 from kvlens.ui.common.spantext import span_text, window_range
 from kvlens.ui.common.state import Selection
@@ -23,7 +24,7 @@ def facts(reader: TraceReader) -> None:
     """One line about the run, one of the expected answer beside what came out; failed self-checks."""
     meta = reader.meta
     preset = f" ({meta.preset})" if meta.preset else ""
-    method = f"{meta.method}{preset}"
+    method = f"{_title(reader)}{preset}"
     budget = meta.budget_bytes
     full = meta.full_kv_bytes
     limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
@@ -49,6 +50,11 @@ def facts(reader: TraceReader) -> None:
         st.error(f"Self-checks failed: {failed.replace('_', ' ')}. Do not rely on this run before you know why.")
 
 
+def _title(reader: TraceReader) -> str:
+    name = str(reader.meta.method)
+    return titles().get(name, name)
+
+
 def conditions(reader: TraceReader) -> None:
     """The effective configuration, the self-checks and everything else a run says of itself."""
     checks, meta = reader.self_checks(), reader.meta
@@ -56,7 +62,7 @@ def conditions(reader: TraceReader) -> None:
     with left.expander("Effective configuration"):
         st.code(visible(json.dumps(meta.config, indent=1, ensure_ascii=False)), language="json")
     with right.expander("Self-checks and conditions"):
-        st.dataframe(checks, hide_index=True, width="stretch")
+        st.dataframe(checks.assign(name=checks["name"].str.replace("_", " ")), hide_index=True, width="stretch")
         rest = {
             key: value for key, value in meta.stored().items() if key not in ("config", "prompt_text", "model_info")
         }
@@ -88,7 +94,7 @@ def player_menu(reader: TraceReader, chosen: Selection, key: str) -> None:
         return
     step, metric = chosen.step or 0, metric_of(chosen.metric)
     label = head_label(chosen.layer or 0, chosen.head or 0, reader.q_heads // reader.kv_heads)
-    caption = f"{metric.label} at step {step}; over steps: {label}\n{reader.meta.method}, {reader.uid}"
+    caption = f"{metric.label} at step {step}; over steps: {label}\n{_title(reader)}, {reader.uid}"
     canvas_menu(lambda: metric_table(reader, metric.name), f"{reader.uid}-{metric.name}", key, caption)
 
 
@@ -119,8 +125,8 @@ def _spans(reader: TraceReader, step: int, layer: int, head: int, label: str, se
         {
             "span": table["span"].astype("Int64"),
             "mass": table["mass"],
-            "state while it attended": table["state"].fillna("not recorded"),
-            "state after": table["state_after"].fillna("not recorded"),
+            "state while it attended": table["state"].map(words.state),
+            "state after": table["state_after"].map(words.state),
             "kind": table["kind"],
             "tokens": [f"{start}–{end - 1}" if end > start else "none yet" for start, end in ranges],
             "text": [span_text(tokens, start, end) for start, end in ranges],
@@ -162,14 +168,14 @@ def _transfers(reader: TraceReader, step: int) -> None:
     sums = table.groupby("direction")["bytes"].sum()
     st.markdown(f"##### Moved at step {step}")
     st.caption(
-        f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to the host, "
+        f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
         f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them."
     )
     if table.empty:
         return
     shown = pd.DataFrame(
         {
-            "direction": table["direction"].map({"h2d": "to device", "d2h": "to host"}),
+            "direction": table["direction"].map({"h2d": "to device", "d2h": "to host memory"}),
             "cause": table["cause"],
             "layer": table["layer"].astype("Int64"),
             "KV head": table["kv_head"].map(lambda head: "all" if pd.isna(head) else str(int(head))),
@@ -202,7 +208,7 @@ def _events(reader: TraceReader, step: int, layer: int, kv_head: int) -> None:
         return
     shown = pd.DataFrame(
         {
-            "event": table["kind"].str.replace("_", " "),
+            "event": table["kind"].map(words.event),
             "when": table["after_attention"].map(_MOMENTS).fillna("not recorded"),
             "span": table["span"].map(lambda span: "–" if pd.isna(span) else str(int(span))),
             "query head": table["q_head"].map(lambda head: "–" if pd.isna(head) else f"Q{int(head)}"),

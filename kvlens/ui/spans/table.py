@@ -8,6 +8,7 @@ import streamlit as st
 from kvlens.figures.metrics import head_label
 from kvlens.figures.passages import passage
 from kvlens.figures.spanlengths import length_histogram
+from kvlens.text import words
 from kvlens.text.plaintext import visible
 from kvlens.text.units import si_bytes
 from kvlens.ui.common import session
@@ -42,7 +43,7 @@ def table(reader: TraceReader, view: View) -> None:
             "mass (share)": spans["mass"],
             "full-KV mass (share)": spans["full"],
             "regret (share)": spans["regret"],
-            "state": spans["state"].fillna("not recorded"),
+            "state": [words.state(state) for state in spans["state"]],
             "in host memory": [si_bytes(value) if value == value else "–" for value in spans["host_bytes"]],
             "to the device, all steps": [si_bytes(value) for value in spans["moved_bytes"]],
             "why it begins and ends where it does": spans["reason"],

@@ -166,7 +166,8 @@ class CacheMap {
     }
     const ctx = context2d(this.canvas, width, height);
     ctx.clearRect(0, 0, width, height);
-    ctx.drawImage(this.base, 0, 0, width, height);
+    if (ctx.vector) this.drawBase(ctx, theme);
+    else ctx.drawImage(this.base, 0, 0, width, height);
     this.drawPlace(ctx, view, theme);
   }
 
@@ -271,7 +272,7 @@ class CacheMap {
   }
 }
 
-const PARTIAL = STATE_NAMES.indexOf("partial");
+const PARTIAL = STATE_WORDS.indexOf("partly evicted");
 
 // 1, 2 or 5 times a power of ten, at least `least`.
 function niceStride(least) {

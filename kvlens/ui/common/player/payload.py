@@ -205,7 +205,7 @@ def _tracks(reader: TraceReader, names: list[str], arrays: dict[str, np.ndarray]
         tracks.append(
             {
                 "name": "zooms",
-                "title": "expanded spans, summed over query heads",
+                "title": "zoomed spans, summed over query heads",
                 "unit": "spans",
                 "dots": True,
                 "zero": True,

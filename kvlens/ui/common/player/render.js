@@ -92,7 +92,7 @@ Object.assign(Player.prototype, {
   },
 
   stateWord(code) {
-    return pair(swatch(`rgb(${pale(code, this.ground)})`), words(STATE_NAMES[code]));
+    return pair(swatch(`rgb(${pale(code, this.ground)})`), words(STATE_WORDS[code]));
   },
 
   drawLegend() {
@@ -145,7 +145,7 @@ Object.assign(Player.prototype, {
     const index = hole && hole.span >= 0 ? hole.span : this.clock.spanAt(pos, step);
     const text = visibleText(header.texts[pos]).replace(/\n/g, "");
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
-    const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_NAMES[code] || "state not recorded"}`;
+    const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_WORDS[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
     const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run could not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;

@@ -5,21 +5,21 @@ class SpanClock {
     this.run = run;
     this.count = run.header.texts.length;
     this.spanOf = new Int32Array(this.count).fill(-1); // token position -> index into header.spans, -1: none
-    this.states = null; // span index -> code of STATE_NAMES, 255: not recorded
+    this.states = null; // span index -> code of STATE_WORDS, 255: not recorded
     this.slice = null;
     this.changes = null;
   }
 
   setSlice(slice) {
     this.slice = slice;
-    this.changes = null; // span index -> its changes of state: [step, code of STATE_NAMES], in order
+    this.changes = null; // span index -> its changes of state: [step, code of STATE_WORDS], in order
     const { change_step: steps, change_span: spans, change_state: states } = slice.arrays;
     if (!steps) return;
     this.changes = this.run.header.spans.map(() => []);
     steps.forEach((step, i) => this.changes[spans[i]].push([step, states[i]]));
   }
 
-  // The state of a span while a step attended, as a code of STATE_NAMES; 255: not recorded.
+  // The state of a span while a step attended, as a code of STATE_WORDS; 255: not recorded.
   stateAt(span, step) {
     let code = 255;
     for (const [at, state] of this.changes ? this.changes[span] : []) {
@@ -66,7 +66,7 @@ class SpanClock {
 
   state(span) {
     const code = this.states === null ? 255 : this.states[span];
-    return code === 255 ? null : STATE_NAMES[code];
+    return code === 255 ? null : STATE_WORDS[code];
   }
 
   // Masses of this step: NaN where a span is not listed. Lists hold the strongest spans of each head only.

@@ -7,6 +7,7 @@ const COMMIT_MS = 220;
 class Stepper {
   constructor(root) {
     this.root = root;
+    root.addEventListener("redraw", () => this.draw()); // for a picture to keep
     this.el = {};
     for (const node of root.querySelectorAll("[id]")) this.el[node.id] = node;
     this.playing = false;

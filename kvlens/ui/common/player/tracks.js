@@ -41,7 +41,8 @@ class Tracks {
     }
     const ctx = context2d(this.canvas, width, height);
     ctx.clearRect(0, 0, width, height);
-    ctx.drawImage(this.base, 0, 0, width, height);
+    if (ctx.vector) this.drawBase(ctx, width, height, theme);
+    else ctx.drawImage(this.base, 0, 0, width, height);
     const x = this.x(view.step, width);
     ctx.strokeStyle = VERMILION;
     ctx.lineWidth = 1.5;

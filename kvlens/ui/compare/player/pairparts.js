@@ -47,7 +47,7 @@ class PairTracks extends Tracks {
 
   draw(view, width, height, theme) {
     super.draw(view, width, height, theme);
-    const ctx = this.canvas.getContext("2d");
+    const ctx = context2d(this.canvas, width, height);
     ctx.font = `600 11px ${theme.font}`;
     ctx.textBaseline = "middle";
     ctx.textAlign = "right";
