@@ -27,7 +27,9 @@ and query heads (rebuilt tokens and summaries do not count). *Selection recall*:
 attention's mass, the share that was attended in any form but a summary, k being how many tokens the query head
 attended, mean over the same; k tokens chosen at random would reach k's share of the prompt. *Attended*: entries in the
 softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
-*Resident*: peak, as budgets count it. These columns are means over the tasks, weighted by prompts.
+*Resident*: peak, as budgets count it. *Read*: bytes that a step reads, its attended keys and values, summaries and
+index, as a share of full KV, mean over steps; what a kernel reads that skips the rest. These columns are means over the
+tasks, weighted by prompts; —: not measured when the table was made.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat; it keeps sinks and newest tokens as the others do, so its selection recall exceeds its share of
@@ -41,8 +43,8 @@ TOY = """
 A toy made here, whose heads are not those of a trained language model: its table shows the instrument, and is no
 evidence about methods.
 """
-HEAD = ("coverage", "selection recall", "attended", "resident", "to device per step")
-MEANS = ("coverage", "selection_recall", "attended_share", "resident_share", "h2d_bytes_per_step")
+HEAD = ("coverage", "selection recall", "attended", "resident", "read", "to device per step")
+MEANS = ("coverage", "selection_recall", "attended_share", "resident_share", "read_share", "h2d_bytes_per_step")
 
 
 def document(results: Iterable[dict[str, Any]]) -> str:
@@ -128,7 +130,7 @@ def _cell(line: dict[str, Any] | None) -> str:
 
 
 def _means(by_task: dict[str, dict[str, Any]]) -> list[str]:
-    """The columns of HEAD; empty where nothing was run, 'not measured' where the figure was not."""
+    """The columns of HEAD; empty where nothing was run, a dash where the figure was not measured."""
     some = [line for line in by_task.values() if line["n"]]
     if not some:
         return [""] * len(HEAD)
@@ -136,7 +138,7 @@ def _means(by_task: dict[str, dict[str, Any]]) -> list[str]:
     for column in MEANS:
         known = [(line["n"], line[column]) for line in some if line.get(column) is not None]
         if not known:
-            shown.append("not measured")
+            shown.append("—")
             continue
         mean = sum(n * value for n, value in known) / sum(n for n, _ in known)
         share = column.endswith("_share")

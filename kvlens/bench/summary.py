@@ -15,6 +15,8 @@ MEANS = (
     "selection_recall",
     "attended_tokens",
     "resident_share",
+    "read_share",
+    "read_bytes_per_step",
     "h2d_bytes_per_step",
     "d2h_bytes_per_step",
 )

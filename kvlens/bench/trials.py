@@ -56,6 +56,7 @@ class Means:
         self.coverage: list[float] = []
         self.recall: list[float] = []
         self.attended: list[float] = []
+        self.read: list[float] = []
         self.h2d: list[float] = []
         self.d2h: list[float] = []
 
@@ -66,16 +67,18 @@ class Means:
         self.coverage.append(float(record.head["coverage"].mean()))
         self.recall.append(float(record.head["selection_recall"].mean()))
         self.attended.append(float(record.kv["attended_tokens"].mean()))
+        self.read.append(float(record.kv["read_bytes"].sum()))
         self.h2d.append(float(record.kv["h2d_bytes"].sum()))
         self.d2h.append(float(record.kv["d2h_bytes"].sum()))
 
     def figures(self) -> dict[str, float]:
         """Means over the steps: coverage and selection recall also over layers and query heads, attended tokens over
-        layers and KV heads; bytes per step."""
+        layers and KV heads; bytes per step over all of them."""
         return {
             "coverage": float(np.mean(self.coverage)),
             "selection_recall": float(np.mean(self.recall)),
             "attended_tokens": float(np.mean(self.attended)),
+            "read_bytes_per_step": float(np.mean(self.read)),
             "h2d_bytes_per_step": float(np.mean(self.h2d)),
             "d2h_bytes_per_step": float(np.mean(self.d2h)),
         }
@@ -199,6 +202,7 @@ def carry_out(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
     return row | {
         "prompt_tokens": len(prompt.ids) + asked_tokens,
         "resident_share": result.peak_bytes / full,
+        "read_share": row["read_bytes_per_step"] / full,
         "steps": len(result.ids) - asked_tokens,
         "passed": all(check.passed for check in result.checks),
         "uid": None,

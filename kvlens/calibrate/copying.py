@@ -62,16 +62,18 @@ def answer_tokens(prompt: Prompt, answer: str) -> list[int]:
 
 
 @torch.inference_mode()
-def needle_scores(loaded: LoadedModel, prompts: int, length: int) -> tuple[torch.Tensor, dict[str, Any]]:
+def needle_scores(
+    loaded: LoadedModel, prompts: int, length: int, task: tasks.Task | None = None, first_seed: int = FIRST_SEED
+) -> tuple[torch.Tensor, dict[str, Any]]:
     """Mean attention mass [L, Hq] on the answer's tokens of the prompt while the answer is fed, over `prompts` needle
-    prompts of at most `length` tokens; and what they were, for the provenance. Raises ValueError where the model has no
-    room for them."""
+    prompts of at most `length` tokens; and what they were, for the provenance. task: None: the first that models of
+    this kind are measured on. Raises ValueError where the model has no room for them."""
     engine, encoding = Engine(loaded), encoding_of(loaded.tokenizer)
-    task = tasks.get(tasks.usual(loaded.name)[0])
+    task = task or tasks.get(tasks.usual(loaded.name)[0])
     length = min(length, loaded.max_positions - task.new_tokens)
     total = torch.zeros(loaded.shape.layers, loaded.shape.q_heads)
     for index in range(prompts):
-        depth, seed = (index + 0.5) / prompts, FIRST_SEED + index
+        depth, seed = (index + 0.5) / prompts, first_seed + index
         asked = tasks.ask(task, length, depth, seed, encoding, index)
         prompt = tokenize(tasks.prompt_of(asked), loaded.tokenizer, loaded.max_positions, task.new_tokens)
         answer = loaded.tokenizer(asked.answer, add_special_tokens=False)["input_ids"]
@@ -84,5 +86,5 @@ def needle_scores(loaded: LoadedModel, prompts: int, length: int) -> tuple[torch
             input_ids=fed, past_key_values=SessionCache(copying, loaded.shape.layers), use_cache=True
         )
         total += torch.stack([copying.mass[layer] for layer in range(loaded.shape.layers)]).cpu()
-    told = {"task": task.name, "prompts": prompts, "length": length, "first_seed": FIRST_SEED}
+    told = {"task": task.name, "prompts": prompts, "length": length, "first_seed": first_seed}
     return total / max(1, prompts), told

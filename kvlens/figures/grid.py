@@ -224,6 +224,8 @@ def _hover(target: list[Any], cell: pd.Series | None, titles: dict[str, str]) ->
             f"coverage {cell['coverage']:.2f}, attended {cell['attended_share']:.1%}, resident "
             f"{cell['resident_share']:.1%}"
         )
+        if pd.notna(cell["read_share"]):
+            lines.append(f"reads {si_bytes(cell['read_bytes_per_step'])} per step, {cell['read_share']:.1%} of full KV")
         lines.append(f"to device {si_bytes(cell['h2d_bytes_per_step'])} per step")
     if cell["infeasible"]:
         # up: to the nearest it could read as the very budget that is too small

@@ -17,6 +17,7 @@ from kvlens.text.units import si_bytes
 #: What the horizontal axis may show: column -> (title, is a share).
 AXES = {
     "resident_share": ("Peak bytes on the device, share of full KV", True),
+    "read_share": ("Bytes read by a step, share of full KV", True),
     "attended_share": ("Attended tokens per step, share of the prompt", True),
     "h2d_bytes_per_step": ("Bytes moved to the device per step", False),
     "coverage": ("Coverage: full attention's mass on tokens attended exactly", True),
@@ -25,7 +26,7 @@ AXES = {
     "length": ("Length of the prompt (tokens)", False),
 }
 #: Of these, what a method uses.
-COSTS = ("resident_share", "attended_share", "h2d_bytes_per_step", "coverage", "selection_recall")
+COSTS = ("resident_share", "read_share", "attended_share", "h2d_bytes_per_step", "coverage", "selection_recall")
 #: Axes that count tokens, not bytes.
 TOKENS = ("length",)
 
@@ -51,6 +52,8 @@ def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
         "attended_tokens",
         "attended_share",
         "resident_share",
+        "read_share",
+        "read_bytes_per_step",
         "h2d_bytes_per_step",
         "d2h_bytes_per_step",
     )
@@ -138,6 +141,8 @@ def hover(row: pd.Series, titles: dict[str, str]) -> str:
         f"coverage {row['coverage']:.2f}, attended {row['attended_share']:.1%}, resident {row['resident_share']:.1%}",
         f"to device {si_bytes(row['h2d_bytes_per_step'])} per step",
     ]
+    if pd.notna(row.get("read_share")):
+        parts.append(f"reads {si_bytes(row['read_bytes_per_step'])} per step, {row['read_share']:.1%} of full KV")
     if pd.notna(row.get("selection_recall")):
         parts.append(f"selection recall {row['selection_recall']:.2f}")
     if row.get("presets"):

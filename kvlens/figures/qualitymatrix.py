@@ -13,7 +13,12 @@ from kvlens.bench.summary import arm_name
 from kvlens.figures.methodmarks import mark
 
 ORDERS = {"in": "question known", "after": "question after"}
-COSTS = {"resident_share": "resident", "attended_share": "attended", "selection_recall": "selection recall"}
+COSTS = {
+    "resident_share": "resident",
+    "read_share": "read",
+    "attended_share": "attended",
+    "selection_recall": "selection recall",
+}
 """figures of a method beside its matches, means over the columns it has: as lines name them -> as the table does"""
 FEW = 0.05
 """of exact match, above which a colour is seen"""

@@ -62,5 +62,9 @@ class EventLog:
     def drain(self) -> list[EventRow]:
         """Rows since the last call."""
         rows = list(self)
-        self._told.clear()
+        self.forget()
         return rows
+
+    def forget(self) -> None:
+        """Nobody wants the rows since the last `drain`."""
+        self._told.clear()

@@ -117,3 +117,7 @@ class Ledger:
             (done if entry.end_ns and step in (None, entry.step) else left).append(entry)
         self._open = left
         return [row for entry in done for row in entry.rows(self.zero_ns)]
+
+    def forget(self) -> None:
+        """Nobody wants the rows of the copies that have ended; `total` stays."""
+        self._open = [entry for entry in self._open if not entry.end_ns]

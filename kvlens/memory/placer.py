@@ -105,3 +105,7 @@ class Placer:
         """How what went to the cold tier since the last call lies there."""
         stored, self._stored = self._stored, []
         return [row for entry, one in stored for row in one.rows(entry)]
+
+    def forget(self) -> None:
+        """Nobody wants what the next `drain` would tell."""
+        self._stored = []

@@ -310,3 +310,12 @@ class Memory:
         """How what went to the cold tier, or was packed, since the last call lies there."""
         packed = [] if self.packed is None else self.packed.drain_rows()
         return packed + self.placer.drain()
+
+    def forget(self) -> None:
+        """Nobody wants what the drains would hand over now: in a run that is not recorded, none of it piles up."""
+        for log in (self.events, self.ledger, self.placer):
+            log.forget()
+        self.keeper.drain_cuts()
+        self.spans.drain_born()
+        if self.packed is not None:
+            self.packed.drain_rows()

@@ -1,6 +1,12 @@
 """SCBench files (one task a file: scbench_kv.jsonl, ...): several questions on one context, each a prompt of its own,
 those of a context one behind the other. With `--question after` they begin with the same tokens, which are read once.
 
+`@turns=earlier`, the default: a question stands behind the questions before it and their reference answers, all of them
+behind the context. That is the multi-turn mode, "the default mode of our SCBench" (scbench/readme.md), with the right
+answers in the history, as its args.py has it unless --disable_golden_context is given. `@turns=alone`: each question
+stands behind the context by itself, its multi-request mode (--same_context_different_query). The model's own answers in
+the history are not had here: a prompt is known before anything is run.
+
 File names, fields (context, of some files input; multi_turns with input, answer, options; task, name, repo where a file
 mixes two tasks or is code) and tokens to generate are taken from github.com/microsoft/MInference, scbench/eval_utils.py
 and run_scbench.py, metrics from compute_scores.py: kv, kv_hard, kv_compressible, prefix_suffix, hashhop: the value
@@ -8,16 +14,17 @@ stands in the output; passkey: the first whole number; mf: the first number; vt:
 qa_eng: an answer stands in the output; qa_chn: F1 of characters; choice_eng: InfiniteBench's letter; summary:
 ROUGE-Lsum; repoqa: pass@1 at a similarity of 0.8; summary_with_needles and repoqa_and_kv: by each turn's own task.
 
-This is the official mode 'same context, different query'; the multi-turn mode, which puts the right answers of the
-turns before into the context, is not had here. Instructions around a text are ours: figures can be compared between
-methods, not with published ones.
+Differences: all turns of a line are asked (there at most --max_turns, 5). In the chat form context and turns are one
+message of the user (there a message each), so that the context stays a prefix and a character of the text keeps its
+place. A right option is said with its letter, which is what is asked for (there without). Instructions around a text
+are ours: figures can be compared between methods, not with published ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kvlens.tasks import infinite_metrics as infinite
 from kvlens.tasks import scbench_metrics as metrics
@@ -52,14 +59,19 @@ MIXED = {"summary_with_needles": {"summary": 800, "passkey": 15}, "repoqa_and_kv
 PREFIXES = ("scbench_", "multi_turn_")
 """of file names and of the turns' tasks; the second is an older one"""
 LETTERS = "ABCD"
+TURNS = ("earlier", "alone")
 
 
 class SCBench(FileTask):
     """One task of SCBench, known by the name of the file or its folder."""
 
     fields: Mapping[str, type] = {"multi_turns": list}
+    parameters: ClassVar[Mapping[str, int | str]] = {"turns": TURNS[0]}
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, turns: str = TURNS[0]) -> None:
+        if turns not in TURNS:
+            raise ValueError(f"the parameter 'turns' of scbench is {' or '.join(TURNS)}, not '{turns}'.")
+        self.turns = turns
         known = (_plain(name) for name in (path.stem, path.parent.name))
         self.task = next((name for name in known if name in TASKS), "")
         if not self.task:
@@ -75,7 +87,7 @@ class SCBench(FileTask):
             asked = [turn for turn in line["multi_turns"] if self._kind(turn) == "repoqa"]
             self._functions.setdefault(line.get("repo"), []).extend((turn["name"], turn["answer"]) for turn in asked)
         metric, self.new_tokens, _ = TASKS[self.task]
-        self.summary = f"SCBench, {self.task}"
+        self.summary = f"SCBench, {self.task}, each turn {'alone' if turns == 'alone' else 'behind the earlier ones'}"
         self.metric = f"SCBench's {metric.__name__.replace('_', ' ') if metric else 'metric of each turn'}"
 
     def check(self, number: int, line: dict[str, Any]) -> None:
@@ -113,32 +125,44 @@ class SCBench(FileTask):
         """The task of a turn."""
         return _plain(str(turn.get("task") or "")) if self.task in MIXED else self.task
 
-    def _turn(self, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        at, turn = self._turns[index]
-        line = self.lines[at][1]
-        return line, line["multi_turns"][turn]
-
     def generation(self, index: int = 0) -> Generation:
-        return Generation(MIXED.get(self.task, {}).get(self._kind(self._turn(index)[1]), self.new_tokens))
+        at, number = self._turns[index]
+        kind = self._kind(self.lines[at][1]["multi_turns"][number])
+        return Generation(MIXED.get(self.task, {}).get(kind, self.new_tokens))
 
     def ask(self, line: dict[str, Any]) -> Posed:
-        return self._posed(line, line["multi_turns"][0])
+        return self._posed(line, 0)
 
     def pose(self, index: int) -> Posed:
-        return self._posed(*self._turn(index))
+        at, number = self._turns[index]
+        return self._posed(self.lines[at][1], number)
 
-    def _posed(self, line: dict[str, Any], turn: dict[str, Any]) -> Posed:
+    def _posed(self, line: dict[str, Any], number: int) -> Posed:
+        turns = line["multi_turns"]
+        turn = turns[number]
         kind, answers = self._kind(turn), _answers(turn)
         facts: dict[str, Any] = {"kind": kind}
         if kind == "choice_eng":
             answers = (LETTERS[turn["options"].index(turn["answer"])], *answers)
         if kind == "repoqa":
             facts |= {"name": turn["name"], "functions": self._functions[line["repo"]]}
-        together = tuple(self._question(other) for other in line["multi_turns"])
+        together = tuple(self._behind(turns, other) for other in range(len(turns)))
         opening = "The letter of the right answer is" if kind == "choice_eng" else ""
         cue = "\nAnswer:" if kind in ("choice_eng", "qa_eng") else ""
         context = TASKS[self.task][2] + _context(line)
-        return Posed(context, answers, facts, self._question(turn), cue, opening, together)
+        return Posed(context, answers, facts, together[number], cue, opening, together)
+
+    def _behind(self, turns: Sequence[Mapping[str, Any]], number: int) -> str:
+        """What stands behind the context where turn `number` is asked."""
+        earlier = turns[:number] if self.turns == "earlier" else ()
+        return "".join(self._question(turn) + self._said(turn) for turn in earlier) + self._question(turns[number])
+
+    def _said(self, turn: Mapping[str, Any]) -> str:
+        """A turn's reference answer, as it stands behind its question."""
+        said = ", ".join(_answers(turn))
+        if self._kind(turn) == "choice_eng":
+            said = f"{LETTERS[turn['options'].index(turn['answer'])]}. {said}"
+        return said if turn["input"][-1].isspace() else f"\n{said}" if "\n" in said else f" {said}"
 
     def _question(self, turn: Mapping[str, Any]) -> str:
         kind, asked = self._kind(turn), turn["input"]

@@ -74,6 +74,7 @@ def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: 
     assert "2026\\-01\\-01, P, 2 cores" in said
     assert "0 hold, 1 do not hold" in said
     assert list(app.dataframe[0].value["method"]) == ["FullKV", "SeKV"]
+    assert "against bytes read by a step, share of full KV" not in app.segmented_control(key="bench_axis").options
     assert app.dataframe[1].value["here"][0] == "does not hold"
     assert not app.error
 
@@ -110,7 +111,8 @@ def test_the_results_that_come_with_kvlens_can_be_shown(visit: Visit, runs: Runs
 def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: Runs, results: Path) -> None:
     def table(model: str, n: int, **more: str) -> str:
         asked = {"model": model, "tasks": ["needle"], "length": 256} | more
-        noise = {**LINE, "dtype": "bfloat16", "selection_recall": 0.5, "presets": {"fit": n}}
+        noise = {**LINE, "dtype": "bfloat16", "selection_recall": 0.5, "read_share": 0.5, "presets": {"fit": n}}
+        noise["read_bytes_per_step"] = 1e6
         return json.dumps({"about": {**ABOUT, "trials": n, "request": asked}, "lines": [LINE, noise]})
 
     (results / "quality-demo.json").write_text(table("demo", 1))
@@ -129,7 +131,8 @@ def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: R
     assert "question fed after the context was placed, tasks needle; 3 of 6 trials" in caption()
     shown = app.dataframe[0].value
     assert list(shown["method"]) == ["FullKV", "FullKV in bfloat16 (noise floor)"]
-    assert shown["selection_recall"].isna().tolist() == [True, False]
+    assert shown["selection_recall"].isna().tolist() == shown["read_share"].isna().tolist() == [True, False]
+    assert not app.segmented_control(key="bench_axis").set_value("read_share").run().exception
     assert list(shown["presets"]) == ["", "fit"]
     models.set_value("demo").run()
     assert "Model demo" in caption()

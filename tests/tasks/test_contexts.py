@@ -93,8 +93,11 @@ def test_every_turn_is_a_prompt_on_the_same_context(tmp_path: Path) -> None:
     assert first.text[: first.question] == second.text[: second.question] != third.text[: third.question]
     assert (first.text[first.question :], second.text[second.question :]) == (
         "\n\nWhat is the value of aa?",
-        "\n\nAnd bb?",
+        "\n\nWhat is the value of aa? 11\n\nAnd bb?",
     )
+    assert third.text[third.question :] == "\n\nWhat is the value of aa?", "another context, another conversation"
+    alone = ask(f"{spec}@turns=alone", 1)
+    assert (alone.text, alone.question) == (first.text[: first.question] + "\n\nAnd bb?", first.question)
     assert (grade(spec, "it is 11."), grade(spec, "11", 1), grade(spec, "x22x", 1)) == (1.0, 0.0, 1.0)
     with pytest.raises(ValueError, match="has 3 prompts; there is no number 3"):
         ask(spec, 3)
@@ -108,8 +111,37 @@ def test_a_cut_context_is_the_same_for_all_of_its_questions(tmp_path: Path) -> N
     assert first.text[: first.question] == second.text[: second.question]
     assert first.text.startswith("w0 w1 ")
     assert len(by_word(second.text)) in (98, 99)
+    alone = ask(f"{spec}@turns=alone", 1, 100)
+    assert second.question < alone.question, "room for the turn before it"
     with pytest.raises(ValueError, match="20 tokens do not hold the question of prompt 0 of 'scbench_prefix_suffix"):
         ask(spec, 0, 20)
+
+
+@pytest.mark.parametrize(
+    ("task", "turn", "said"),
+    [
+        ("kv", {"input": "The value of aa is: ", "answer": "11"}, "\n\nThe value of aa is: 11"),
+        ("vt", {"answer": ["AB", "CD"]}, "\n\nWhat is it? AB, CD"),
+        ("mf", {"answer": 17}, "\n\nWhat is it? 17"),
+        ("qa_eng", {"answer": "elm"}, "\n\nQuestion: What is it?\nAnswer: elm"),
+        (
+            "choice_eng",
+            {"answer": "elm", "options": ["oak", "elm", "fir", "ash"]},
+            "\n\nQuestion: What is it?\nA. oak\nB. elm\nC. fir\nD. ash\nAnswer: B. elm",
+        ),
+        ("repoqa", {"name": "f", "answer": "def f():\n    pass"}, "\n\nWhat is it?\ndef f():\n    pass"),
+    ],
+)
+def test_an_earlier_turn_is_its_question_and_its_reference_answer(
+    tmp_path: Path, task: str, turn: dict[str, Any], said: str
+) -> None:
+    spec = f"scbench:{write(tmp_path / f'scbench_{task}.jsonl', with_turns(turn, turn, repo='r'))}"
+    first, second = (ask(spec, index) for index in range(2))
+    context, asked = first.text[: first.question], first.text[first.question :]
+    assert second.text == context + said + asked
+    assert (second.question, second.answers) == (first.question, first.answers)
+    chat = tasks.ask(tasks.get(spec), None, None, 0, Encoding(by_word, 4, chat=True), 1)
+    assert chat.text == context + said + asked.removesuffix(chat.cue), "only the last answer is begun by the model"
 
 
 CODE = "def add(a, b):\n    total = a + b\n    return total\n"
@@ -214,5 +246,8 @@ def test_parameters_behind_the_path(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=sentence):
             tasks.get(f"rulerkv:{path}{wrong}")
     kv = write(tmp_path / "scbench_kv.jsonl", KV)
-    with pytest.raises(ValueError, match="files of scbench have no parameter 'n'; it has none"):
-        tasks.get(f"scbench:{kv}@n=1")
+    with pytest.raises(ValueError, match="the parameter 'turns' of scbench is earlier or alone, not 'all'"):
+        tasks.get(f"scbench:{kv}@turns=all")
+    plain = write(tmp_path / "hotpotqa.jsonl", {"input": "x"})
+    with pytest.raises(ValueError, match="files of longbench have no parameter 'n'; it has none"):
+        tasks.get(f"longbench:{plain}@n=1")

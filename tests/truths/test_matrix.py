@@ -142,6 +142,7 @@ def test_budget_is_kept_at_every_step(runs: Runs, demo: Any, name: str) -> None:
     for record in sink.steps:
         assert record.resident_bytes <= record.peak_bytes <= limit
     assert result.peak_bytes == max(record.peak_bytes for record in sink.steps)
+    assert sink.steps[-1].resident_bytes <= sink.steps[0].resident_bytes, "what an answer takes is taken before it"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from support import task_prompt
 
+from benchmarks.head_texts import NeedleIn, alike
 from kvlens import methods
 from kvlens.calibrate.copying import _Copying, answer_tokens, needle_scores
 from kvlens.methods.calibration import given
 from kvlens.methods.families.retrieval_heads import SHIPPED
 from kvlens.shape import KVShape
+from kvlens.tasks.texts import CALIBRATION, sentences
 
 SHAPE = KVShape(layers=6, q_heads=8, kv_heads=2, head_dim=32, itemsize=4)
 
@@ -55,6 +57,16 @@ def test_the_demo_models_map_has_the_heads_that_look_at_an_answer(demo: Any) -> 
     shipped = torch.tensor(json.loads((SHIPPED / "heads_demo.json").read_text())["needle"])
     best = {int(x) for x in shipped.flatten().topk(5).indices}
     assert {int(x) for x in found.flatten().topk(3).indices} <= best
+
+
+def test_maps_of_two_texts_are_compared_by_ranks_and_by_their_best() -> None:
+    scores = np.arange(40.0)
+    assert alike(scores, scores * 2) == {"rank": pytest.approx(1.0), "best5": 5, "best10": 10, "best20": 20}
+    assert alike(scores, -scores) == {"rank": pytest.approx(-1.0), "best5": 0, "best10": 0, "best20": 0}
+    assert alike(scores, np.roll(scores, 3))["best10"] == 7
+    asked = NeedleIn(CALIBRATION).make(200, 0.5, 7, lambda text: list(range(len(text.split()))))
+    assert any(sentence in asked.text for sentence in sentences(CALIBRATION))
+    assert not any(sentence in asked.text for sentence in sentences() if len(sentence) > 20)
 
 
 @pytest.fixture

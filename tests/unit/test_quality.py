@@ -45,7 +45,11 @@ def test_an_interrupted_table_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert run == ["needle/256/1/streaming_llm/20%"]
     assert again["lines"] == whole["lines"]
     assert collect(kept, QualityRequest(**SMALL))[1] == []
-    first = next(line for line in whole["lines"] if line["method"] == "full")
+    first, _, other = whole["lines"]
+    assert 0.9 < first["read_share"] <= 1
+    assert 0 < other["read_share"] <= other["resident_share"] <= 0.2
+    read, attended = (other[name] / first[name] for name in ("read_bytes_per_step", "attended_tokens"))
+    assert read == pytest.approx(attended), "neither reads an index"
     assert (first["n"], first["exact"], first["coverage"]) == (2, 1.0, pytest.approx(1.0, abs=1e-4))
     assert first["failed_self_checks"] == 0
     table = markdown(whole)
@@ -160,7 +164,7 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
         asked = {"model": model, "tasks": ["needle"], "length": 1024, "question": question}
         return {"about": about | {"request": asked}, "lines": [line | more]}
 
-    arm = {"dtype": "bfloat16", "selection_recall": 0.5, "presets": {"paper": 3, "fit": 1}}
+    arm = {"dtype": "bfloat16", "selection_recall": 0.5, "read_share": 0.125, "presets": {"paper": 3, "fit": 1}}
     page = document([result("demo", "in"), result("real", "after"), result("real", "in", **arm)])
     heads = [text for text in page.splitlines() if text.startswith("## ")]
     assert heads == [
@@ -171,7 +175,8 @@ def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     rows = [text for text in page.splitlines() if text.startswith("| FullKV")]
     cell = "1.00 (0.50-1.00), 4"
     assert rows == [
-        f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} | 1.00 | 0.50 | 100.0% | 103.0% | 0 B |",
-        *[f"| FullKV | none | defaults | {cell} | 1.00 | not measured | 100.0% | 103.0% | 0 B |"] * 2,
+        f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} "
+        "| 1.00 | 0.50 | 100.0% | 103.0% | 12.5% | 0 B |",
+        *[f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | 0 B |"] * 2,
     ]
     assert page.count("no\nevidence") == 1

@@ -30,7 +30,7 @@ POINTS = (
     ("h2o", "20%", 0.0),
 )
 KNOWN = result("in", line("full", "", 1.0), *(line(*point) for point in POINTS))
-AFTER = result("after", line("snapkv", "20%", 0.25), line("quest", "20%", 0.5, resident_share=0.8))
+AFTER = result("after", line("snapkv", "20%", 0.25), line("quest", "20%", 0.5, resident_share=0.8, read_share=0.1))
 
 
 def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() -> None:
@@ -49,6 +49,8 @@ def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() 
     assert table["mean rank"]["snapkv"] == pytest.approx((1.5 + 1 + 2) / 3)
     assert table["mean rank"][["h2o", "full"]].isna().all(), "one lacks a column, one is held to nothing"
     assert table["resident"]["quest"] == pytest.approx((0.2 + 0.2 + 0.8) / 3)
+    assert table["read"]["quest"] == 0.1, "tables that were measured before bytes read were do not count as 0"
+    assert table["read"].drop("quest").isna().all()
 
 
 def test_a_cell_names_the_trials_that_were_lost_as_they_are_made_again() -> None:

@@ -10,12 +10,17 @@ from typing import Any
 
 import pytest
 
+from kvlens import tasks
 from kvlens.bench.sweep.place import Place
 from kvlens.bench.sweep.trace import carry_out_stored
 from kvlens.bench.trials import Prompts, Trial, carry_out
+from kvlens.demo import demo_path
+from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.store.reader import TraceReader
+from kvlens.tasks.encoding import encoding_of
+from kvlens.text.prompts import tokenize
 from kvlens.ui.common.submit import submit_trial
 
 
@@ -48,13 +53,37 @@ def test_the_context_of_several_questions_is_read_once(tmp_path: Path, engine: C
     prompts = Prompts(engine)
     rows = [carry_out(engine, prompts, trial(f"scbench:{path}", index, "after")) for index in range(6)]
     assert engine.readings == 2, "one per context"
-    assert len({row["prompt_tokens"] for row in rows[:3]}) == 1
+    first, second, third = (row["prompt_tokens"] for row in rows[:3])
+    assert second - first == third - second > 0, "a turn more, question and answer, is fed behind it"
+    given = [carry_out(engine, prompts, trial(f"scbench:{path}@turns=alone", at, "after")) for at in range(3)]
+    assert {row["prompt_tokens"] for row in given} == {first}
+    assert engine.readings == 3, "the second context was the last one read"
     alone = [carry_out(engine, Prompts(engine), trial(f"scbench:{path}", index, "after")) for index in range(6)]
-    assert engine.readings == 8
+    assert engine.readings == 9
     assert rows == alone
     carry_out(engine, prompts, trial(f"scbench:{path}", 0))
     carry_out(engine, prompts, trial(f"scbench:{path}", 1))
-    assert engine.readings == 10, "a question that is read with its context is another prompt"
+    assert engine.readings == 11, "a question that is read with its context is another prompt"
+
+
+@pytest.mark.parametrize("chat", ["on", "off"])
+def test_earlier_turns_are_fed_behind_the_same_context_in_either_form(tmp_path: Path, chat: str) -> None:
+    turns = [{"input": "The value of aa is: ", "answer": "4071"}, {"input": "The value of bb is: ", "answer": "9"}]
+    path = tmp_path / "scbench_kv.jsonl"
+    path.write_text(json.dumps({"context": '{"aa": "4071", "bb": "9"}', "multi_turns": turns}) + "\n")
+    tokenizer, prompts = load_tokenizer(demo_path()), []
+    tokenizer.chat_template = "{% for m in messages %}<u>{{ m.content }}</u>{% endfor %}<a>"
+    for index in range(2):
+        task = tasks.get(f"scbench:{path}")
+        source = tasks.prompt_of(tasks.ask(task, None, None, 0, encoding_of(tokenizer, chat), index))
+        prompts.append(tokenize(source, tokenizer, 4096, 8, chat, question="after"))
+        said = "".join(source.text[a:b] for a, b in filter(None, prompts[-1].offsets))
+        assert said == source.text[: source.question], "every character of the context, '4071' too, keeps its place"
+    first, second = prompts
+    assert first.ids == second.ids
+    fed = tokenizer.decode(second.asked)
+    assert fed.lstrip().startswith("The value of aa is: 4071\n\nThe value of bb is: ")
+    assert fed.endswith("</u><a>") == (chat == "on")
 
 
 def test_samples_of_a_problem_are_drawn_with_their_seeds(tmp_path: Path, engine: Counting) -> None:

@@ -183,6 +183,8 @@ def test_traces_are_stored_and_opened_from_the_row(tmp_path: Path) -> None:
         assert row["attended_tokens"] == pytest.approx(other["attended_tokens"], rel=1e-5)
         assert row["resident_share"] == pytest.approx(other["resident_share"])
         assert row["h2d_bytes_per_step"] == other["h2d_bytes_per_step"]
+        assert row["read_bytes_per_step"] == pytest.approx(other["read_bytes_per_step"])
+        assert row["read_share"] == pytest.approx(other["read_share"])
     with TraceReader.open(tmp_path / "runs", rows[2]["uid"]) as reader:
         assert reader.meta.reference == rows[0]["uid"], "the reference is the sweep's own full-KV trial"
         assert len(reader.loss())

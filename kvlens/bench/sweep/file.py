@@ -27,6 +27,8 @@ COLUMNS = (
     "attended_tokens",
     "prompt_tokens",
     "resident_share",
+    "read_share",
+    "read_bytes_per_step",
     "h2d_bytes_per_step",
     "d2h_bytes_per_step",
     "steps",
@@ -55,7 +57,7 @@ FIGURES = (
     "h2d_bytes_per_step",
     "d2h_bytes_per_step",
 )
-"""of a trial that was run"""
+"""of a trial that was run, in files of every version"""
 NEEDED = ("task", "length", "depth", "seed", "method", "budget", "rule", "exact")
 
 

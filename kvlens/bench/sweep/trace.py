@@ -74,14 +74,17 @@ def _silent(phase: str, done: int, total: int) -> None:
 def _figures(reader: TraceReader) -> dict[str, Any]:
     steps, full = reader.steps(), reader.meta.full_kv_bytes
     assert full is not None, "every run stored here says it"
+    read = float(np.mean(reader.kv_cube("read_bytes").sum((1, 2))))
     return {
         "coverage": float(np.nanmean(reader.head_cube("coverage"))),
         "selection_recall": float(np.nanmean(reader.head_cube("selection_recall"))),
         "attended_tokens": float(np.mean(reader.kv_cube("attended_tokens"))),
+        "read_bytes_per_step": read,
         "h2d_bytes_per_step": float(steps["h2d_bytes"].mean()),
         "d2h_bytes_per_step": float(steps["d2h_bytes"].mean()),
         "prompt_tokens": reader.meta.prompt_tokens,
         "resident_share": float(steps["peak_bytes"].max() / full),
+        "read_share": read / full,
         "steps": reader.n_steps,
         "passed": bool(reader.self_checks()["passed"].all()),
     }

@@ -16,6 +16,7 @@ from kvlens.figures.methodmarks import mark
 from kvlens.figures.quality import AXES, COSTS, quality, table
 from kvlens.figures.qualityranks import ranked
 from kvlens.ui.benchmarks import measured
+from kvlens.ui.benchmarks.trials import READ
 from kvlens.ui.common import data
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.parts import download
@@ -56,9 +57,12 @@ def show_quality(model: str | None) -> None:
         error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench quality.")
         return
     titles = arm_titles(data.titles(), frame["method"])
+    axes = (RANKED, *(cost for cost in COSTS if frame[cost].notna().any()))
+    if st.session_state.get("bench_axis") not in axes:
+        st.session_state.pop("bench_axis", None)
     axis = st.segmented_control(
         "Exact match",
-        (RANKED, *COSTS),
+        axes,
         default=RANKED,
         format_func=lambda a: RANKED if a == RANKED else f"against {_low(AXES[a][0].partition(':')[0])}",
         key="bench_axis",
@@ -83,7 +87,8 @@ def show_quality(model: str | None) -> None:
     )
     with st.expander("The figures as a table"):
         table_of = show.dropna(axis=1, how="all")
-        st.dataframe(table_of, hide_index=True, column_config=headings(table_of.columns, columns()), height=320)
+        names = headings(table_of.columns, columns())
+        st.dataframe(table_of, hide_index=True, column_config=names, height=320, placeholder="—")
         download(frame, "kvlens-quality")
 
 
@@ -140,6 +145,8 @@ def columns() -> dict[str, Any]:
         "attended_tokens": number("attended tokens", format="%.0f"),
         "attended_share": number("attended share", format="percent"),
         "resident_share": number("resident share", format="percent"),
+        "read_share": number("read share", format="percent", help=READ),
+        "read_bytes_per_step": number("read per step (bytes)", format="compact"),
         "smallest_feasible": number("smallest feasible", format="percent"),
         "rule": "held to",
         "n": "prompts",

@@ -24,7 +24,8 @@ from kvlens.ui.common.widgets import copy_link, error, headings, notice, plain
 
 _LOOK, _WRITTEN = "bench_look", "bench_written"
 VIEWS = ("Exact match", "Difference from full KV")
-AGAINST = ("budget_share", *COSTS, "length")
+ASKED = ("budget_share", "length")
+"""axes that say what was asked for; the others, what it came to"""
 
 
 _figure = st.cache_data(max_entries=32, show_spinner=False)(grid)
@@ -209,11 +210,16 @@ def _clicked(key: str, chosen: Look) -> None:
 
 def _against(suite: Suite, task: str) -> None:
     st.markdown("##### Exact match against what it costs")
+    frame = lines(suite, task, ("length",))
+    first, last = ASKED
+    axes = (first, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
+    if st.session_state.get("bench_against") not in axes:
+        st.session_state.pop("bench_against", None)
     axis = str(
         st.segmented_control(
             "Against",
-            AGAINST,
-            default=AGAINST[0],
+            axes,
+            default=first,
             format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(),
             key="bench_against",
             required=True,
@@ -221,14 +227,12 @@ def _against(suite: Suite, task: str) -> None:
         )
     )
     if axis == "length":
-        frame = lines(suite, task, ("length",))
         limited = [budget for budget in dict.fromkeys(frame["budget"]) if budget]
         free = frame[frame["budget"] == ""]
         frame = pd.concat([frame[frame["budget"] != ""], *(free.assign(panel=budget) for budget in limited)])
         frame["panel"] = frame["panel"].fillna(frame["budget"]) if "panel" in frame else frame["budget"]
         panel, names = "panel", {budget: f"budget {budget}" for budget in limited}
     else:
-        frame = lines(suite, task, ("length",))
         panel, names = "length", {length: f"{length:,} tokens" for length in frame["length"].dropna().unique()}
     if frame.empty or frame["exact"].isna().all():
         st.info("No trial of this task has been finished.")

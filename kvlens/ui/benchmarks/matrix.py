@@ -54,6 +54,7 @@ def show_matrix(model: str | None) -> None:
         selection_mode="single-cell",
         column_config=_config(columns),
         height=min(40 + 35 * len(shown), 355),
+        placeholder="—",
     )
     if at := event["selection"].get("cells"):
         row, name = at[0]
@@ -64,10 +65,11 @@ def show_matrix(model: str | None) -> None:
     st.caption(
         plain(
             f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
-            "download. Empty: infeasible at that budget, or not run. Mean rank: of a method's place in each column, "
-            "equal ones sharing the mean of theirs, for methods with a value in all columns. Resident, attended and "
-            "selection recall are means over the columns. A click on a heading sorts; a click on a cell lists the "
-            "trials that were lost there."
+            "download. —: infeasible at that budget, not run, or not measured. Mean rank: of a method's place in each "
+            "column, equal ones sharing the mean of theirs, for methods with a value in all columns. Resident (peak) "
+            "and read (by a step) are shares of full KV; these, attended and selection recall are means over the "
+            "columns that have them. A click on a heading sorts; a click on a cell lists the trials that were lost "
+            "there."
         )
     )
     download(_long(found), "kvlens-quality-matrix")

@@ -27,12 +27,16 @@ SHOWN = (
     "selection_recall",
     "attended_tokens",
     "resident_share",
+    "read_share",
     "h2d_bytes_per_step",
     "seed",
     "infeasible",
     "refused",
     "uid",
 )
+
+
+READ = "bytes of KV and index that a step reads, share of full KV, mean over the steps"
 
 
 def came_out(found: list[dict[str, Any]]) -> str:
@@ -88,6 +92,7 @@ def _columns() -> dict[str, Any]:
         "seed": number("seed", format="%d"),
         "attended_tokens": number("attended tokens", format="%.0f"),
         "resident_share": number("resident share", format="percent"),
+        "read_share": number("read share", format="percent", help=READ),
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
         "infeasible": number("needs share of full KV", format="percent"),
         "refused": "refused because",
