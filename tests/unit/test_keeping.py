@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvlens.store import queries
+from kvlens.store import keeping, queries
+from kvlens.store.keeping import KeepingSession
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.ui.common import pagereader
-from kvlens.ui.common.pagereader import PageReader, PageSession
+from kvlens.ui.common.pagereader import PageReader
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +32,13 @@ def reader(written: tuple[Path, str]) -> Iterator[PageReader]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements that reach the file."""
     found: list[str] = []
-    plain = PageSession._execute
+    plain = KeepingSession._execute
 
-    def execute(session: PageSession, sql: str, values: dict[str, Any]) -> Any:
+    def execute(session: KeepingSession, sql: str, values: dict[str, Any]) -> Any:
         found.append(sql)
         return plain(session, sql, values)
 
-    monkeypatch.setattr(PageSession, "_execute", execute)
+    monkeypatch.setattr(KeepingSession, "_execute", execute)
     return found
 
 
@@ -75,7 +75,7 @@ def test_what_was_used_longest_ago_goes_first(
     def ask(number: int, sql: str = "SELECT $number::INTEGER AS number") -> pd.DataFrame:
         return reader._db.frame(sql, number=number)
 
-    monkeypatch.setattr(pagereader, "KEPT_BYTES", 4 * pagereader._frame_bytes(ask(-1)))
+    monkeypatch.setattr(keeping, "KEPT_BYTES", 4 * keeping._frame_bytes(ask(-1)))
     for number in (0, 1, 2, 3, 0, 4):
         ask(number)
     asked.clear()
