@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from kvlens.kernels.choice import Backend
-from kvlens.kernels.pool_attend import Live, page_of
-from kvlens.kernels.slot_tables import slot_bias, tables_by
+from kvlens.kernels.pool_attend import Live
 from kvlens.memory.account import BudgetAccount
-from kvlens.memory.bias import slot_reads
+from kvlens.memory.attended import Attended
 from kvlens.memory.cold import ColdTier
 from kvlens.memory.distance import Distance, Turn
 from kvlens.memory.dropped import Dropped
@@ -85,6 +84,18 @@ class Memory:
         if layout.quantised is not None:
             self.packed = PackedZone(shape, layout.quantised, self.dtype, self.device)
             self.account.hold("packed", *self.packed.tensors())
+        self.attended = Attended(
+            shape,
+            layout,
+            self.hot,
+            self.spans,
+            self.selectable,
+            self.is_hot,
+            self.packed,
+            self.distance,
+            self.held,
+            self.dropped,
+        )
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
@@ -227,60 +238,17 @@ class Memory:
     def attends(
         self, layer: int, selection: Selection | None, by: Backend, part: int = 0
     ) -> tuple[torch.Tensor | None, Live | None]:
-        """Additive bias [h, G, C] over the slots of a part of the layer (log|S| on coarse entries, -inf on what a query
-        head does not attend), and what k1 reads with it. by: what makes them.
-
-        No bias when every slot written so far is attended as it is (then the live slots are a prefix of the pool), as
-        in KV heads that are whole by the layout: they attend everything, whatever the selection says, but for what is
-        dropped. Without the held zone's slots where nothing is held at this step. No pages: PyTorch attends, or k1 has
-        to find them in the bias.
-        """
+        """What a step's attention in a part of the layer reads; see Attended.bias."""
         self.events.attended = layer
-        held, drops, pool = self.held.live(layer), self.dropped.live(layer), self.hot.pools_of(layer)[part]
-        selection = None if (layer, pool.heads.start) in self.layout.whole else selection
-        plain = self.packed is not None or pool.live_prefix(self._position) is not None
-        if selection is None and not held and not drops and plain:
-            return None, None
-        slots, heads = pool.slots(layer), pool.at[1]
-        if self.packed is not None:
-            slots = self.packed.slots(pool, layer, self._position, held)
-        elif not held:
-            slots = slots.before(pool.start["held"])
-        own = selection if selection is None or len(pool.heads) == self.shape.kv_heads else selection.of(heads)
-        reads = slot_reads(slots, self.spans, self.selectable, self.is_hot[layer, heads], self.shape.group, own)
-        if by == "torch":
-            bias, live = slot_bias(reads), None
-        else:
-            live = tables_by(by, reads, page_of(slots.role.shape[1]))
-            bias = live.bias
-        pool.weigh(bias, layer)
-        if held:
-            bias, live = self.held.show(layer, heads, slots, bias), None
-        if drops:
-            bias, live = self.dropped.hide(layer, heads, slots, self.spans, bias), None
-        return bias, live
+        return self.attended.bias(layer, selection, by, self._position, part)
 
     def attended_slots(self, layer: int, bias: torch.Tensor | None, part: int = 0) -> Slots:
         """The slots of a part that a step's attention with this bias goes through."""
-        pool = self.hot.pools_of(layer)[part]
-        if self.packed is not None:
-            return self.packed.slots(pool, layer, self._position, self.held.live(layer))
-        live = pool.live_prefix(self._position) if bias is None else bias.shape[-1]
-        slots = pool.slots(layer).before(pool.zones.slots if live is None else live)
-        if self.distance is None or pool.dense:
-            return slots
-        return self.distance.seen(slots, layer, self._position, pool.start["held"])
+        return self.attended.slots(layer, bias, self._position, part)
 
     def attended_together(self, layers: range, bias: torch.Tensor | None, part: int = 0) -> Slots:
-        """As `attended_slots`, of some layers of one pool with equally wide biases [l, h, C, ...]: views, but for
-        packed tokens and keys that are seen from elsewhere."""
-        if self.packed is not None or self.distance is not None:
-            each = [vars(self.attended_slots(layer, bias, part)).values() for layer in layers]
-            return Slots(*(torch.stack(tensors) for tensors in zip(*each, strict=True)))
-        pool = self.hot.pools_of(layers.start)[part]
-        live = self.attended_slots(layers.start, bias, part).role.shape[1]
-        at = slice(layers.start - pool.layers.start, layers.stop - pool.layers.start)
-        return Slots(*(tensor[at, :, :live] for tensor in pool.tensors()))
+        """As `attended_slots`, of some layers of one pool; see Attended.together."""
+        return self.attended.together(layers, bias, self._position, part)
 
     @property
     def held_bytes(self) -> int:
