@@ -16,7 +16,7 @@ from support import ListSink, makes, preset_of, random_llama, random_prompt, run
 
 from kvlens import methods
 from kvlens.kernels import attend, pool_attend
-from kvlens.memory.holds import Hold
+from kvlens.memory.holds import Drop, Hold
 
 NAMES = makes()
 NEW = 3
@@ -92,13 +92,16 @@ def test_a_run_through_k1_is_the_run_through_pytorch(tiny: Any, name: str, monke
 
 
 @pytest.mark.slow
-def test_what_is_held_is_attended_through_k1(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range, which changes the bias after it has
-    been made."""
+def test_what_is_held_is_attended_through_k1_and_what_is_dropped_is_not(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 0 attends by the kernel's tables. From step 1 on a layer holds a range and two drop another, which
+    changes the bias after it has been made."""
     prompt = random_prompt(320)
     settings = {"budget": "0.5", "preset": "demo", "max_new": 3, "keep_logits": True, "ignore_eos": True}
     plain = run(tiny, prompt, "freekv", **settings)
     settings["holds"] = (Hold(1, 90, 170, ((1, 0), (1, 1)), 1),)
+    settings["drops"] = (Drop(2, 250, 310, ((0, 1), (1, 1)), 1),)
     held = run(tiny, prompt, "freekv", **settings)
     monkeypatch.setattr(attend, "backend", lambda tensor: "triton")
     with np.errstate(divide="ignore"):

@@ -52,7 +52,6 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bo
         _budget(knob, made)
     _chips(made)
     if run or search:
-        wanted = replace(wanted, drops=()) if search else wanted
         if search == "heads" and not wanted.pieces:
             wanted = replace(wanted, pieces=offered)
         elif search == "bytes":
@@ -147,7 +146,9 @@ def _listing(made: Draft, offered: Pieces) -> None:
 
 def _searches(busy: bool, wanted: TryChoice, offered: bool) -> str:
     """'heads' or 'bytes' where such a search is asked for."""
-    with st.popover("Find the least", icon=":material/search:", disabled=busy, key=f"least_{busy}"):
+    off = busy or bool(wanted.drops)
+    why = "A search looks for what to hold: take what is to be dropped off the list first." if wanted.drops else None
+    with st.popover("Find the least", icon=":material/search:", disabled=off, key=f"least_{off}", help=why):
         heads = st.button(
             "Find the smallest set of heads",
             disabled=not (offered or wanted.pieces),
