@@ -33,7 +33,7 @@ def on_random(case: Case) -> Case:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 5, 7, 9, 12, 14, 15)], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [CASES[i] for i in (0, 1, 2, 3, 5, 7, 9, 14, 15)], ids=lambda case: case.id)
 def test_one_graph_for_all_steps(fresh: None, case: Case) -> None:
     prompt, case, backend = random_prompt(400), on_random(case), Counting()
     plain = decoder(small_model(case), prompt, case, STEPS)
@@ -57,7 +57,7 @@ def test_one_graph_for_all_steps(fresh: None, case: Case) -> None:
     assert not called & set(HOST)
 
 
-@pytest.mark.parametrize("case", [CASES[5], CASES[9], CASES[11]], ids=lambda case: case.id)
+@pytest.mark.parametrize("case", [CASES[5], CASES[12]], ids=lambda case: case.id)
 def test_without_mutation_it_is_the_same_step(fresh: None, case: Case) -> None:
     """What compilers that generate code are given: the graph with its writes turned into outputs (aot_eager)."""
     prompt, case = random_prompt(400), on_random(case)
