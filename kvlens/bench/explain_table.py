@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -27,10 +27,10 @@ def points(model: str = DEMO) -> tuple[tuple[str, str, str], ...]:
 
 
 def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
-    """One line per point: prompts, lost trials n, candidates (triples, mean), and per arm the share restored with its
-    95 % Wilson interval. agreed: not the expected answer, yet full KV's token at every step of the forced run, so there
-    is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere restores, the share that
-    the arm restores as well."""
+    """One line per point: presets (of the lost trials), prompts, lost trials n, candidates (triples, mean), and per arm
+    the share restored with its 95 % Wilson interval. agreed: not the expected answer, yet full KV's token at every step
+    of the forced run, so there is nothing to attribute. of_everywhere: of the trials that holding the needle everywhere
+    restores, the share that the arm restores as well."""
     for method, task, budget in points:
         mine = [row for row in rows if (row["method"], row["task"], row["budget"]) == (method, task, budget)]
         lost = [row for row in mine if row["lost"]]
@@ -38,6 +38,7 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
             "method": method,
             "task": task,
             "budget": budget,
+            "presets": sorted({row.get("preset") or "defaults" for row in lost}),
             "prompts": len(mine),
             "n": len(lost),
             "infeasible": sum("infeasible" in row for row in mine),
@@ -58,7 +59,8 @@ def _share(restored: Sequence[bool]) -> dict[str, float]:
 
 INTRODUCTION = """# How good the lens is
 
-Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain-demo.json`.
+Made by `kvlens bench explain`; all figures with their provenance are in `benchmarks/results/explain-*.json` and on the
+Benchmarks page.
 
 Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
 its triples (layer, KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query
@@ -66,30 +68,37 @@ heads of the KV head. Then the free run is repeated, everything else as it was, 
 from step 0. *Restored*: the free run's answer is right. *step*: ranked by regret at the step of loss alone; *lost
 steps*: by regret added over all steps at which the forced run's most probable token is not full KV's. *random*: as many
 triples drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with
-the 95 % Wilson interval.
-
+the 95 % Wilson interval. The question was read with its context when the method placed it.
 """
 
 
-def document(result: dict[str, Any]) -> str:
-    """The page of the docs: what was done, and the table."""
-    return INTRODUCTION + markdown(result)
+def document(results: Iterable[dict[str, Any]]) -> str:
+    """The page of the docs: what was done, and the tables, the toy's last."""
+    ordered = sorted(results, key=lambda result: (result["about"]["model"] == DEMO, result["about"]["model"]))
+    return INTRODUCTION + "".join(_section(result) for result in ordered)
+
+
+def _section(result: dict[str, Any]) -> str:
+    about = result["about"]
+    toy = " (a toy)" if about["model"] == DEMO else ""
+    return f"\n## {about['model']}{toy}, {about['length']:,} tokens\n\n{markdown(result)}"
 
 
 def markdown(result: dict[str, Any]) -> str:
     """A row per point, a column per arm."""
+    said = result["about"]
     heads = [f"{'step' if scope == 'step' else 'lost steps'}, top {top}" for scope in SCOPES for top in TOPS]
     heads += [*(f"random {top}" for top in TOPS), "everywhere"]
-    text = [f"| method, task, budget | n (triples) | {' | '.join(heads)} |", "|---" * (len(ARMS) + 2) + "|"]
+    text = [f"| method, preset, task, budget | n (triples) | {' | '.join(heads)} |", "|---" * (len(ARMS) + 2) + "|"]
     for line in result["lines"]:
-        first = f"{methods.get(line['method']).title}, {line['task']}, {line['budget']}"
+        presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
+        first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
         cells = [_cell(line["arms"][arm]) for arm in ARMS] if line["n"] else ["no lost trial"] * len(ARMS)
         text.append(
             f"| {first} | {line['n']}"
             + (f" ({line['candidates']:.0f})" if line["n"] else "")
             + f" | {' | '.join(cells)} |"
         )
-    said = result["about"]
     machine = said["machine"]
     text += [
         "",

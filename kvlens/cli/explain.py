@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Model
-from kvlens.cli.results import Kept, Out, kept_file, out_file, write
+from kvlens.cli.results import Kept, Out, kept_file, out_file, results, write
 
 
 def explain(
@@ -25,7 +25,10 @@ def explain(
     seed: Annotated[int, typer.Option(help="Seed of the first prompt.")] = 9_500_000,
     out: Out = None,
     kept: Kept = None,
-    doc: Annotated[Path | None, typer.Option(help="Also write the page of the docs to this Markdown file.")] = None,
+    doc: Annotated[
+        Path | None,
+        typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
+    ] = None,
 ) -> None:
     """The share of lost answers restored by holding the triples with most regret, against random ones and the needle
     everywhere."""
@@ -47,7 +50,7 @@ def explain(
     )
     write(target, result)
     if doc is not None:
-        doc.write_text(document(result), encoding="utf-8")
+        doc.write_text(document(results(target.parent, "explain")), encoding="utf-8")
     typer.echo(markdown(result))
 
 

@@ -12,6 +12,7 @@ import pytest
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
 from kvlens.bench.explain_table import ARMS, document, summarise
+from kvlens.cli.results import results
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
 
@@ -43,7 +44,7 @@ def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], 
     second = measure(ExplainRequest(points=POINTS, length=512, lost=3), kept, again.append)
     assert again == []
     assert second["lines"] == first["lines"]
-    assert "| StreamingLLM, multikey, 10% | 3 (" in document(second)
+    assert "| StreamingLLM, defaults, multikey, 10% | 3 (" in document([second])
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -108,3 +109,12 @@ def test_a_kept_file_that_is_no_text_is_a_sentence_and_stays(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"'trials.jsonl' does not hold trials"):
         keeping.read(kept, ("lost",), lambda row: True)
     assert kept.read_bytes() == b"PAR1\xff\xfe\n"
+
+
+def test_the_committed_page_is_made_of_the_committed_figures_the_real_model_first() -> None:
+    root = Path(__file__).resolve().parents[2]
+    found = results(root / "benchmarks/results", "explain")
+    page = document(found)
+    assert page == (root / "docs/lens-quality.md").read_text(encoding="utf-8")
+    assert len(found) > 1
+    assert page.index("## smollm2") < page.index("## demo")
