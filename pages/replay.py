@@ -5,7 +5,7 @@ import streamlit as st
 
 from kvlens.ui.common import nav, session
 from kvlens.ui.common.comparing import links as compare_links
-from kvlens.ui.common.data import fit, forget_runs, open_run, player_payloads
+from kvlens.ui.common.data import fit, open_run, player_payloads
 from kvlens.ui.common.frame import choose_run
 from kvlens.ui.common.lensdata import of_this_run
 from kvlens.ui.common.player import KEY, committed, player
@@ -47,7 +47,6 @@ there = draft.in_url()
 found = choose_run("Replay")
 if found is not None:
     draft.enter(there, found[0].uid)
-    forget_runs()  # the page as a whole looks at the folder anew; only moves of the player do not
     details.facts(found[0])
     lensview.banner(found[0])
     body()

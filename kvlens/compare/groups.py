@@ -119,9 +119,10 @@ def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) ->
     """(run, run it is compared with) to open with: the newest run that has a reference, against it; else the two newest
     of the same prompt, the newer first; else the two newest. None with fewer than two readable runs. `table`:
     list_runs, newest first."""
-    uids = _readable(table)
+    uids, references = _readable(table), _references(table)
+    known = set(uids)
     for uid in uids:
-        if (reference := _value(table, uid, "reference")) in uids:
+        if (reference := references.get(uid)) in known:
             return uid, str(reference)
     for place, uid in enumerate(uids):
         prompt = prompt_of(uid)
@@ -134,12 +135,12 @@ def default_pair(table: pd.DataFrame, prompt_of: Callable[[str], str | None]) ->
 def partner(table: pd.DataFrame, uid: str, prompt_of: Callable[[str], str | None]) -> str | None:
     """What `uid` is compared with when nothing was asked for: its reference, a run whose reference it is, the newest
     other run of its prompt, the newest other run; None where there is no other."""
-    others = [other for other in _readable(table) if other != uid]
-    if (reference := _value(table, uid, "reference")) in others:
+    others, references = [other for other in _readable(table) if other != uid], _references(table)
+    if (reference := references.get(uid)) in others:
         return str(reference)
     mine = prompt_of(uid)
     tests: tuple[Callable[[str], bool], ...] = (
-        lambda other: _value(table, other, "reference") == uid,
+        lambda other: references.get(other) == uid,
         lambda other: mine is not None and prompt_of(other) == mine,
     )
     for test in tests:
@@ -154,6 +155,7 @@ def _readable(table: pd.DataFrame) -> list[str]:
     return [str(uid) for uid in table.loc[(table["status"] != "unreadable") & (steps > 0), "uid"]]
 
 
-def _value(table: pd.DataFrame, uid: str, column: str) -> str | None:
-    found = list(table.loc[table["uid"] == uid, column]) if column in table else []
-    return found[0] if found and isinstance(found[0], str) else None
+def _references(table: pd.DataFrame) -> dict[str, str]:
+    """uid -> uid of its reference, where it has one."""
+    named = zip(table["uid"], table["reference"], strict=True) if "reference" in table else ()
+    return {str(uid): reference for uid, reference in named if isinstance(reference, str)}

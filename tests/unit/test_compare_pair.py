@@ -16,6 +16,7 @@ from kvlens.compare.settings import KINDS, _held, config_difference, setting_wor
 from kvlens.compare.together import Together
 from kvlens.compare.totals import Total, beside, totals, totals_table
 from kvlens.meta import Held
+from kvlens.metaparts import Machine
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.synthetic import write_synthetic
 
@@ -68,7 +69,7 @@ def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRu
     assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
     assert frame.loc["parameter window"].tolist() == ["48", "48", "same"]
     assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "some methods only"]
-    b.meta = b.meta.model_copy(update={"machine": {"threads": 7}, "started": "2026-03-02T00:00:00Z"})
+    b.meta = b.meta.model_copy(update={"machine": Machine(threads=7), "started": "2026-03-02T00:00:00Z"})
     later = config_difference({"A": a, "B": b}).set_index("setting")
     assert later.loc[["machine threads", "started"], "kind"].tolist() == ["circumstances", "circumstances"]
     assert [setting_words(name) for name in ("machine threads", "budget_bytes", "parameter a_b", "new_one")] == [

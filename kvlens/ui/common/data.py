@@ -4,6 +4,7 @@ changed."""
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from kvlens.ui.common.state import Selection, clamp
 PREFERRED = ("zoom_rate", "n_zoomed", "coverage", "mass_resident", "mass_window", "entropy")
 
 
+LATELY_S = 5.0
+
+
 def _uid(reader: TraceReader) -> str:
     return reader.uid
 
@@ -38,24 +42,29 @@ def runs_dir() -> Path:
 
 
 def runs() -> pd.DataFrame:
-    """All runs, newest first. Not cached: it reads small files, and runs come and go."""
-    return shown_frame(list_runs(runs_dir()))
+    """All runs, newest first. Read anew: these are small files, and runs come and go."""
+    began, folder = time.monotonic(), runs_dir()
+    table = shown_frame(list_runs(folder))
+    _lately()[str(folder)] = began, table
+    return table.copy(deep=False)
 
 
-@st.cache_data(ttl=5, max_entries=4, show_spinner=False)
-def _lately(folder: str) -> pd.DataFrame:
-    return shown_frame(list_runs(Path(folder)))
+@st.cache_resource(show_spinner=False)
+def _lately() -> dict[str, tuple[float, pd.DataFrame]]:
+    """Folder -> when its runs were last listed, and the list."""
+    return {}
 
 
 def runs_lately() -> pd.DataFrame:
-    """The runs as they were at most five seconds ago: for parts of a page that are drawn at every move of the
-    player."""
-    return _lately(str(runs_dir()))
+    """The runs as they were at most five seconds ago: for parts of a page that are drawn at every move of the player,
+    or after the page itself has looked."""
+    listed, table = _lately().get(str(runs_dir()), (-LATELY_S, None))
+    return runs() if table is None or time.monotonic() - listed > LATELY_S else table.copy(deep=False)
 
 
 def forget_runs() -> None:
-    """A run has ended, or a page is opened: what `runs_lately` knows is old."""
-    _lately.clear()
+    """A run has ended: what `runs_lately` knows is old."""
+    _lately().clear()
 
 
 @st.cache_data(show_spinner=False)

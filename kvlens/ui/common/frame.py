@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import streamlit as st
 
@@ -27,7 +28,8 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     uids = [str(uid) for uid in table["uid"]]
     wanted = chosen.run if chosen.run is not None else _newest_readable(table)
     left, middle, right = st.columns([22, 7, 5], vertical_alignment="center")
-    labels = dict(zip(uids, (run_label(row) for _, row in table.iterrows()), strict=True))
+    titles = data.titles()
+    labels = dict(zip(uids, (run_label(row, titles) for row in table.to_dict("records")), strict=True))
     options = uids if wanted in uids else [wanted, *uids]
     session.follow("run_picker", wanted)
     left.selectbox(
@@ -60,15 +62,15 @@ def choose_run(title: str) -> tuple[TraceReader, Selection] | None:
     return reader, chosen
 
 
-def run_label(row: object) -> str:
+def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
     """A run in the picker: its name, when, method and preset, model, budget, prompt length, steps; the status when it
     is not whole."""
-    get = row.get  # type: ignore[attr-defined]
-    preset = _text(get("preset"))
+    get, preset = row.get, _text(row.get("preset"))
+    method = _text(get("method"))
     parts = [
         _text(get("name")),
         str(get("created") or "")[:16].replace("T", " "),
-        _text(get("method")) + (f" ({preset})" if preset else ""),
+        titles.get(method, method) + (f" ({preset})" if preset else ""),
     ]
     if _true(get("hold")) or _true(get("changed")):
         parts.append("what-if")
@@ -86,9 +88,9 @@ def run_label(row: object) -> str:
     return " · ".join(part for part in parts if part) + f" · {get('uid')}"
 
 
-def short_label(row: object, titles: Mapping[str, str]) -> str:
+def short_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
     """A run where several are picked: its name, method, budget, what was done to it, when, the end of its uid."""
-    get = row.get  # type: ignore[attr-defined]
+    get = row.get
     method, uid = _text(get("method")), _text(get("uid"))
     parts = [_text(get("name"))] if _text(get("name")) else []
     parts += [titles.get(method, method or "unreadable")]

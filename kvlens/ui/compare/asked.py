@@ -19,6 +19,8 @@ from kvlens.ui.common import comparing, data, lensdata, session
 from kvlens.ui.common.comparing import MOST, Comparison
 
 PARAMETERS = ("runs", "race", "cmp", "against")
+KNOWN = 4000
+"""runs whose prompts' names stay in memory"""
 _WRITTEN = "kvlens_comparison_written"
 
 
@@ -107,13 +109,19 @@ def change(comparison: Comparison, fields: Mapping[str, object]) -> None:
 
 
 def prompt_of(uid: str) -> str | None:
-    """Names the run's prompt by its text; None when the text was not kept."""
-    return _prompt_of(uid, data.stamp(uid))
+    """Names the run's prompt by its text; None when the text was not kept. Read once: a page asks it of every run."""
+    known, run = _prompts(str(data.runs_dir())), (uid, data.stamp(uid))
+    if run not in known:
+        if len(known) >= KNOWN:
+            known.clear()
+        try:
+            known[run] = hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
+        except (OSError, ValueError):
+            known[run] = None
+    return known[run]
 
 
-@st.cache_data(max_entries=4000, show_spinner=False)
-def _prompt_of(uid: str, changed: int) -> str | None:
-    try:
-        return hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
-    except (OSError, ValueError):
-        return None
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _prompts(folder: str) -> dict[tuple[str, int], str | None]:
+    """What is known of a folder's prompts: (uid, when its trace was last changed) -> name."""
+    return {}

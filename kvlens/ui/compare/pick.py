@@ -13,7 +13,7 @@ from kvlens import methods
 from kvlens.compare.names import short_names
 from kvlens.compare.pair import Pair
 from kvlens.store.reader import TraceError, TraceReader
-from kvlens.ui.common import comparing, data, session, widgets
+from kvlens.ui.common import comparing, data, lensdata, session, widgets
 from kvlens.ui.common.comparing import MOST, Comparison
 from kvlens.ui.common.frame import short_label
 from kvlens.ui.compare import asked
@@ -130,7 +130,7 @@ def _compared(readers: Sequence[TraceReader], comparison: Comparison, focus: str
 def _picker(table: pd.DataFrame, runs: tuple[str, ...]) -> None:
     """Runs of the first one's prompt come first."""
     titles = data.titles()
-    labels = {str(row["uid"]): short_label(row, titles) for _, row in table.iterrows()}
+    labels = {str(row["uid"]): short_label(row, titles) for row in lensdata.rows(table)}
     prompt = asked.prompt_of(runs[0]) if runs else None
     options = sorted(labels, key=lambda uid: prompt is None or asked.prompt_of(uid) != prompt)
     left, link = st.columns([14, 1.6], vertical_alignment="bottom")
