@@ -29,7 +29,7 @@ RESTS = "[data-testid=stApp][data-test-script-state=notRunning]"
 CONTENT = {
     "": "[data-testid=stDataFrame]",
     "replay": "#player[data-step]",
-    "compare": "#pair, #player, [data-testid=stDataFrame]",
+    "compare": "#player[data-step]",
     "heads": "[data-testid=stPlotlyChart] .main-svg",
 }
 
