@@ -38,6 +38,8 @@ KINDS = {
     "unknown": "not recorded",
 }
 """kind -> what it means"""
+BY_A_DROP = {"attended", "partly_attended", "elsewhere", "some_heads", "quantised", "by_query_head", "unknown"}
+"""kinds that a drop of some of the tokens brings about by itself, or makes false"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def reason(facts: Facts) -> Reason:
         return Reason("dropped", "the what-if dropped it: this KV head was kept from attending it, wherever it lay")
     found = _of_the_method(facts)
     if dropped:
-        says = f"the what-if dropped {ranges_in_words(dropped)} of it; apart from that: {found.says}"
-        return Reason("dropped", says)
+        beside = "" if found.kind in BY_A_DROP else f"; apart from that: {found.says}"
+        return Reason("dropped", f"the what-if dropped {ranges_in_words(dropped)} of it{beside}")
     if tokens := facts.held_tokens:
         return Reason(found.kind, f"{found.says}; {ranges_in_words(tokens)} of it were held by the counterfactual")
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from remembering import RememberingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
+from kvlens.lens import reasons
 from kvlens.lens.attribution import attribute, lost_steps, with_reasons
-from kvlens.lens.reasons import KINDS, explain
+from kvlens.lens.reasons import KINDS, Reason, explain
 from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
@@ -151,3 +154,26 @@ def test_a_span_that_was_attended_is_said_to_have_been(lost: dict[str, str], fol
         step = lost_steps(reader.loss())[0]
         sink = int(reader.spans().query("kind == 'sink'")["span"].iloc[0])
         assert explain(reader, step, 0, 0, sink).kind == "attended"
+
+
+@pytest.mark.parametrize(
+    ("kind", "the_methods"),
+    [
+        ("evicted", True),
+        ("below_the_cut", True),
+        ("refused", True),
+        ("coarse_only", True),
+        ("averaged", True),
+        ("partly_attended", False),
+        ("some_heads", False),
+        ("attended", False),
+        ("unknown", False),
+    ],
+)
+def test_what_a_drop_alone_brings_about_is_not_put_down_to_the_method(
+    kind: str, the_methods: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reasons, "_of_the_method", lambda facts: Reason(kind, "so it was"))
+    facts = cast(Any, SimpleNamespace(held=False, tokens=(8, 16), dropped_tokens=((8, 12),)))
+    beside = "; apart from that: so it was" if the_methods else ""
+    assert reasons.reason(facts) == Reason("dropped", f"the what-if dropped tokens 8-11 of it{beside}")
