@@ -126,3 +126,9 @@ class Counterfactual(Stored):
     stands: bool | None = None
     """with something dropped: the answer, which was right before, is right still; None: it was not, or nothing was"""
     search: Search | None = None
+
+    @property
+    def answer_known(self) -> bool:
+        """`restored` and `stands` are of an answer; else of full KV's tokens: `restored` of the one at `step`, `stands`
+        of all that were compared."""
+        return self.expected_from == "task"

@@ -156,10 +156,11 @@ def sentences(summary: Counterfactual | None) -> list[str]:
             f"step of loss   {summary.step}: KL {summary.kl_before:.4g} -> {summary.kl_after:.4g} nats, {after}"
         )
     untouched = "nothing was lost before" if summary.step is None else "the answer was right before"
-    if summary.dropped_tokens is None:
+    if summary.dropped_tokens is None and (summary.answer_known or summary.restored is None):
         said.append({True: "restored", False: "not restored", None: untouched}[summary.restored])
     else:
-        said.append(f"the answer     {outcome(summary)}")
+        said.append(f"{'the answer' if summary.answer_known else 'the tokens':<14} {outcome(summary)}")
+    if summary.dropped_tokens is not None:
         said.append(f"dropped        {summary.dropped_tokens:,} tokens, which stay where they lie: no byte is freed")
     if summary.dropped_tokens is None or summary.held_tokens:
         said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")

@@ -19,6 +19,11 @@ RESTORED = {True: "yes", False: "no", None: "cannot be told"}
 """of a try, in a word"""
 STANDS = {True: "it stands without it", False: "it hangs on it"}
 """of an answer that was right before something was dropped"""
+WITH_BOTH = {
+    True: "it is right with the one and without the other",
+    False: "it is wrong with the one, without the other",
+}
+"""of an answer, where something was held and something else dropped"""
 NAMED = 6
 """(layer, KV head) pairs that a sentence names; the others are counted"""
 
@@ -50,6 +55,16 @@ class Try:
     @property
     def from_step(self) -> int:
         return min((one.from_step for one in (*self.holds, *self.drops)), default=0)
+
+    @property
+    def nothing(self) -> bool:
+        """It is the run it repeats, as it was, where it is told `beyond` that run: fed other tokens at most."""
+        return not (self.holds or self.drops or self.changed)
+
+    @property
+    def mixed(self) -> bool:
+        """Something was held and something else dropped."""
+        return bool(self.holds and self.drops)
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -150,14 +165,21 @@ class Try:
 
 def outcome(summary: Counterfactual | None) -> str:
     """Of something held: whether it brought the answer back. Of something dropped: whether the answer stands without
-    it, where it was right before."""
-    if summary is None:
+    it, where it was right before. Where no answer is known: what became of full KV's tokens."""
+    back = None if summary is None else summary.restored if summary.stands is None else summary.stands
+    if summary is None or back is None:
         return RESTORED[None]
-    if summary.dropped_tokens is None or (summary.stands is None and summary.restored is None):
-        return RESTORED[summary.restored]
+    if not summary.answer_known:
+        if not back:
+            return f"leaves full KV at step {summary.step}"
+        return "same tokens" if summary.stands else f"same token at step {summary.step}"
+    if summary.dropped_tokens is None:
+        return RESTORED[back]
+    if summary.held_tokens:
+        return WITH_BOTH[back]
     if summary.stands is not None:
-        return STANDS[summary.stands]
-    return "it is right without it" if summary.restored else "it is wrong without it too"
+        return STANDS[back]
+    return "it is right without it" if back else "it is wrong without it too"
 
 
 def try_of(meta: RunMeta, uid: str) -> Try | None:
@@ -195,7 +217,7 @@ def tries(uid: str, table: pd.DataFrame, meta_of: Callable[[str], RunMeta]) -> l
     if had is not None:
         beside = [one.beyond(had) for one in beside]
     # a run that holds something may have been repeated as it is
-    return [one for one in beside if one.holds or one.drops or one.changed or one.summary is not None]
+    return [one for one in beside if not one.nothing or one.summary is not None]
 
 
 def _read(found: Iterable[str], meta_of: Callable[[str], RunMeta]) -> Iterable[Try]:

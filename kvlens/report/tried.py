@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvlens.lens.tries import Try, tries_in
+from kvlens.lens.tries import STANDS, Try, tries_in
 from kvlens.meta import Counterfactual
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceReader
@@ -33,11 +33,15 @@ def _proof(found: list[Try], budget: int | None) -> str:
     if not back and hangs:
         one, came = hangs[0], hangs[0].summary
         says = None if came is None else _line(came.answer_after)
-        return paragraph(f"Proved by trying: with {one.words()}, the run says {says}: the answer hangs on it.", "calm")
+        hangs_so = "the answer hangs on it" if one.outcome() == STANDS[False] else one.outcome()
+        return paragraph(f"Proved by trying: with {one.words()}, the run says {says}: {hangs_so}.", "calm")
+    known = not any(one.summary is not None and not one.summary.answer_known for one in found)
     if not back and any(one.summary is not None and one.summary.stands for one in found):
-        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which lost the answer.", "calm")
+        left = "lost the answer" if known else "left full KV"
+        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which {left}.", "calm")
     if not back:
-        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which brought the answer back.", "verdict")
+        won = "brought the answer back" if known else "had full KV's token at the step of loss"
+        return paragraph(f"{counted(len(found), 'try', 'tries')}, none of which {won}.", "verdict")
     best = min(back, key=lambda one: _cost(one, budget))
     assert best.summary is not None
     more = _cost(best, budget)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvlens.lens.beyond import beyond
+from kvlens.lens.tries import outcome
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceError, TraceReader
@@ -33,6 +34,8 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
     title = "What if it had been asked for otherwise"
     if holds or drops:
         title = "What if it had been there" if holds else "What if it had not been there"
+    if holds and drops:
+        title = "What if the one had been there, the other not"
     return (
         title,
         paragraph(_said(came), "verdict")
@@ -44,6 +47,10 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
 
 
 def _said(came: Counterfactual) -> str:
+    back = came.restored if came.stands is None else came.stands
+    if back is not None and (not came.answer_known or (came.held_tokens and came.dropped_tokens)):
+        subject = "The answer:" if came.answer_known else "Its tokens, beside full KV's:"
+        return f"{subject} {outcome(came).removeprefix('it is ')}."
     if came.stands is not None:
         return "The answer stands without it." if came.stands else "The answer hangs on it: without it, it is lost."
     if came.restored is None:

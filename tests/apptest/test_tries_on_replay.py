@@ -16,11 +16,11 @@ from uiruns import Visit, redate
 
 from kvlens.lens.pieces import Piece
 from kvlens.lens.tries import tries_in
-from kvlens.store.reader import TraceReader
+from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run
 from kvlens.store.synthetic import write_synthetic
 from kvlens.text.units import si_bytes
-from kvlens.ui.common import lensjobs
+from kvlens.ui.common import data, lensdata, lensjobs
 from kvlens.ui.common.request import TryChoice
 from kvlens.ui.replay import draft
 from kvlens.ui.replay.draft import Draft, parse
@@ -109,6 +109,17 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
         assert f"**Tried:** span {SPAN} (tokens 40–47) dropped for L0 KV1, L1 KV0 from step 0 on." in text
         assert "not attended by 2 of 4 KV heads · they stay where they lie, no byte is freed" in text
     assert {row[2] for row in table(app)} == {f"it {said}" for said in words_of.values()}
+    both = {"hold": [drop | {"span": 7, "tok_start": 56, "tok_end": 64}], "drop": [drop]}
+    mixed = came | {"stands": True, "held_tokens": 8, "held_bytes": 4096}
+    app = visit(
+        tmp_path,
+        "replay",
+        run=write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.lost, **both, whatif=mixed),
+    )
+    assert "**What if the one had been there, the other not:** span 7" in words(app)
+    told = {metric.label: metric.value for metric in app.metric}
+    assert (told["With one, without the other"], told["Held"]) == ("right", si_bytes(4096))
+    assert "8 tokens in 2 KV heads · 8 tokens dropped ·" in words(app).replace("\\", "")
     app = press(visit(tmp_path, "replay", run=runs.kept), "Undo")
     assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
     text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
@@ -237,14 +248,26 @@ def test_what_it_would_have_cost_has_the_raised_budget_in_it(visit: Visit, plain
     delete_run(folder, one)
 
 
-def test_a_try_on_a_run_that_held_something_is_told_without_it(visit: Visit, tmp_path: Path) -> None:
+def test_a_try_on_a_run_that_held_something_is_told_without_it(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = write_lens_runs(tmp_path)
     with TraceReader.open(tmp_path, runs.held) as reader:
         (own,) = reader.meta.hold
     renamed = own.stored() | {"span": 4, "whole": False}
     both = [renamed, {"span": 7, "tok_start": 56, "tok_end": 64, "heads": [[0, 0]], "from_step": STEP + 1}]
     one = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=both, whatif=SUMMARY)
-    write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=[renamed])
+    forced = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=runs.held, hold=[renamed], forced=True)
+    stored = list_runs(tmp_path)
+    stored.loc[stored["uid"] == one, "forced"] = True
+    with monkeypatch.context() as reading:
+        reading.setattr(data, "open_run", lambda uid: TraceReader.open(tmp_path, uid))
+        assert lensdata.forced_repeat(runs.held, stored) == forced, "it holds what the run held"
+        rest = stored[stored["uid"] != forced]
+        assert lensdata.forced_repeat(runs.held, rest) is None, "it holds more"
+    text = words(visit(tmp_path, "replay", run=forced))
+    assert "everything else as in the run it repeats" not in text
+    assert "did not come to an end" not in text
     app = visit(tmp_path, "replay", run=runs.held, **AT)
     text = words(app).replace("\\", "")
     assert f"**Tried:** span 7 (tokens 56–63) held exactly resident for L0 KV0 from step {STEP + 1} on." in text

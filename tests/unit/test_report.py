@@ -218,6 +218,7 @@ def test_a_counterfactual_says_what_was_held_and_what_that_changed(runs: PairRun
             kl_after=0.01,
             answer_before="<u>9</u>",
             answer_after="4172",
+            expected_from="task",
             restored=True,
             held_bytes=2_000_000,
         )

@@ -10,12 +10,16 @@ import pytest
 from lensruns import SPAN, STEP, SUMMARY, LensRuns, write_lens_runs
 from uiruns import redate
 
+from kvlens.cli.lens import sentences
 from kvlens.figures.states import STATE_COLORS
+from kvlens.lens.tries import outcome
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.meta import Counterfactual
 from kvlens.report import report_bytes
 from kvlens.report import strip as strips
 from kvlens.report.strip import strip, token_states
 from kvlens.report.tried import tried
+from kvlens.report.whatif import _said as verdict_on
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.text.units import si_bytes
@@ -110,6 +114,34 @@ def test_where_nothing_came_back_the_report_says_so(tmp_path: Path) -> None:
     write_synthetic(tmp_path, 2, 4, 2, 12, 14, parent=runs.lost, **said)
     with TraceReader.open(tmp_path, runs.lost) as reader:
         assert "1 try, none of which brought the answer back." in tried(reader)
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "told", "line"),
+    [
+        ({}, "yes", "The answer came back.", "restored"),
+        ({"dropped_tokens": 8}, "it is right with the one and without the other", "", ""),
+        ({"dropped_tokens": 8, "stands": False}, "it is wrong with the one, without the other", "", ""),
+        ({"expected_from": "reference"}, "same token at step 9", "", ""),
+        ({"expected_from": "reference", "restored": False}, "leaves full KV at step 9", "", ""),
+        ({"expected_from": "reference", "dropped_tokens": 8, "held_tokens": 0, "stands": True}, "same tokens", "", ""),
+        ({"expected_from": "reference", "dropped_tokens": 8, "stands": False}, "leaves full KV at step 9", "", ""),
+        ({"dropped_tokens": 8, "held_tokens": 0, "stands": False}, "it hangs on it", "The answer hangs on it:", ""),
+    ],
+)
+def test_an_outcome_is_said_of_the_answer_only_where_it_is_known(
+    more: dict[str, object], said: str, told: str, line: str
+) -> None:
+    """And a hold and a drop together are neither 'restored' nor 'hangs on it'."""
+    came = Counterfactual.model_validate(SUMMARY | {"stands": None} | more)
+    words = said.removeprefix("it is ")
+    of = "The answer:" if came.answer_known else "Its tokens, beside full KV's:"
+    assert outcome(came) == said
+    assert verdict_on(came).startswith(told or f"{of} {words}.")
+    lines = sentences(came)
+    assert (line or f"{'the answer' if came.answer_known else 'the tokens':<14} {said}") in lines
+    if not came.answer_known:
+        assert not {"restored", "not restored"} & set(lines)
 
 
 def test_a_run_that_nothing_was_tried_on_has_no_such_section(lens: LensRuns) -> None:

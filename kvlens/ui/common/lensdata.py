@@ -10,6 +10,7 @@ import streamlit as st
 
 from kvlens.lens import tries as lens
 from kvlens.lens.tries import Try
+from kvlens.store.errors import TraceError
 from kvlens.ui.common import data, lensjobs
 
 NONE = "none"
@@ -22,10 +23,22 @@ def tries(uid: str, table: pd.DataFrame) -> list[Try]:
 
 
 def forced_repeat(uid: str, table: pd.DataFrame) -> str | None:
-    """The newest whole run that repeats this one on its reference's tokens, nothing held."""
-    other = truth(table["hold"]) | truth(table["changed"])
-    rows = table[(table["parent"] == uid) & truth(table["forced"]) & ~other & (table["status"] == "completed")]
-    return str(rows["uid"].iloc[0]) if len(rows) else None
+    """The newest whole run that repeats this one on its reference's tokens, with nothing held or dropped beyond it."""
+    whole = truth(table["forced"]) & ~truth(table["changed"]) & (table["status"] == "completed")
+    rows = table[(table["parent"] == uid) & whole]
+    for one, held in zip(map(str, rows["uid"]), truth(rows["hold"]), strict=True):
+        if not held or _as_it_was(one, uid):
+            return one
+    return None
+
+
+def _as_it_was(one: str, uid: str) -> bool:
+    """A repeat that holds or drops does so just as the run it repeats; False where either cannot be read."""
+    try:
+        repeat, had = lens.try_of(data.open_run(one).meta, one), data.open_run(uid).meta
+    except TraceError:
+        return False
+    return repeat is not None and repeat.beyond(had).nothing
 
 
 def roles(table: pd.DataFrame) -> list[str]:

@@ -31,7 +31,10 @@ def banner(reader: TraceReader) -> None:
     repeated = _meta(parent)
     if repeated is not None:
         one = one.beyond(repeated)
+        if one.nothing and one.summary is None:
+            return  # what it holds and drops is that run's own
     asks = " it had been there" if one.holds else " it had not been there" if one.drops else ""
+    asks = " the one had been there, the other not" if one.mixed else asks
     with st.container(border=True):
         st.markdown(f"**What if{asks}:** {plain(one.words())}; everything else as in the run it repeats.")
         tried.outcome(one, repeated)

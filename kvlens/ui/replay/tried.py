@@ -150,17 +150,19 @@ def outcome(one: Try, repeated: RunMeta | None) -> None:
     answer, numbers = st.columns([5, 6], gap="large")
     how = "with it held" if one.holds else f"at {visible(one.otherwise())}"
     if one.drops:
-        how = "without it" if not one.holds else "with what is held and without what is dropped"
+        how = "without it" if not one.mixed else "with what is held and without what is dropped"
     answer.text(
         f"Answer before: {_line(said.answer_before)}\nAnswer {how}: {_line(said.answer_after)}\n"
-        f"Expected: {_line(said.expected)}"
+        f"{'Expected' if said.answer_known else 'Full KV'}: {_line(said.expected)}"
     )
     step = said.step
     cost = ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget))
     if one.drops and not one.holds and not one.changed:
         cost = ("Dropped", counted(said.dropped_tokens or 0, "token"))
+    if one.mixed:
+        cost = ("Held", si_bytes(said.held_bytes))
     facts = (
-        ("The answer" if one.drops else "Answer restored", one.outcome().removeprefix("it ")),
+        _came(one, said),
         (f"KL at step {step}, nats" if step is not None else "KL", f"{_nats(said.kl_before)} → {_nats(said.kl_after)}"),
         cost,
     )
@@ -172,6 +174,16 @@ def outcome(one: Try, repeated: RunMeta | None) -> None:
         if search.tests:
             with st.expander(f"{counted(len(search.tests), 'set')} tried: bytes against restored"):
                 _every_set(one, search)
+
+
+def _came(one: Try, said: Counterfactual) -> tuple[str, str]:
+    """What came of it, as a figure with its label."""
+    words = one.outcome()
+    if not said.answer_known:
+        return "Beside full KV", words.replace(" full KV", "")
+    if one.mixed:
+        return "With one, without the other", words.removeprefix("it is ").split(" with ")[0]
+    return "The answer" if one.drops else "Answer restored", words.removeprefix("it ")
 
 
 def _every_set(one: Try, search: Search) -> None:
@@ -203,7 +215,9 @@ def _cost(one: Try, repeated: RunMeta | None) -> str:
         return f"not attended by {heads} · they stay where they lie, no byte is freed"
     if not one.holds:
         return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
-    parts = [f"{said.held_tokens} tokens in {len(one.heads)} KV head{'s' if len(one.heads) > 1 else ''}"]
+    heads_held = len({head for hold in one.holds for head in hold.heads})
+    parts = [f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}"]
+    parts += [f"{counted(said.dropped_tokens or 0, 'token')} dropped"] if one.drops else []
     if "budget" in one.changed:
         parts.append(f"{si_bytes(held)} held")
         if repeated is None:
