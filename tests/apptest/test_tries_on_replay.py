@@ -89,6 +89,21 @@ def test_of_a_run_that_lost_nothing_it_is_asked_what_its_answer_hangs_on(
     ]
 
 
+def test_no_drop_is_suggested_where_the_answer_is_wrong_or_nothing_is_known(visit: Visit, tmp_path: Path) -> None:
+    """A run that was not compared, and one whose answer is wrong as full KV's is; a right answer hangs on something."""
+    runs = write_lens_runs(tmp_path)
+    known = {"prompt_tokens": 200, "answer": "4172", "loss_step": 12}
+    said = {
+        name: write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, output_text=text, **known)  # type: ignore[arg-type]
+        for name, text in (("wrong", "9999"), ("right", "4172"))
+    }
+    for uid, suggested in ((runs.plain, False), (said["wrong"], False), (said["right"], True)):
+        app = visit(tmp_path, "replay", run=uid, span=SPAN)
+        assert ("Drop it" in labels(app)) == suggested
+        assert ("Run the list" in labels(app)) != suggested
+        assert {"List it to hold", "List it to drop"} <= set(labels(app))
+
+
 def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit, tmp_path: Path) -> None:
     runs = write_lens_runs(tmp_path)
     drop = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1], [1, 0]], "from_step": 0}

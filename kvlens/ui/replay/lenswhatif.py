@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import streamlit as st
 
+from kvlens import methods
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
+from kvlens.lens.severity import right
 from kvlens.lens.tries import Try
 from kvlens.lens.verdict import Verdict
 from kvlens.ui.common import data, lensjobs, session
@@ -28,18 +30,22 @@ HELD = {"hold": "held", "drop": "dropped"}
 def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bool, outcomes: list[Try]) -> None:
     """The selected span (else the one of the verdict) or more, for which heads and from which step; what is on the
     lists instead, if something is; another budget. A run that lost is asked what brings its answer back, so the
-    suggestion is held; of another (found: None) what its answer hangs on, so it is dropped. `outcomes`: of what was
-    tried before."""
+    suggestion is held; one with nothing to bring back what its answer hangs on, so it is dropped; of another nothing is
+    suggested. found: None of a run that never left full KV, or was not compared. `outcomes`: of what was tried
+    before."""
     knob = _knob(reader, reader.uid, data.stamp(reader.uid))
     made = _possible(draft.current(reader.uid), knob)
-    offered, step = _offered(reader, chosen, found, made)
+    hangs = found is None and _nothing_to_bring_back(reader)
+    offered, step = _offered(reader, chosen, found, hangs, made)
     with st.container(horizontal=True, vertical_alignment="center"):
         own = () if made.listed or made.share else offered
-        holds, drops = (own, ()) if found is not None else ((), own)
+        holds, drops = own if found is not None else (), own if hangs else ()
         wanted = TryChoice(made.pieces or holds, step, _changed(knob, made), drops=made.drops or drops)
         with st.container(key=tour.HOLD, width="content"):
             nothing = not wanted.pieces and not wanted.drops and not wanted.changed
             label, means = _label(wanted, made, knob), _means(wanted, made, knob)
+            if nothing and found is None and not hangs:
+                label, means = "Run the list", "List first what is to be held or dropped."
             icon = ":material/push_pin:" if wanted.pieces or not wanted.drops else ":material/visibility_off:"
             run = st.button(label, type="primary", icon=icon, disabled=busy or nothing, help=means)
         _listing(made, offered)
@@ -60,12 +66,25 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bo
         st.rerun()
 
 
-def _offered(reader: TraceReader, chosen: Selection, found: Verdict | None, made: Draft) -> tuple[Pieces, int]:
+def _nothing_to_bring_back(reader: TraceReader) -> bool:
+    """Of a run in which no step of loss is known: its answer is right, or, where none is known, it never left full
+    KV."""
+    answer, meta = right(reader), reader.meta
+    if answer is not None:
+        return answer
+    return len(reader.loss()) > 0 or (meta.method == methods.REFERENCE and not meta.interfered)
+
+
+def _offered(
+    reader: TraceReader, chosen: Selection, found: Verdict | None, hangs: bool, made: Draft
+) -> tuple[Pieces, int]:
     """(what the boxes say, for the heads they say; from which step). () where no span is selected or was missed."""
     missed = None if found is None else found.missed
     span = chosen.span if chosen.span is not None else (missed.span if missed is not None else None)
     choices: dict[str, Pieces] = {} if span is None and found is not None else choices_of(reader, span, found)
-    asks = "Had it not been there?" if found is None else "What if it had been there?"
+    asks = "Had it not been there?" if hangs else "What if it had been there?"
+    if found is None and not hangs:
+        asks = "What if it had, or had not, been there?"
     first_step = 0 if found is None else found.step
     if not choices:
         st.markdown(f"**{asks}** Click a token of a span to choose it.")
@@ -87,7 +106,7 @@ def _offered(reader: TraceReader, chosen: Selection, found: Verdict | None, made
     if not choices:
         return (), int(start)
     key = f"hold_what_{reader.uid}_{span}"
-    asks += " Drop" if found is None else " Hold"
+    asks += " Drop" if hangs else " Hold" if found is not None else ""
     what = first.selectbox(asks, list(choices), key=key, persist_state="session")
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
     at_layer, at_head = places[str(where)]
