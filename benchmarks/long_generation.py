@@ -4,11 +4,12 @@
 
 Every method reads PROMPT tokens of real prose and is fed the STEPS tokens that follow them there, under BUDGET of full
 KV of both. Its own arithmetic says what a longer answer takes (`Method.floor_bytes`): a method that keeps the KV of
-every token it generates is named as such and not run. Of the others, in one run: device bytes after the last step over
-those after the first, and CPU seconds per step, the last quarter's over the second quarter's, so that a machine that is
-slow all along cancels out: the medians, and those of the fastest tenth, which other processes disturb less. FullKV
-without a limit stands beside them: it grows. Finished rows are kept in the file; a row made by other code or settings
-is made again.
+every token it generates is named as such and not run. Of the others, in one run: the most that was on the device (room
+for the whole answer is taken before the first step, so that no more is taken later), what the process and the cold tier
+grew by in the second half, and CPU seconds per step, the last quarter's over the second quarter's, so that a machine
+that is slow all along cancels out: the medians, and those of the fastest tenth, which other processes disturb less.
+FullKV without a limit stands beside them. Finished rows are kept in the file; a row made by other code or settings is
+made again.
 """
 
 from __future__ import annotations
@@ -65,14 +66,13 @@ class Watch:
             self.process.append(_process_bytes())
 
     def figures(self) -> dict[str, Any]:
-        """The row's own part: bytes after the first and the last step and the most after any, milliseconds of CPU per
-        step in each quarter: the median, and what the fastest tenth stays below."""
+        """The row's own part: the most bytes on the device after any step, bytes of the cold tier and of the process at
+        half and at the end, milliseconds of CPU per step in each quarter: the median, and what the fastest tenth stays
+        below."""
         took = [1e3 * (after - before) for before, after in zip(self.seconds, self.seconds[1:], strict=False)]
-        resident, half = self.resident[1:], len(took) // 2
+        half = len(took) // 2
         return {
-            "resident_first": resident[0],
-            "resident_last": resident[-1],
-            "resident_most": max(resident),
+            "resident_most": max(self.resident[1:]),
             "cold_half": self.cold[half],
             "cold_last": self.cold[-1],
             "process_half": self.process[half],
@@ -156,22 +156,21 @@ def line(row: dict[str, Any]) -> str:
     title, grows = methods.get(row["method"]).title, f"{row['grows']:.2f}"
     if "refused" in row:
         return f"| {title} | {grows} | not run | | | | |"
-    device = row["resident_last"] / row["resident_first"]
     _, second, _, last = row["median_ms"]
     _, fast, _, faster = row["fast_ms"]
     budget = f"{row['resident_most'] / row['budget_bytes']:.2f}" if row["budget_bytes"] else "no limit"
-    host = row["process_last"] - row["process_half"] - (row["cold_last"] - row["cold_half"])
+    process, cold = (si_bytes(row[f"{name}_last"] - row[f"{name}_half"]) for name in ("process", "cold"))
     return (
-        f"| {title} | {grows} | {budget} | {device:.3f} | {last / second:.2f} ({second:.0f} to {last:.0f} ms) "
-        f"| {faster / fast:.2f} | {si_bytes(max(host, 0))} |"
+        f"| {title} | {grows} | {budget} | {last / second:.2f} ({second:.0f} to {last:.0f} ms) | {faster / fast:.2f} "
+        f"| {process} | {cold} |"
     )
 
 
 def table(found: dict[str, Any]) -> str:
     """All rows, those that keep the least of a longer answer first, a method before another by its name."""
     head = (
-        "| method | bytes for one more token (tokens of KV) | most on the device / budget | last / first "
-        "| CPU of a step, last quarter / second | of its fastest tenth | other host memory, second half |"
+        "| method | bytes for one more token (tokens of KV) | most on the device / budget "
+        "| CPU of a step, last quarter / second | of its fastest tenth | process grew, second half | cold tier grew |"
     )
     rows = sorted(found["rows"], key=lambda row: (row["grows"] > WHOLE, "refused" in row, row["method"]))
     return "\n".join([head, "|---" * 7 + "|", *map(line, rows)])

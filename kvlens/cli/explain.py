@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Model
-from kvlens.cli.results import Kept, Out, kept_file, out_file, results, write
+from kvlens.cli.results import Kept, Out, beside, kept_file, out_file, write
 
 
 def explain(
@@ -50,7 +50,7 @@ def explain(
     )
     write(target, result)
     if doc is not None:
-        doc.write_text(document(results(target.parent, "explain")), encoding="utf-8")
+        doc.write_text(document(beside(target, "explain", result)), encoding="utf-8")
     typer.echo(markdown(result))
 
 

@@ -38,6 +38,19 @@ def write(out: Path, result: dict[str, Any]) -> None:
     out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
+def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
+    one that it takes the place of. Raises ValueError as `results` does."""
+    others = (result for result in results(out.parent, kind) if _measured(result) != _measured(fresh))
+    return [fresh, *others]
+
+
+def _measured(result: dict[str, Any]) -> tuple[Any, ...]:
+    """Model, length and place of the question: what a page has one table of."""
+    asked = result["about"].get("request", result["about"])
+    return asked["model"], asked["length"], asked.get("question", "in")
+
+
 def results(folder: Path, kind: str) -> list[dict[str, Any]]:
     """All result files of a kind in the folder, by name. Raises ValueError with one sentence for one that is not
     JSON."""

@@ -12,7 +12,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
 
+from kvlens.store.errors import TraceError
 from kvlens.ui.common import chart as module
+from kvlens.ui.common import download
 from kvlens.ui.common.chart import Data, table_file
 
 METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv")
@@ -102,3 +104,22 @@ def test_files_lie_ready_when_a_menu_is_open_and_are_not_made_before(
     assert made == ["csv", "parquet"]
     assert len(buttons) == before + 2
     assert not any(button.proto.deferred_file_id for button in buttons), "no file waits for its click to be made"
+    monkeypatch.setattr(download, "MANY", 0)
+    assert len(app.run().get("download_button")) == 2, "a large table's wait for their menu too"
+    app.session_state["download_menu"] = True
+    names = [button.proto.label for button in app.run().get("download_button")]
+    assert {"Per-head statistics as CSV", "Per-head statistics as Parquet"} < set(names)
+
+
+def test_an_error_in_an_open_menu_is_its_sentence_there(
+    visit: Visit, runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(data: Data, name: str, key: str) -> None:
+        raise TraceError("The run is gone.")
+
+    app = visit(runs.folder, "heads", run=runs.whole, layer=1, head=5)
+    monkeypatch.setattr(module, "_buttons", gone)
+    app.session_state["spread_menu"] = True
+    app.run()
+    assert not app.exception
+    assert [error.value for error in app.error] == ["The run is gone\\."]

@@ -357,3 +357,15 @@ def test_the_commit_of_the_view_moves_the_address(visit: Visit, pair: PairRuns) 
     app.session_state["kvlens_selection"] = app.session_state["kvlens_selection"].merged({"step": 4, "layer": 1})
     app.run()
     assert at(app, "step", "layer", "run", "against") == ["4", "1", pair.reference, pair.run]
+
+
+def test_a_prompts_name_is_told_though_another_session_empties_what_is_known(
+    pair: PairRuns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Emptied(dict[tuple[str, int], str | None]):
+        def __setitem__(self, key: tuple[str, int], value: str | None) -> None:
+            self.clear()
+
+    monkeypatch.setenv("KVLENS_RUNS", str(pair.folder))
+    monkeypatch.setattr(asked, "_prompts", lambda folder: Emptied())
+    assert len(asked.prompt_of(pair.run) or "") == 64

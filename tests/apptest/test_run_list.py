@@ -53,7 +53,7 @@ def test_what_is_looked_for_is_in_the_address_and_a_link_restores_it(visit: Visi
         ({"outcome": "lost"}, {lens.lost, lens.repeated}),
         ({"find": "CALM b"}, {lens.kept}),
         ({"tag": "show"}, {lens.kept}),
-        ({"method": "FullKV"}, {lens.full}),
+        ({"method": "full"}, {lens.full}),
         ({"method": "SeKV", "model": "synthetic", "find": "4172"}, {lens.lost, lens.repeated, lens.kept, lens.plain}),
     ):
         assert set(uids(visit(lens.folder, **asked))) == found, asked

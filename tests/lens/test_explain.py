@@ -12,7 +12,7 @@ import pytest
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
 from kvlens.bench.explain_table import ARMS, document, summarise
-from kvlens.cli.results import results
+from kvlens.cli.results import beside, results, write
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
 
@@ -45,6 +45,18 @@ def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], 
     assert again == []
     assert second["lines"] == first["lines"]
     assert "| StreamingLLM, defaults, multikey, 10% | 3 (" in document([second])
+
+
+def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_length(
+    measured: tuple[Path, dict[str, Any], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    fresh = json.loads(json.dumps(measured[1]))
+    older, other = ({"about": fresh["about"] | {"length": length}, "lines": []} for length in (512, 1024))
+    write(tmp_path / "explain-older.json", older)
+    write(tmp_path / "explain-other.json", other)
+    for name in ("fresh.json", "explain-older.json"):
+        write(tmp_path / name, fresh)
+        assert beside(tmp_path / name, "explain", fresh) == [fresh, other]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ def test_every_code_of_a_trace_has_words() -> None:
     assert set(METRICS) == {*HEAD_COLUMNS, *KV_COLUMNS}
 
 
+def test_the_table_of_words_gives_each_event_its_own_code() -> None:
+    page = (ROOT / "docs/trace-schema.md").read_text(encoding="utf-8").split("\n## Words\n")[1].split("\n## ")[0]
+    rows = [[cell.split(", ") for cell in line.strip("| ").split(" | ")[:2]] for line in page.splitlines()]
+    named = [(word, codes) for said, *rest in rows for codes in rest for word in said if word in EVENT_KINDS]
+    assert {"hold", "drop", "recall"} <= {word for word, _ in named}
+    assert [word for word, codes in named if word not in codes] == []
+
+
 @pytest.mark.parametrize("name", ["layer", "q_head", "kv_head", "n_steps", *head_table_columns()])
 def test_a_column_of_the_table_of_heads_is_in_words_and_explained(name: str) -> None:
     title, explained = column_words(name)

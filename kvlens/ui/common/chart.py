@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import streamlit as st
 
 from kvlens.store.export import csv_bytes
+from kvlens.ui.common.widgets import guarded
 
 Data = pd.DataFrame | Callable[[], pd.DataFrame]
 """the numbers behind a chart, units in the column names; a function is called when the menu is opened, not before"""
@@ -85,14 +86,19 @@ def _menu(
     data: Data, name: str, key: str, place: str | None, images: Callable[..., Any] | None, about: dict[str, str]
 ) -> None:
     """The files are made when the menu is opened, by this part of the page alone, and lie ready then: a click that asks
-    for a file to be made fails where the script runs at that moment."""
+    for a file to be made fails where the script runs at that moment. An error then is a sentence in the menu: the page
+    around it does not run."""
+
+    def opened() -> None:
+        _buttons(data, name, key)
+        if images is not None:
+            images(key=f"{key}_image", data=about)
+
     with st.container(horizontal=True, horizontal_alignment="right", key=place):
         shown = st.popover("Save", type="tertiary", icon=":material/download:", key=f"{key}_menu", on_change="rerun")
         if shown.open:
             with shown:
-                _buttons(data, name, key)
-                if images is not None:
-                    images(key=f"{key}_image", data=about)
+                guarded(opened)()
 
 
 def _buttons(data: Data, name: str, key: str) -> None:

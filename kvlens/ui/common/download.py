@@ -11,7 +11,10 @@ import streamlit as st
 from kvlens.store.export import csv_bytes, export
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common import data
+from kvlens.ui.common.widgets import guarded
 
+MANY = 2048
+"""query heads whose files are made with the page; 32 layers of 64"""
 _MIME = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 
 
@@ -37,7 +40,24 @@ def _made(_reader: TraceReader, uid: str, changed: int, start: int, stop: int, w
 
 
 def downloads(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
-    """One button per format."""
+    """One button per format; of a run with more than MANY query heads behind a menu, which makes the files when it is
+    opened."""
+    if reader.meta.layers * reader.meta.q_heads > MANY:
+        _menu(reader, start, stop, whole)
+    else:
+        _buttons(reader, start, stop, whole)
+
+
+@st.fragment
+def _menu(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
+    icon = ":material/download:"
+    shown = st.popover("Per-head statistics", icon=icon, key="download_menu", on_change="rerun")
+    if shown.open:
+        with shown:
+            guarded(lambda: _buttons(reader, start, stop, whole))()
+
+
+def _buttons(reader: TraceReader, start: int, stop: int, whole: bool) -> None:
     part = "" if whole else f"-steps-{start}-{stop - 1}"
     with st.container(horizontal=True):
         for fmt in ("csv", "parquet"):

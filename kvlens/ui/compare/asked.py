@@ -111,17 +111,20 @@ def change(comparison: Comparison, fields: Mapping[str, object]) -> None:
 def prompt_of(uid: str) -> str | None:
     """Names the run's prompt by its text; None when the text was not kept. Read once: a page asks it of every run."""
     known, run = _prompts(str(data.runs_dir())), (uid, data.stamp(uid))
-    if run not in known:
+    found = known.get(run, "")
+    if found == "":
+        try:
+            found = hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
+        except (OSError, ValueError):
+            found = None
         if len(known) >= KNOWN:
             known.clear()
-        try:
-            known[run] = hashlib.sha256(read_plain(data.runs_dir() / uid / "prompt.txt")).hexdigest()
-        except (OSError, ValueError):
-            known[run] = None
-    return known[run]
+        known[run] = found
+    return found
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _prompts(folder: str) -> dict[tuple[str, int], str | None]:
-    """What is known of a folder's prompts: (uid, when its trace was last changed) -> name."""
+    """What is known of a folder's prompts: (uid, when its trace was last changed) -> name. All sessions share it, and
+    any of them may empty it at any time."""
     return {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 import streamlit as st
 
@@ -28,6 +30,7 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
     )
     means = "; ".join(f"**{kind}**: {words}" for kind, words in KINDS.items())
     methods = {data.titles().get(name, name): name for name in table["method"].dropna().unique()}
+    _named_by_code(methods)
     models = [short_model(str(model)) for model in table["model"].dropna()]
     found = [
         _one(column, key, label, options, said)
@@ -41,6 +44,15 @@ def search(table: pd.DataFrame) -> tuple[Search, bool]:
     grouped = fields[-1].toggle("Group by prompt", key=BY_PROMPT, bind="query-params")
     method, model, outcome, tag = (*found, None)[:4]
     return Search(text or "", method and methods.get(method), model, outcome, tag), bool(grouped)
+
+
+def _named_by_code(methods: Mapping[str, str]) -> None:
+    """A link may name the method as the command line does. The field writes its title into the address and takes
+    nothing else from there. methods: title -> name."""
+    titles = {name: title for title, name in methods.items()}
+    given = titles.get(st.query_params.get(METHOD, ""))
+    if given is not None and METHOD not in st.session_state:
+        st.session_state[METHOD] = given
 
 
 def clear() -> None:
