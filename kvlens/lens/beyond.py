@@ -9,7 +9,8 @@ from typing import TypeVar
 from kvlens.lens.lines import joined
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Drop, Hold
-from kvlens.meta import Held
+from kvlens.meta import Held, RunMeta
+from kvlens.text.units import counted
 
 _Kind = TypeVar("_Kind", Hold, Drop)
 Range = tuple[int, int]
@@ -35,6 +36,24 @@ def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
                 said = {"heads": tuple(heads), "tok_start": start, "tok_end": end}
                 left.append(hold.model_copy(update=said | ({} if (start, end) == whole else {"whole": False})))
     return tuple(left)
+
+
+def shared(ranges: Iterable[Held], had: Iterable[Held]) -> int:
+    """Positions that `ranges` and `had` name for a same KV head."""
+    others = tuple(had)
+    both = (
+        (max(one.tok_start, other.tok_start), min(one.tok_end, other.tok_end))
+        for one in ranges
+        for other in others
+        if set(one.heads) & set(other.heads)
+    )
+    return sum(end - start for start, end in joined((start, end) for start, end in both if start < end))
+
+
+def kept_of(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
+    """What of holds and drops the run that is repeated had too: '8 tokens held, 12 tokens dropped'; '' for nothing."""
+    both = (shared(holds, had.hold), "held"), (shared(drops, had.drop), "dropped")
+    return ", ".join(f"{counted(tokens, 'token')} {verb}" for tokens, verb in both if tokens)
 
 
 def less(ranges: Iterable[_Kind], others: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:

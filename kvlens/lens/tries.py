@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlens.lens.beyond import beyond
+from kvlens.lens.beyond import beyond, kept_of
 from kvlens.lens.pieces import Piece, pieces_of
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.store.errors import TraceError
@@ -46,6 +46,8 @@ class Try:
     kv_heads: int
     drops: tuple[Held, ...] = ()
     """as `holds`, of what was not attended"""
+    kept: str = ""
+    """what is held or dropped just as in the run it repeats: '12 tokens dropped'; told `beyond` that run alone"""
 
     @property
     def heads(self) -> list[tuple[int, int]]:
@@ -88,7 +90,12 @@ class Try:
 
     def beyond(self, had: RunMeta) -> Try:
         """The same without what the run it repeats held or dropped already."""
-        return replace(self, holds=beyond(self.holds, had.hold), drops=beyond(self.drops, had.drop))
+        return replace(
+            self,
+            holds=beyond(self.holds, had.hold),
+            drops=beyond(self.drops, had.drop),
+            kept=kept_of(self.holds, self.drops, had),
+        )
 
     @property
     def all_heads(self) -> int:
@@ -119,7 +126,9 @@ class Try:
         return self._joined(said)
 
     def _joined(self, said: list[str]) -> str:
-        said = [*said, self.otherwise()] if self.changed else said
+        if self.changed:
+            kept = f" ({self.kept}, as in that run)" if self.kept else ""
+            return "; ".join([*said, self.otherwise()]) + kept
         return "; ".join(said) or "nothing held or dropped that the run did not hold or drop already"
 
     def _said(self, named: dict[str, list[tuple[int, int]]], alike: str, apart: str) -> list[str]:

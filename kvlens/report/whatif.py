@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvlens.lens.beyond import beyond
+from kvlens.lens.beyond import beyond, kept_of
 from kvlens.lens.tries import outcome
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.report.markup import paragraph, table
@@ -18,6 +18,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
     meta, repeated = reader.meta, _repeated(reader)
     holds = beyond(meta.hold, () if repeated is None else repeated.hold)
     drops = beyond(meta.drop, () if repeated is None else repeated.drop)
+    kept = "" if repeated is None or not meta.changed else kept_of(meta.hold, meta.drop, repeated)
     if not holds and not drops and not meta.changed:
         holds, drops = meta.hold, meta.drop  # a run that held or dropped something, repeated as it was
     came = meta.whatif or Counterfactual()
@@ -40,6 +41,7 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
         title,
         paragraph(_said(came), "verdict")
         + otherwise
+        + (paragraph(f"With {kept}, as in the run it repeats.", "note") if kept else "")
         + _ranges("held exactly", holds)
         + _ranges("dropped, not attended", drops)
         + table(("", "before", "in this run"), changed),

@@ -12,7 +12,7 @@ from uiruns import redate
 
 from kvlens.cli.lens import sentences
 from kvlens.figures.states import STATE_COLORS
-from kvlens.lens.tries import outcome
+from kvlens.lens.tries import outcome, tries_in
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import Counterfactual
 from kvlens.report import report_bytes
@@ -97,7 +97,11 @@ def test_a_report_on_a_what_if_says_which_of_both_it_is(tmp_path: Path) -> None:
         assert beyond not in text
         assert "held exactly</th>" not in text
         assert budget in text
+    assert "With 8 tokens held, as in the run it repeats." in text
+    (one,) = [one for one in tries_in(tmp_path, runs.held) if one.changed]
+    assert one.words() == one.brief() == "budget 50% (8 tokens held, as in that run)"
     text = said(parent=runs.repeated, hold=[own], **raised)
+    assert "as in the run it repeats" not in text
     assert there in text
     assert beyond in text
     assert budget in text
