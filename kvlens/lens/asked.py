@@ -5,15 +5,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from kvlens.lens.pieces import Piece
 from kvlens.lens.recut import Part, parts
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Drop, Hold
-from kvlens.runs.repeat import Past
+from kvlens.rows import SpanRow
 
 _Kind = TypeVar("_Kind", Hold, Drop)
+
+
+class Named(Protocol):
+    """A stored run, as far as naming its tokens and KV heads needs."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def spans(self) -> tuple[SpanRow, ...]: ...
+    @property
+    def positions(self) -> int:
+        """Tokens that went through the model."""
+        ...
+
 
 MOST_DIGITS = 9
 """of a number that is read at all"""
@@ -79,7 +97,7 @@ def token_range(text: str) -> tuple[int, int]:
 
 
 def holds_for(
-    past: Past, asked: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
+    past: Named, asked: Asked, heads: tuple[Head, ...], only: frozenset[Head] | None = None
 ) -> tuple[Hold, ...]:
     """The spans and ranges of tokens in the run, held for `heads`, and the pieces, each for its own; all of them for
     those in `only` where that is given. Raises ValueError, one sentence, for what the run does not have."""
@@ -96,14 +114,14 @@ def holds_for(
     return _ranges(Hold, past, wanted, asked.from_step)
 
 
-def drops_for(past: Past, asked: Asked) -> tuple[Drop, ...]:
+def drops_for(past: Named, asked: Asked) -> tuple[Drop, ...]:
     """What is to be dropped, in the run. Raises ValueError, one sentence, for what the run does not have."""
     wanted = [(piece, piece.heads(past.layers, past.kv_heads)) for piece in asked.drops]
     return _ranges(Drop, past, wanted, asked.from_step)
 
 
 def _ranges(
-    kind: Callable[..., _Kind], past: Past, wanted: Sequence[tuple[Piece, tuple[Head, ...]]], from_step: int
+    kind: Callable[..., _Kind], past: Named, wanted: Sequence[tuple[Piece, tuple[Head, ...]]], from_step: int
 ) -> tuple[_Kind, ...]:
     found: list[_Kind] = []
     for piece, heads in wanted:
@@ -114,7 +132,7 @@ def _ranges(
     return tuple(found)
 
 
-def _of_span(past: Past, span: int) -> tuple[int, int, int]:
+def _of_span(past: Named, span: int) -> tuple[int, int, int]:
     """A span's id and its range of tokens."""
     row = next((row for row in past.spans if row.span == span), None)
     if row is None:
@@ -127,7 +145,7 @@ def _of_span(past: Past, span: int) -> tuple[int, int, int]:
     return span, row.tok_start, row.tok_end
 
 
-def _of_tokens(past: Past, given: tuple[int, int]) -> Iterator[Part]:
+def _of_tokens(past: Named, given: tuple[int, int]) -> Iterator[Part]:
     """A range of tokens by the spans that it lies in."""
     start, end = given
     if end > past.positions:

@@ -156,6 +156,20 @@ def test_a_link_brings_the_list_and_one_click_takes_a_piece_off(visit: Visit, le
     assert app.query_params["from"] == "3"
 
 
+def test_what_a_link_lists_and_the_run_does_not_have_cannot_be_run(visit: Visit, lens: LensRuns) -> None:
+    for listed, said in (
+        ({"hold": "99_0", "drop": "5", "from": "99"}, "has no span 99"),
+        ({"drop": "t7000-7001"}, "has no token 7001"),
+        ({"hold": f"{SPAN}.L9"}, "the model has 2 layers"),
+        ({"hold": f"{SPAN}", "drop": f"{SPAN}.L1"}, "would be both held and dropped for layer 1, KV head 0"),
+    ):
+        app = visit(lens.folder, "replay", run=lens.repeated, **AT, **listed)
+        (button,) = (one for one in app.button if one.label.endswith("the list"))
+        assert button.disabled
+        assert said in words(app).replace("\\", "")
+        assert "from" not in app.query_params
+
+
 def test_the_list_of_a_run_stays_with_it(visit: Visit, lens: LensRuns) -> None:
     app = visit(lens.folder, "replay", run=lens.repeated, **AT, hold=f"{SPAN}", whatif="none")
     app.selectbox(key="run_picker").set_value(lens.lost).run()

@@ -21,6 +21,7 @@ from kvlens.ui.common.widgets import plain
 from kvlens.ui.replay import draft, tour
 from kvlens.ui.replay.draft import Draft
 from kvlens.ui.replay.lenschoices import choices_of
+from kvlens.ui.replay.triable import refusal
 from kvlens.ui.replay.tried import shown_of
 
 Pieces = tuple[Piece, ...]
@@ -34,6 +35,7 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bo
     suggested. found: None of a run that never left full KV, or was not compared. `outcomes`: of what was tried
     before."""
     knob = _knob(reader, reader.uid, data.stamp(reader.uid))
+    _inside_the_run(reader)
     made = _possible(draft.current(reader.uid), knob)
     hangs = found is None and _nothing_to_bring_back(reader)
     offered, step = _offered(reader, chosen, found, hangs, made)
@@ -47,16 +49,20 @@ def form(reader: TraceReader, chosen: Selection, found: Verdict | None, busy: bo
             if nothing and found is None and not hangs:
                 label, means = "Run the list", "List first what is to be held or dropped."
             icon = ":material/push_pin:" if wanted.pieces or not wanted.drops else ":material/visibility_off:"
-            run = st.button(label, type="primary", icon=icon, disabled=busy or nothing, help=means)
+            why_not = refusal(reader, made.pieces, made.drops, step)
+            off = busy or nothing or bool(why_not)
+            run = st.button(label, type="primary", icon=icon, disabled=off, help=plain(why_not) or means)
         _listing(made, offered)
     search = ""
     with st.container(horizontal=True, vertical_alignment="center"):
         if found is not None:
-            search = _searches(busy, wanted, bool(offered))
+            search = _searches(busy or bool(why_not), wanted, bool(offered))
             shown = shown_of(outcomes)
             tour.tour(reader, found, None if shown is None or shown.drops else shown.summary)
         _budget(knob, made)
     _chips(made)
+    if why_not:
+        st.caption(plain(why_not[:1].upper() + why_not[1:]))
     if run or search:
         if search == "heads" and not wanted.pieces:
             wanted = replace(wanted, pieces=offered)
@@ -132,6 +138,13 @@ def _means(wanted: TryChoice, made: Draft, knob: Knob | None) -> str:
         said.append(f"without attending {what}, which stay where they lie")
     said += [] if knob is None or made.share is None else [f"at {_share(knob, made.share)}"]
     return f"Repeats the run {', '.join(said)}, all else the same."
+
+
+def _inside_the_run(reader: TraceReader) -> None:
+    """Forgets a first step that the run does not have: a link may say any, and the address says what the box says."""
+    made = draft.current(reader.uid)
+    if made.from_step is not None and made.from_step >= reader.n_steps:
+        draft.change(replace(made, from_step=None))
 
 
 def _possible(made: Draft, knob: Knob | None) -> Draft:

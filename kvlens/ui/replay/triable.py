@@ -1,0 +1,40 @@
+"""Whether what is listed can be tried at all: a link may list what the run does not have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvlens.lens.asked import Asked, drops_for, holds_for
+from kvlens.lens.pieces import Piece
+from kvlens.memory.holds import apart
+from kvlens.rows import SpanRow
+from kvlens.ui.common.data import TraceReader
+
+
+@dataclass(frozen=True)
+class _Run:
+    """As kvlens.lens.asked.Named has it."""
+
+    uid: str
+    layers: int
+    kv_heads: int
+    spans: tuple[SpanRow, ...]
+    positions: int
+
+
+def refusal(reader: TraceReader, holds: tuple[Piece, ...], drops: tuple[Piece, ...], step: int) -> str:
+    """Why these cannot be held and dropped from a step on, the sentence of `kvlens whatif`; '' where they can."""
+    if not holds and not drops:
+        return ""
+    spans = tuple(
+        SpanRow(int(s.span), str(s.kind), int(s.tok_start), int(s.tok_end), int(s.born_step), str(s.reason), None)  # type: ignore[arg-type]
+        for s in reader.spans().itertuples()
+    )
+    prompt = int(reader.tokens()["step"].isna().sum())
+    run = _Run(reader.uid, reader.n_layers, reader.kv_heads, spans, prompt - 1 + reader.n_steps)
+    asked = Asked(pieces=holds, drops=drops, from_step=step)
+    try:
+        apart(holds_for(run, asked, ()) if holds else (), drops_for(run, asked))
+    except ValueError as error:
+        return str(error)
+    return ""
