@@ -121,6 +121,9 @@ class Counterfactual(Stored):
     agrees_after: bool | None = None
     held_bytes: Size = None
     held_tokens: Size = None
+    lifted_tokens: Size = None
+    """of what was held: what the repeated run had dropped, where the answer is the same with the drop lifted and
+    nothing held for it. That costs nothing, and is not in held_bytes and held_tokens. None: nothing of the kind"""
     dropped_tokens: Size = None
     """None: nothing was dropped"""
     stands: bool | None = None

@@ -13,6 +13,7 @@ import typer
 from kvlens.cli.options import AsJson, ProgressJson, RunsDir, err, runs_folder
 from kvlens.lens.found import found_words
 from kvlens.lens.search import MOST
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     from kvlens.meta import Counterfactual
@@ -162,7 +163,10 @@ def sentences(summary: Counterfactual | None) -> list[str]:
         said.append(f"{'the answer' if summary.answer_known else 'the tokens':<14} {outcome(summary)}")
     if summary.dropped_tokens is not None:
         said.append(f"dropped        {summary.dropped_tokens:,} tokens, which stay where they lie: no byte is freed")
-    if summary.dropped_tokens is None or summary.held_tokens:
+    if summary.lifted_tokens:
+        lifted = counted(summary.lifted_tokens, "token")
+        said.append(f"drop lifted    {lifted}, 0 bytes: the answer is the same without a hold")
+    if (summary.dropped_tokens is None and not summary.lifted_tokens) or summary.held_tokens:
         said.append(f"held           {summary.held_tokens:,} tokens, {summary.held_bytes:,} bytes of keys and values")
     if (found := summary.search) is not None:
         said.append(f"search         {found_words(found)}")

@@ -197,7 +197,7 @@ class Session:
         memory.place_prompt(placement)
         self.prefill_peak = memory.account.peak
         self.hold_method()
-        memory.account.limit = None if limit is None else limit + memory.held_bytes
+        memory.account.limit = None if limit is None else limit + memory.beside_bytes
         memory.account.start_step()
         self.decoding = True
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from kvlens.lens.lines import joined
+from kvlens.lens.lines import joined, ranges_in_words
 from kvlens.lens.search import Head
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import Held, RunMeta
@@ -30,7 +30,7 @@ def beyond(holds: Iterable[Held], had: Iterable[Held]) -> tuple[Held, ...]:
         whole = hold.tok_start, hold.tok_end
         for head in hold.heads:
             taken = (at for at, since in there.get(head, ()) if since <= hold.from_step)
-            groups.setdefault(_without(whole, taken), []).append(head)
+            groups.setdefault(without(whole, taken), []).append(head)
         for ranges, heads in groups.items():
             for start, end in ranges:
                 said = {"heads": tuple(heads), "tok_start": start, "tok_end": end}
@@ -57,7 +57,7 @@ def kept_of(holds: Iterable[Held], drops: Iterable[Held], had: RunMeta) -> str:
 
 
 def less(ranges: Iterable[_Kind], others: Iterable[Hold] | Iterable[Drop]) -> tuple[_Kind, ...]:
-    """Of holds or drops, what `others` does not name for the same KV head, whatever the steps."""
+    """Of holds or drops, what `others` does not name for the same KV head; `in_time` sees that none begins later."""
     named = tuple(others)
     left: list[_Kind] = []
     for one in ranges:
@@ -65,7 +65,7 @@ def less(ranges: Iterable[_Kind], others: Iterable[Hold] | Iterable[Drop]) -> tu
         whole = one.tok_start, one.tok_end
         for head in one.heads:
             taken = ((other.tok_start, other.tok_end) for other in named if head in other.heads)
-            groups.setdefault(_without(whole, taken), []).append(head)
+            groups.setdefault(without(whole, taken), []).append(head)
         for found, heads in groups.items():
             for start, end in found:
                 rest = one.whole and (start, end) == whole
@@ -73,7 +73,37 @@ def less(ranges: Iterable[_Kind], others: Iterable[Hold] | Iterable[Drop]) -> tu
     return tuple(left)
 
 
-def _without(whole: Range, taken: Iterable[Range]) -> tuple[Range, ...]:
+def untouched(holds: Iterable[Hold], drops: Iterable[Drop]) -> tuple[Hold, ...]:
+    """Of holds, those of which `drops` name no token, head by head."""
+    named = tuple(drops)
+    left: list[Hold] = []
+    for hold in holds:
+        over = [drop for drop in named if drop.tok_start < hold.tok_end and drop.tok_end > hold.tok_start]
+        heads = tuple(head for head in hold.heads if not any(head in drop.heads for drop in over))
+        if heads:
+            left.append(replace(hold, heads=heads))
+    return tuple(left)
+
+
+def in_time(asked: Iterable[Hold] | Iterable[Drop], had: Iterable[Hold] | Iterable[Drop]) -> None:
+    """Raises ValueError, one sentence, where something asked begins at a later step than the opposite that the run
+    has of the same tokens and KV head: `less` takes that away from its first step on, so the steps between would be
+    otherwise too."""
+    there = tuple(had)
+    for one in asked:
+        for other in there:
+            start, end = max(one.tok_start, other.tok_start), min(one.tok_end, other.tok_end)
+            both = set(one.heads) & set(other.heads)
+            if start < end and both and other.from_step < one.from_step:
+                layer, kv_head = min(both)
+                raise ValueError(
+                    f"the run {other.verb}s {ranges_in_words(((start, end),))} for layer {layer}, KV head {kv_head} "
+                    f"from step {other.from_step} on: {one.verb} from that step on or an earlier one, not from step "
+                    f"{one.from_step}."
+                )
+
+
+def without(whole: Range, taken: Iterable[Range]) -> tuple[Range, ...]:
     """What is left of a range."""
     left: list[Range] = []
     start, end = whole

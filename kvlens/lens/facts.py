@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from kvlens.lens.beyond import without
 from kvlens.lens.lines import joined
 from kvlens.lens.own import Own
 from kvlens.lens.place import Ranking
@@ -123,15 +124,23 @@ class Facts:
 
     @property
     def dropped_tokens(self) -> tuple[tuple[int, int], ...]:
-        """Ranges [start, end) of it that a counterfactual dropped for this KV head by the step."""
-        start, end = self.tokens
-        at, window = (self.layer, self.kv_head), self.kind == "window"
-        mine = (d for d in self.reader.meta.drop if at in d.heads and self.step >= d.from_step)
-        if window:
-            return joined((d.tok_start, d.tok_end) for d in mine if d.span == self.span)
-        return joined(
-            (max(start, d.tok_start), min(end, d.tok_end)) for d in mine if d.tok_start < end and d.tok_end > start
+        """Ranges [start, end) of it that a counterfactual dropped for this KV head by the step; of the window, of what
+        it holds at the step beside the step's own token, which is attended whatever was dropped."""
+        at = self.layer, self.kv_head
+        mine = joined(
+            (d.tok_start, d.tok_end) for d in self.reader.meta.drop if at in d.heads and self.step >= d.from_step
         )
+        start, end = self.tokens
+        gone: list[tuple[int, int]] = []
+        if self.kind == "window":
+            end += self.step
+            spans = self.reader.spans()
+            left = spans[(spans["span"] != self.span) & (spans["born_step"] <= self.step)]
+            gone = list(zip(left["tok_start"].astype(int), left["tok_end"].astype(int), strict=True))
+            cuts = self.reader.cuts(self.step, *at, self.span)
+            gone += [(int(pos), int(pos) + 1) for pos in cuts.loc[cuts["dropped"] == 1, "pos"]]
+        inside = ((max(start, first), min(end, last)) for first, last in mine if first < end and last > start)
+        return tuple(piece for one in inside for piece in without(one, gone))
 
     @property
     def before(self) -> Ranking:

@@ -4,29 +4,25 @@ what is dropped."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kvlens import tasks
 from kvlens.instruments import Loss
-from kvlens.lens.attribution import Triple, attribute_records
-from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
+from kvlens.lens.beyond import less, untouched
 from kvlens.lens.search import Found, Head, Measured, Search
-from kvlens.lens.trials import Trials, holds_of
+from kvlens.lens.trials import Trials
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.meta import Counterfactual
 from kvlens.meta import Search as SearchMeta
 from kvlens.runs.repeat import Past
 from kvlens.runs.request import Report
-from kvlens.text.units import counted, si_bytes
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Result
 
 ANSWER_STEPS = 32
 """steps of an answer whose divergence a search adds up, at most"""
-CANDIDATES = 64
-"""(layer, KV head, span) among which the fewest bytes are looked for, at most"""
 
 
 @dataclass
@@ -98,6 +94,10 @@ class Question:
             return self.agrees(holds)
         return tasks.is_right(self.trials.prompt.source.task, self.expected, self.trials.free(holds).text)
 
+    def lifting(self, holds: Sequence[Hold]) -> Question:
+        """The same of a run that does not drop what `holds` name either, with nothing held for it."""
+        return replace(self, trials=self.trials.lifting(holds), _losses={})
+
     @property
     def answer_end(self) -> int:
         """The step after the answer: after the line on which the step of loss lies, at most ANSWER_STEPS later."""
@@ -112,8 +112,8 @@ class Question:
     def needless(self, past: Past, cancelled: Callable[[], bool]) -> bool:
         """The answer is back with nothing held, by what is changed. Raises ValueError, one sentence, where nothing was
         lost."""
-        self._lost(past)
-        _unless(cancelled)
+        self.lost_step(past)
+        unless(cancelled)
         self.trials.ready()
         return self.restored(())
 
@@ -128,12 +128,12 @@ class Question:
         """The fewest of `candidates` that bring the answer back, as greedy search finds them; `held`: the holds for
         some. What it makes small is the sum of KL(full || method) over the steps from the step of loss to the end of
         the answer."""
-        self._lost(past)
+        self.lost_step(past)
         self.trials.ready()
         report("search", 0, len(candidates))
 
         def holds_for(heads: tuple[Head, ...]) -> tuple[Hold, ...]:
-            _unless(cancelled)
+            unless(cancelled)
             return held(heads)
 
         def measure(heads: tuple[Head, ...]) -> Measured:
@@ -146,52 +146,7 @@ class Question:
 
         return Search(measure, lambda heads: self.restored(holds_for(heads)), told).run(candidates)
 
-    def fewest_bytes(
-        self,
-        past: Past,
-        from_step: int,
-        most: int,
-        report: Report,
-        say: Callable[[str], None],
-        cancelled: Callable[[], bool],
-    ) -> tuple[Fewest, tuple[Hold, ...]]:
-        """The (layer, KV head, span) that bring the answer back with the fewest held bytes, as `FewestBytes` finds them
-        in `most` trials among those that were missed most over the lost steps of the answer, on the reference's tokens;
-        and what is held for it, or, where nothing that was tried sufficed, all candidates."""
-        step = self._lost(past)
-        self.trials.ready()
-        report("search", 0, most)
-        shape, kept = self.trials.engine.loaded.shape, self.trials.watched(self.answer_end)
-        spans = {row.span: row for row in kept.spans if row.kind != "window"}
-        records = [(record.loss, record.oracle) for record in kept.steps]
-        missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
-        ranking = [triple for triple, _ in missed if triple[2] in spans][:CANDIDATES]
-        if not ranking:
-            raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
-        tried: list[Attempt] = []
-
-        def test(triples: tuple[Triple, ...]) -> Attempt:
-            _unless(cancelled)
-            holds = tuple(holds_of(triples, spans, from_step))
-            cost = held_bytes(holds, shape)
-            best = min((one.held_bytes for one in tried if one.restored), default=None)
-            so_far = "nothing is back yet" if best is None else f"back with {si_bytes(best)}"
-            say(f"Holding {counted(len(triples), 'span')} of single KV heads, {si_bytes(cost)}; so far {so_far}.")
-            loss = self.losses(holds, step + 1)[step]
-            assert loss is not None, "every step of a forced run is compared"
-            back = loss.agrees and (not self.by_answer or self.restored(holds))
-            tried.append(Attempt(triples, cost, loss.kl, back))
-            report("search", len(tried), most)
-            return tried[-1]
-
-        def cost(triple: Triple) -> int:
-            return held_bytes(holds_of((triple,), spans), shape)
-
-        found = FewestBytes(test, cost, most).run(ranking)
-        chosen = found.best.triples if found.best is not None else tuple(ranking)
-        return found, tuple(holds_of(chosen, spans, from_step))
-
-    def _lost(self, past: Past) -> int:
+    def lost_step(self, past: Past) -> int:
         """The step of loss. Raises ValueError, one sentence, where there is nothing to bring back."""
         if self.step is None or self.was_right:
             raise ValueError(
@@ -202,7 +157,9 @@ class Question:
     def answered(
         self, result: Result, holds: tuple[Hold, ...], drops: tuple[Drop, ...], forced: bool, search: SearchMeta | None
     ) -> Counterfactual:
-        """The summary of the stored run `result`, in which `holds` were kept and `drops` left out."""
+        """The summary of the stored run `result`, in which `holds` were kept and `drops` left out. Of what is
+        held, what the repeated run had dropped costs nothing where the answer is the same with the drop lifted and
+        nothing held for it."""
         shape = self.trials.engine.loaded.shape
         loss: Loss | None = None
         step, kl = self.step, self.kl_before
@@ -218,6 +175,9 @@ class Question:
             if self.by_answer
             else loss is not None and loss.agrees
         )
+        lifted, beside = 0, untouched(holds, self.trials.drops)
+        if beside != holds and self.lifting(holds).trials.free(beside).text == text:
+            lifted, holds = tokens_of(less(holds, less(holds, self.trials.drops))), beside
         return Counterfactual(
             step=step,
             kl_before=kl,
@@ -231,6 +191,7 @@ class Question:
             held_bytes=held_bytes(holds, shape),
             held_tokens=tokens_of(holds),
             **({"dropped_tokens": tokens_of(drops), "stands": back if self.was_right else None} if drops else {}),
+            **({"lifted_tokens": lifted} if lifted else {}),
             search=search,
         )
 
@@ -242,7 +203,7 @@ def _worst(losses: Sequence[Loss | None]) -> tuple[int, Loss] | None:
     return differs or max(known, key=lambda pair: pair[1].kl, default=None)
 
 
-def _unless(cancelled: Callable[[], bool]) -> None:
+def unless(cancelled: Callable[[], bool]) -> None:
     """Raises ValueError where a search is to stop."""
     if cancelled():
         raise ValueError("cancelled while searching; nothing was stored.")

@@ -59,7 +59,7 @@ def reason(facts: Facts) -> Reason:
     """As `explain`, of facts that are at hand."""
     if facts.held:
         return Reason("held", "it was held exactly resident for this KV head by the counterfactual")
-    if (dropped := facts.dropped_tokens) == (facts.tokens,):
+    if (dropped := facts.dropped_tokens) == (facts.tokens,) and facts.kind != "window":
         return Reason("dropped", "the what-if dropped it: this KV head was kept from attending it, wherever it lay")
     found = _of_the_method(facts)
     if dropped:

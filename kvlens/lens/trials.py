@@ -4,6 +4,7 @@ search are made of."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,13 @@ class Trials:
         self.options, self.reference, self.kept, self._report = options, reference, tuple(kept), report
         self._read: ReadPrompt | None = None
         self._reader, self.drops = reader, tuple(drops)
+
+    def lifting(self, holds: Sequence[Hold]) -> Trials:
+        """The same without the drops of what `holds` name, of a prompt that is read once for both."""
+        self.ready()
+        other = copy(self)
+        other.drops = less(self.drops, holds)
+        return other
 
     def ready(self) -> None:
         """Read the prompt now, so that what follows is repeats alone; nothing where the method must see it each

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.lens.asked import Asked, drops_for, holds_for, numbers
-from kvlens.lens.beyond import less
+from kvlens.lens.beyond import in_time, less
+from kvlens.lens.cheapest import fewest_bytes
 from kvlens.lens.fewest import Fewest
 from kvlens.lens.question import Question
 from kvlens.lens.recut import recut
@@ -64,6 +65,8 @@ def whatif(
     heads, holds = _holds(past, asked, bool(changed))
     drops = drops_for(past, asked)
     apart(holds, drops)
+    in_time(holds, past.request.drop)
+    in_time(drops, past.request.hold)
     request = past.otherwise(changed)
     if changed:
         refuse(request, past.source)
@@ -80,7 +83,7 @@ def whatif(
     if changed and (asked.search or asked.fewest is not None) and question.needless(past, cancelled):
         search, holds = SearchMeta(tried=1, most=asked.fewest, needless=True), ()
     elif asked.fewest is not None:
-        fewest, holds = question.fewest_bytes(past, asked.from_step, asked.fewest, report, say, cancelled)
+        fewest, holds = fewest_bytes(question, past, asked.from_step, asked.fewest, report, say, cancelled)
         search = _bytes_found(fewest, asked.fewest)
     elif asked.search:
         found = question.fewest_heads(

@@ -1,6 +1,7 @@
 """What a counterfactual drops: token ranges that chosen (layer, KV head)s never attend, whatever the method does with
-them. It is a mask over the slots that a step attends anyway: nothing moves and nothing is freed, so a budget is neither
-raised nor lowered by it, and the method goes on deciding as if the tokens were attended.
+them. It is a mask over the slots that a step attends anyway: nothing moves and nothing is freed, so the method has
+its budget as without it, and goes on deciding as if the tokens were attended. The mask's own tables are on the device:
+the account has them under `dropped`, beside the budget.
 
 A summary entry is masked where all tokens of its span are dropped; one of a span that is dropped in part stays, since
 what it says of the others cannot be taken apart, and so does one that stands for no span's tokens. A step's own token
@@ -58,6 +59,10 @@ class Dropped:
             for drop in drops
             for layer, head in drop.heads
         ]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What the mask needs on the device."""
+        return tuple(table for layer in self._layers.values() for table in (layer.since, layer.hidden))
 
     def start_step(self, step: int, position: int) -> list[tuple[int, int, int, float | None]]:
         """The step whose token will lie at `position` begins. Returns the (layer, KV head, span, how many of its

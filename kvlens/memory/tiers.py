@@ -98,6 +98,7 @@ class Memory:
         )
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
+        self.account.hold("dropped", *self.dropped.tensors())
         self.account.set_apart("held", "hot", self.held.slot_bytes(shape))
         self.account.hold("staging", *(buffer.tensor for buffer in self.recaller.buffers))
         self.account.hold("spans", *self.spans.tensors(), self.selectable, self.is_hot)
@@ -254,6 +255,11 @@ class Memory:
     def held_bytes(self) -> int:
         """Device bytes of what is held beside what the method asked for."""
         return self.account.by_name().get("held", 0)
+
+    @property
+    def beside_bytes(self) -> int:
+        """Device bytes of a counterfactual, beside the budget: what is held, and the tables of what is dropped."""
+        return self.held_bytes + self.account.by_name().get("dropped", 0)
 
     @property
     def window_start(self) -> int:

@@ -46,6 +46,8 @@ def _proof(found: list[Try], budget: int | None) -> str:
     assert best.summary is not None
     more = _cost(best, budget)
     cost = f"{si_bytes(abs(more))} {'less' if more < 0 else 'more'} on the device"
+    if best.summary.lifted_tokens and not best.summary.held_tokens and not best.changed:
+        cost = f"drop lifted, {si_bytes(0)}"
     return paragraph(
         f"Proved by trying: with {best.words()}, all else the same, the run says {_line(best.summary.answer_after)} "
         f"({cost}).",

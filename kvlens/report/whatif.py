@@ -10,7 +10,7 @@ from kvlens.lens.tries import outcome
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceError, TraceReader
-from kvlens.text.units import si_bytes
+from kvlens.text.units import counted, si_bytes
 
 
 def whatif(reader: TraceReader) -> tuple[str, str]:
@@ -27,7 +27,9 @@ def whatif(reader: TraceReader) -> tuple[str, str]:
         (f"KL {where} (nats)", came.kl_before, came.kl_after),
         ("answer", came.answer_before, came.answer_after),
     ]
-    if holds:
+    if came.lifted_tokens:
+        changed.append(("drop lifted", "nothing", f"{counted(came.lifted_tokens, 'token')}, {si_bytes(0)}"))
+    if holds and (came.held_tokens or not came.lifted_tokens):
         changed.append(("held, beyond the budget", "nothing", si_bytes(came.held_bytes)))
     if "budget" in meta.changed or not (holds or drops):
         changed.append(("budget", "not recorded" if repeated is None else _budget(repeated), _budget(meta)))

@@ -139,6 +139,11 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
     assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
     text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
     assert "**What if it had not been there:** span" in text
+    lifted = SUMMARY | {"held_tokens": 0, "held_bytes": 0, "lifted_tokens": 8}
+    back = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, parent=made[False], hold=[drop], whatif=lifted)
+    app = visit(tmp_path, "replay", run=made[False], whatif=back)
+    assert {metric.label: metric.value for metric in app.metric}["Drop lifted"] == "0 B"
+    assert "8 tokens attended again, 0 B" in words(app)
 
 
 def test_a_link_brings_the_list_and_one_click_takes_a_piece_off(visit: Visit, lens: LensRuns) -> None:

@@ -232,7 +232,7 @@ FIRST, STEPS = 2, 4
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_that_is_dropped_is_attended_and_nothing_else_changes(prompts: Prompts, name: str) -> None:
     """From the step on, for the heads that were named: the trace lists no span of the range, and the method's bytes and
-    all that was logged before are the plain run's."""
+    all that was logged before are the plain run's. The tables of the mask are counted beside the budget."""
     plain, before = prompts.plain(name)
     heads, sink, n = ((2, 0), (2, 1), (4, 1)), ListSink(), len(prompts.prompt.ids)
     spans = [s for s in before.prefilled.spans if s.kind != "window"]
@@ -248,9 +248,10 @@ def test_nothing_that_is_dropped_is_attended_and_nothing_else_changes(prompts: P
         (layer, head, None) for layer, head in heads
     ]
     assert [e.kind for r in sink.steps[:FIRST] for e in r.events if e.kind == "drop"] == []
+    table = prompts.demo.shape.kv_heads * (n + NEW) * (4 + 1)  # an int32 and a bool per position and KV head
     group, read = prompts.demo.shape.group, {True: 0, False: 0}
     for record, theirs in zip(sink.steps, before.steps, strict=False):
-        assert record.resident_bytes == theirs.resident_bytes
+        assert record.resident_bytes - theirs.resident_bytes == len({layer for layer, _ in heads}) * table
         np.testing.assert_allclose(sum(record.head[column] for column in MASS_COLUMNS), 1, atol=1e-3)
         for layer, head in heads:
             mine = slice(head * group, (head + 1) * group)

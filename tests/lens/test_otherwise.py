@@ -13,8 +13,10 @@ from test_counterfactual import FACT, Lost, quiet
 from typer.testing import CliRunner
 from uiruns import redate
 
+from kvlens.cli.lens import sentences
 from kvlens.cli.main import app
 from kvlens.lens.asked import Asked, holds_for
+from kvlens.lens.beyond import in_time
 from kvlens.lens.found import found_words
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
@@ -22,7 +24,7 @@ from kvlens.lens.reasons import explain
 from kvlens.lens.tries import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
-from kvlens.memory.holds import Drop
+from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.report.whatif import whatif as report
 from kvlens.runs.repeat import read_run
@@ -202,9 +204,24 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         assert (why.kind, why.says) == ("dropped", f"the what-if dropped token {FACT} of it"), "no word on the method"
         assert explain(reader, 0, 0, 0, drop.span).kind != "dropped"
         title, section = report(reader)
-    _, back = whatif(lost.runs, str(hangs.run_uid), Asked(tokens=((FACT, FACT + 1),)), quiet)
+    _, back = whatif(lost.runs, str(hangs.run_uid), Asked(pieces=(Piece(tokens=(FACT, FACT + 1), layer=1),)), quiet)
     assert back is not None
     assert back.restored, "what a run dropped and is now to hold is dropped no longer"
+    assert (back.lifted_tokens, back.held_tokens) == (1, 1), "full KV has it anyway, and the other head is asked for"
+    assert back.held_bytes == 2 * 16 * 4, "one token of that head"
+    assert "drop lifted    1 token, 0 bytes" in "\n".join(sentences(back))
+    _, found = whatif(lost.runs, str(hangs.run_uid), Asked(fewest=9), quiet)
+    assert found is not None
+    assert found.search is not None
+    assert (found.restored, found.lifted_tokens, found.held_bytes) == (True, 1, 0)
+    assert min(one.held_bytes for one in found.search.tests if one.restored) == found.held_bytes
+    for late in (Asked(tokens=((FACT, FACT + 1),), from_step=1), Asked(fewest=9, from_step=1)):
+        with pytest.raises(ValueError, match=f"the run drops token {FACT} for layer 1, KV head 0 from step 0 on: hold"):
+            whatif(lost.runs, str(hangs.run_uid), late, quiet)
+    hold = Hold(0, FACT, FACT + 1, ((1, 0),), 2)
+    with pytest.raises(ValueError, match=r"the run holds token .* from step 2 on: drop .* not from step 3\.$"):
+        in_time((replace(again.drop[0], from_step=3),), (hold,))
+    in_time((again.drop[0], Drop(0, 0, FACT, ((1, 0),), 3)), (hold,))
     assert title == "What if it had not been there"
     assert "The answer hangs on it" in section
 

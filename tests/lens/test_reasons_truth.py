@@ -7,7 +7,10 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,12 +20,13 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.kernels.choice import Backend
 from kvlens.kernels.pool_attend import Live
-from kvlens.lens.facts import NOTHING
+from kvlens.lens.facts import NOTHING, Facts
 from kvlens.lens.place import Ranking
-from kvlens.lens.reasons import explain
+from kvlens.lens.reasons import Reason, explain, reason
 from kvlens.memory.hot import FREE, ROLE
 from kvlens.memory.placement import Selection
 from kvlens.memory.tiers import Memory
+from kvlens.meta import Held
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.text.prompts import PromptText
@@ -219,6 +223,33 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
         "duoattention": {"evicted"},
     }
     assert expected[name] <= set(kinds), dict(kinds)
+
+
+def test_of_a_dropped_window_what_it_holds_at_the_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Born with tokens 90-98; at step 4 tokens 90-93 leave it for a span, and at step 6 token 94 is evicted."""
+    spans = pd.DataFrame(
+        {"span": [0, 1, 2], "tok_start": [90, 0, 90], "tok_end": [99, 90, 94], "born_step": [-1, -1, 4]}
+    )
+    cut = pd.DataFrame({"step": [6], "dropped": [1], "pos": [94]})
+    drops = (Held(span=0, tok_start=90, tok_end=99, heads=((0, 0),), from_step=0),)
+    reader: Any = SimpleNamespace(
+        meta=SimpleNamespace(hold=(), drop=drops),
+        spans=lambda: spans,
+        cuts=lambda step, layer, kv_head, span: cut[cut["step"] <= step],
+    )
+    monkeypatch.setattr("kvlens.lens.reasons._of_the_method", lambda facts: Reason("attended", "read"))
+    none = pd.DataFrame()
+    told = {}
+    for step, kv_head in ((0, 0), (4, 0), (6, 0), (0, 1)):
+        ranking = Ranking(None, 0, 0, None, None, False)
+        facts = Facts(
+            reader, step, 0, kv_head, 0, "window", (90, 99), "", -1, False, none, {}, False, None, ranking, none
+        )
+        told[step, kv_head] = facts.dropped_tokens, reason(facts).says
+    assert [ranges for ranges, _ in told.values()] == [((90, 99),), ((94, 99),), ((95, 99),), ()]
+    assert "dropped tokens 94-98 of it" in told[4, 0][1]
+    assert "dropped it" not in told[0, 0][1], "newer tokens are attended"
+    assert told[0, 1][1] == "read"
 
 
 def test_how_many_were_chosen_is_said_of_what_is_listed() -> None:

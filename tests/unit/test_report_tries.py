@@ -20,6 +20,7 @@ from kvlens.report import strip as strips
 from kvlens.report.strip import strip, token_states
 from kvlens.report.tried import tried
 from kvlens.report.whatif import _said as verdict_on
+from kvlens.report.whatif import whatif
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.text.units import si_bytes
@@ -35,6 +36,19 @@ def lost(reader: TraceReader) -> Verdict:
     assert found is not None
     assert found.missed is not None
     return found
+
+
+def test_a_lifted_drop_that_proved_the_loss_is_not_priced_as_a_hold(tmp_path: Path) -> None:
+    runs = write_lens_runs(tmp_path)
+    came = SUMMARY | {"held_tokens": 0, "held_bytes": 0, "lifted_tokens": 8}
+    hold = {"span": SPAN, "tok_start": 40, "tok_end": 48, "heads": [[0, 1]], "from_step": 0}
+    uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, parent=runs.kept, hold=[hold], whatif=came)
+    with TraceReader.open(tmp_path, runs.kept) as reader:
+        assert "the run says '4172' (drop lifted, 0 B)." in html.unescape(tried(reader))
+    with TraceReader.open(tmp_path, uid) as reader:
+        section = html.unescape(whatif(reader)[1])
+    assert "8 tokens, 0 B" in section
+    assert "beyond the budget" not in section
 
 
 def test_a_report_names_the_cheapest_try_that_proved_the_loss_and_lists_all(tmp_path: Path) -> None:

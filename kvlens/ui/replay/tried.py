@@ -157,6 +157,8 @@ def outcome(one: Try, repeated: RunMeta | None) -> None:
     )
     step = said.step
     cost = ("It would have cost", si_bytes(_more(one, repeated))) if one.holds else ("Budget", si_bytes(one.budget))
+    if said.lifted_tokens and not said.held_tokens and not one.changed:
+        cost = ("Drop lifted", si_bytes(0))
     if one.drops and not one.holds and not one.changed:
         cost = ("Dropped", counted(said.dropped_tokens or 0, "token"))
     if one.mixed:
@@ -215,8 +217,10 @@ def _cost(one: Try, repeated: RunMeta | None) -> str:
         return f"not attended by {heads} · they stay where they lie, no byte is freed"
     if not one.holds:
         return "" if not (one.full_kv_bytes and one.budget) else f"{one.budget / one.full_kv_bytes:.1%} of full KV"
-    heads_held = len({head for hold in one.holds for head in hold.heads})
-    parts = [f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}"]
+    parts = [f"{counted(said.lifted_tokens, 'token')} attended again, 0 B"] if said.lifted_tokens else []
+    if said.held_tokens or not parts:
+        heads_held = len({head for hold in one.holds for head in hold.heads})
+        parts.append(f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}")
     parts += [f"{counted(said.dropped_tokens or 0, 'token')} dropped"] if one.drops else []
     if "budget" in one.changed:
         parts.append(f"{si_bytes(held)} held")

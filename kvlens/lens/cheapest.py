@@ -1,0 +1,73 @@
+"""The search for the fewest bytes, asked of a run: what a trial of it is and costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvlens.lens.attribution import Triple, attribute_records
+from kvlens.lens.beyond import in_time, untouched
+from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
+from kvlens.lens.question import Question, unless
+from kvlens.lens.trials import holds_of
+from kvlens.memory.holds import Hold, held_bytes
+from kvlens.runs.repeat import Past
+from kvlens.runs.request import Report
+from kvlens.text.units import counted, si_bytes
+
+CANDIDATES = 64
+"""(layer, KV head, span) among which the fewest bytes are looked for, at most"""
+
+
+def fewest_bytes(
+    question: Question,
+    past: Past,
+    from_step: int,
+    most: int,
+    report: Report,
+    say: Callable[[str], None],
+    cancelled: Callable[[], bool],
+) -> tuple[Fewest, tuple[Hold, ...]]:
+    """The (layer, KV head, span) that bring the answer back with the fewest held bytes, as `FewestBytes` finds them in
+    `most` trials among those that were missed most over the lost steps of the answer, on the reference's tokens; and
+    what is held for it, or, where nothing that was tried sufficed, all candidates. What the run dropped is first tried
+    with the drop lifted alone, which costs nothing, and held where that does not suffice."""
+    step, trials = question.lost_step(past), question.trials
+    trials.ready()
+    report("search", 0, most)
+    shape, kept = trials.engine.loaded.shape, trials.watched(question.answer_end)
+    spans = {row.span: row for row in kept.spans if row.kind != "window"}
+    records = [(record.loss, record.oracle) for record in kept.steps]
+    missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
+    ranking = [triple for triple, _ in missed if triple[2] in spans][:CANDIDATES]
+    if not ranking:
+        raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
+    in_time(holds_of(ranking, spans, from_step), trials.drops)
+    tried: list[Attempt] = []
+
+    def test(triples: tuple[Triple, ...]) -> Attempt:
+        unless(cancelled)
+        holds = tuple(holds_of(triples, spans, from_step))
+        beside = untouched(holds, trials.drops)
+        best = min((one.held_bytes for one in tried if one.restored), default=None)
+        so_far = "nothing is back yet" if best is None else f"back with {si_bytes(best)}"
+        doing = "Holding" if beside else "Lifting the drop of"
+        what = f"{counted(len(triples), 'span')} of single KV heads, {si_bytes(held_bytes(beside, shape))}"
+        say(f"{doing} {what}; so far {so_far}.")
+        ways = ((question.lifting(holds), beside), (question, holds)) if beside != holds else ((question, holds),)
+        for asked, these in ways:
+            loss = asked.losses(these, step + 1)[step]
+            assert loss is not None, "every step of a forced run is compared"
+            back = loss.agrees and (not asked.by_answer or asked.restored(these))
+            found = Attempt(triples, held_bytes(these, shape), loss.kl, back)
+            if back:
+                break
+        tried.append(found)
+        report("search", len(tried), most)
+        return found
+
+    def cost(triple: Triple) -> int:
+        return held_bytes(untouched(holds_of((triple,), spans), trials.drops), shape)
+
+    found = FewestBytes(test, cost, most).run(ranking)
+    chosen = found.best.triples if found.best is not None else tuple(ranking)
+    return found, tuple(holds_of(chosen, spans, from_step))
