@@ -73,7 +73,7 @@ def _row(folder: Path) -> dict[str, Any]:
     }
     for name in ("model", "method", "preset", "task", "output_text", "error", "reference", "parent", "reference_key"):
         row[name] = None if row[name] is None else str(row[name])
-    row |= {name: bool(row[name]) for name in ("forced", "hold", "changed")}
+    row |= {name: bool(row[name]) for name in ("forced", "hold", "drop", "changed")}
     row["budget"] = None if row["budget"] is None else str(row["budget"])
     return row | {name: _number(row[name], whole=name != "duration_s") for name in _NUMBERS}
 

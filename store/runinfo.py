@@ -50,6 +50,7 @@ SUMMARY = (
     "forced",
     "reference_key",
     "hold",
+    "drop",
     "changed",
 )
 
@@ -131,7 +132,7 @@ def first_info(meta: dict[str, Any]) -> dict[str, Any]:
         "created": meta["created"],
         **{name: meta.get(name) for name in _FROM_META},
         "hold": bool(meta.get("hold") or meta.get("drop")),  # lists tell such runs from a method's own
-        **({"changed": True} if meta.get("changed") else {}),
+        **{name: True for name in ("drop", "changed") if meta.get(name)},
         "trace_level": meta["trace_level"],
         "pid": os.getpid(),
         "error": None,

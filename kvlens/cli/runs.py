@@ -82,9 +82,12 @@ def runs_list(
         typer.echo(f"none of the {len(frame)} runs in {folder} is what you look for")
         return
     columns = ["uid", "name", "tags", "status", "model", "method", "preset", "budget", "outcome", "output_text"]
-    # a forced run did not write its tokens
+    # a forced run did not write its tokens, and what came of a what-if is not the method's doing
     listed["output_text"] = listed["output_text"].where(
         ~listed["forced"].fillna(value=False).astype(bool), "(fed) " + listed["output_text"]
+    )
+    listed["output_text"] = listed["output_text"].where(
+        ~(listed["hold"].eq(True) | listed["changed"].eq(True)), "(what-if) " + listed["output_text"]
     )
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
@@ -146,6 +149,9 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "forced",
             "reference",
             "parent",
+            "hold",
+            "drop",
+            "changed",
             "device",
             "dtype",
             "task",

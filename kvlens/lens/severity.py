@@ -169,6 +169,7 @@ def outcome(reader: TraceReader) -> Outcome:
 _COLUMNS = pa.schema(
     [
         ("uid", pa.string()),
+        ("what_if", pa.string()),
         ("outcome", pa.string()),
         ("outcome_kinds", pa.string()),
         ("expected", pa.string()),
@@ -181,8 +182,9 @@ _COLUMNS = pa.schema(
 
 
 def outcome_table(reader: TraceReader) -> pa.Table:
-    """What came of a run as the one row of an export; its kinds stand in one text, by spaces."""
-    came = outcome(reader).columns()
-    return pa.Table.from_pylist(
-        [{"uid": reader.uid, **came, "outcome_kinds": " ".join(came["outcome_kinds"])}], schema=_COLUMNS
-    )
+    """What came of a run as the one row of an export; what stands in lists stands in one text, by spaces."""
+    came, meta = outcome(reader).columns(), reader.meta
+    done = [name for name, what in (("hold", meta.hold), ("drop", meta.drop), ("changed", meta.changed)) if what]
+    kinds = " ".join(came["outcome_kinds"])
+    row = {"uid": reader.uid, "what_if": " ".join(done) or None, **came, "outcome_kinds": kinds}
+    return pa.Table.from_pylist([row], schema=_COLUMNS)

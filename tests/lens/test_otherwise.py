@@ -21,6 +21,7 @@ from kvlens.lens.found import found_words
 from kvlens.lens.knob import Knob, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.reasons import explain
+from kvlens.lens.severity import outcome_table
 from kvlens.lens.tries import tries_in
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
@@ -195,7 +196,8 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         (),
         True,
     )
-    assert list_runs(lost.runs).set_index("uid")["hold"][str(hangs.run_uid)], "no run of the method alone"
+    listed = list_runs(lost.runs).set_index("uid").loc[str(hangs.run_uid)]
+    assert (listed["hold"], listed["drop"], listed["changed"]) == (True, True, False), "no run of the method alone"
     assert {one.outcome() for one in tries_in(lost.runs, full)} == {"it hangs on it", "it stands without it"}
     again = read_run(lost.runs, str(hangs.run_uid)).request
     assert again.drop == (Drop(drop.span, FACT, FACT + 1, ((1, 0),), 0, drop.whole),)
@@ -204,6 +206,7 @@ def test_an_answer_hangs_on_what_its_head_reads_and_on_nothing_else(lost: Lost) 
         assert (why.kind, why.says) == ("dropped", f"the what-if dropped token {FACT} of it"), "no word on the method"
         assert explain(reader, 0, 0, 0, drop.span).kind != "dropped"
         title, section = report(reader)
+        assert outcome_table(reader)["what_if"].to_pylist() == ["drop"]
     _, back = whatif(lost.runs, str(hangs.run_uid), Asked(pieces=(Piece(tokens=(FACT, FACT + 1), layer=1),)), quiet)
     assert back is not None
     assert back.restored, "what a run dropped and is now to hold is dropped no longer"

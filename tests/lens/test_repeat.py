@@ -125,6 +125,10 @@ def test_whatif_holds_several_spans_and_starts_from_a_forced_run_as_well(folder:
     assert runs.loc[forced.uid, "parent"] == paired.uid
     assert bool(runs.loc[forced.uid, "hold"])
     assert runs.loc[free.uid, "reference"] == runs.loc[paired.uid, "reference"]
+    listed = CliRunner().invoke(app, ["runs", "--runs", str(folder.path)]).stdout.splitlines()
+    marked = {line.split()[0] for line in listed if "(what-if)" in line}
+    assert {free.uid, forced.uid} <= marked
+    assert not marked & {paired.uid, folder.uid}
 
 
 def test_a_held_run_can_be_repeated_with_its_hold(folder: Folder) -> None:

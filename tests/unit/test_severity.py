@@ -125,8 +125,8 @@ def test_exports_say_it_in_the_columns_that_the_documentation_defines(
         assert text == {
             name: "" if value is None else str(value).replace("False", "false") for name, value in table.items()
         }
-    assert told[runs.lost] == {"uid": runs.lost, **wanted}
-    assert told[runs.kept] == {"uid": runs.kept} | dict.fromkeys(wanted) | {
+    assert told[runs.lost] == {"uid": runs.lost, "what_if": None, **wanted}
+    assert told[runs.kept] == {"uid": runs.kept, "what_if": None} | dict.fromkeys(wanted) | {
         "outcome": "nothing lost",
         "outcome_kinds": "kept",
         "expected": "4172",
