@@ -116,7 +116,9 @@ def test_a_killed_job_is_told_by_its_signal(ready: Warm, tmp_path: Path) -> None
     assert process.wait(60) == -signal.SIGKILL
 
 
-def test_where_it_cannot_serve_a_job_starts_from_nothing(ready: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_cannot_serve_a_job_starts_from_nothing(
+    ready: Warm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert ready.start([sys.executable, "-c", "print(1)"]) is None, "another program"
     first = begun(ready, "--version")
     assert ready.start([*COMMAND, "--version"]) is None, "occupied"
@@ -125,7 +127,8 @@ def test_where_it_cannot_serve_a_job_starts_from_nothing(ready: Warm, monkeypatc
         patch.setenv("OMP_NUM_THREADS", "7")
         assert ready.start([*COMMAND, "--version"]) is None, "what it imported read another environment"
     with monkeypatch.context() as patch:
-        patch.setattr(warm, "SOURCES", Path(__file__).parent)
+        (tmp_path / "changed.py").touch()
+        patch.setattr(warm, "SOURCES", tmp_path)
         assert ready.start([*COMMAND, "--version"]) is None, "its sources are older"
     with monkeypatch.context() as patch:
         patch.setenv("KVLENS_WARM", "off")
