@@ -42,6 +42,13 @@ def settled(page: Page) -> None:
     raise AssertionError("the page's script does not come to rest")
 
 
+def choose(page: Page, field: Locator, name: str) -> None:
+    """Chooses an option of a list by typing its name. A list that shows all scrolls to its present choice a moment
+    after it opened: a click in that moment, quicker than a person's, is pressed on one option and let go on another."""
+    field.fill(name)
+    page.get_by_role("option", name=name, exact=True).click()
+
+
 def click_panel(page: Page, chart: Locator, panel: str | int, across: float, down: float) -> None:
     """A click at a share of the width and height of a panel of a Plotly chart (its number, or its selector), once the
     page is at rest and says what is under the pointer: a chart is drawn a second after the text below it, and hears

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
 from playwright.sync_api import Page, expect
-from uiserver import Open, Server, download, settled
+from uiserver import Open, Server, choose, download, settled
 
 from kvlens.report import report_bytes
 from kvlens.store.reader import TraceReader
@@ -101,8 +101,7 @@ def test_another_metric_and_another_head_redraw_all_three_maps(pair: PairRuns, a
     metric = page.get_by_role("combobox", name="Metric of maps and curves")
     metric.scroll_into_view_if_needed()
     settled(page)  # scrolling closes what a click has opened
-    metric.click()
-    page.get_by_role("option", name="Attention entropy (nats)").click()
+    choose(page, metric, "Attention entropy (nats)")
     expect(page.locator("#scale")).to_contain_text("Attention entropy in A and B")
     expect(page).to_have_url(re.compile(r"metric=entropy\b"))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import expect
-from uiserver import Open, Server, settled
+from uiserver import Open, Server, choose, settled
 
 
 def test_a_race_is_begun_watched_and_opened_again(
@@ -19,8 +19,7 @@ def test_a_race_is_begun_watched_and_opened_again(
     expect(field).to_be_visible()
     settled(page)
     for title in ("SnapKV", "StreamingLLM"):
-        field.fill(title)
-        page.get_by_role("option", name=title, exact=True).click()
+        choose(page, field, title)
         settled(page)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Race 3 methods").click()
