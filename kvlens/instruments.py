@@ -115,3 +115,21 @@ class SpanKeys:
     """int32 [S]"""
     keys: np.ndarray
     """float32 [L, H_kv, S, D]"""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What a lost step's choice owes to what was not read, (layer, KV head, span) with most effect first
+    (kvlens.engine.effect)."""
+
+    step: int
+    lead: float
+    """logits: of full KV's token above the method's, under full KV"""
+    layer: np.ndarray
+    """int32 [K]"""
+    kv_head: np.ndarray
+    """int32 [K]"""
+    span: np.ndarray
+    """int32 [K]"""
+    effect: np.ndarray
+    """float32 [K], logits, > 0: by how much the lead shrinks, to first order, without what was not read of the span"""

@@ -1,9 +1,9 @@
 """How good the lens is: of answers a method lost, how many come back when what the attribution names is held exactly.
 
 A trial is a prompt that full KV answers and the method does not. The method is forced along full KV's tokens once, with
-full attention recorded; (layer, KV head, span) triples are ranked by regret (kvlens.lens.attribution); then the free
-run is repeated with the first 1, 5 and 20 held from step 0, with as many drawn at random from all triples, and with
-every span of the needle held for every head.
+full attention recorded; (layer, KV head, span) triples are ranked by effect (kvlens.engine.effect) and by regret
+(kvlens.lens.attribution); then the free run is repeated with the first 1, 5 and 20 held from step 0, with as many drawn
+at random from all triples, and with every span of the needle held for every head.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from kvlens.bench.explain_table import SCOPES, TOPS, points, summarise
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
 from kvlens.engine.comparison import Reference
+from kvlens.engine.effect import effects
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.prefill import ReadPrompt
-from kvlens.lens.attribution import Triple, attribute_records
+from kvlens.lens.attribution import Triple, attribute_records, most_effect
 from kvlens.lens.trials import Kept, holds_of, restores
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.memory.holds import Hold
@@ -182,7 +183,7 @@ class _Case:
         return Reference("", tuple(result.ids), torch.stack(result.logits))
 
     def rankings(self, reference: Reference) -> tuple[dict[int, SpanRow], dict[str, list[Triple]]]:
-        """The spans that can be held, and the triples most regretted, by scope."""
+        """The spans that can be held, and the triples in the order of each scope."""
         sink = Kept()
         forced = Options(
             max_new=self.options.max_new,
@@ -196,11 +197,13 @@ class _Case:
         )
         spans = {row.span: row for row in sink.spans if row.kind != "window"}
         records = [(step.loss, step.oracle) for step in sink.steps]
-        ranked = {}
-        for scope in SCOPES:
-            found = attribute_records(records, self.engine.loaded.shape.group, every_lost_step=scope == "steps")
-            ranked[scope] = [triple for triple, _ in found if triple[2] in spans]
-        return spans, ranked
+        loaded = self.engine.loaded
+        orders = {
+            "effect": most_effect(effects(loaded, self.read, reference, records, sink.spans, every_lost_step=True)),
+            "step": attribute_records(records, loaded.shape.group, every_lost_step=False),
+            "steps": attribute_records(records, loaded.shape.group, every_lost_step=True),
+        }
+        return spans, {scope: [triple for triple, _ in orders[scope] if triple[2] in spans] for scope in SCOPES}
 
     def arms(self, spans: dict[int, SpanRow], rankings: dict[str, list[Triple]]) -> dict[str, bool]:
         """Whether the answer comes back, by what is held."""

@@ -12,7 +12,13 @@ from kvlens.bench.names import measured_on
 from kvlens.models.find import DEMO
 
 TOPS = (1, 5, 20)
-SCOPES = {"step": "regret at the step of loss", "steps": "regret added over the lost steps of the forced run"}
+SCOPES = {
+    "effect": "effect on the choice, added over the lost steps of the forced run",
+    "step": "regret at the step of loss",
+    "steps": "regret added over the lost steps of the forced run",
+}
+SAID = {"effect": "effect", "step": "step", "steps": "lost steps"}
+"""the same in a heading"""
 ARMS = (*(f"{scope}_top{top}" for scope in SCOPES for top in TOPS), *(f"random{top}" for top in TOPS), "everywhere")
 """what is held, as the rows name it"""
 
@@ -45,10 +51,13 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
             "agreed": sum("agreed" in row for row in mine),
             "candidates": fmean(row["candidates"] for row in lost) if lost else None,
         }
-        back = [row for row in lost if row["everywhere"]]
-        line["arms"] = {arm: _share([row[arm] for row in lost]) for arm in ARMS} if lost else {}
-        line["of_everywhere"] = {arm: _share([row[arm] for row in back]) for arm in ARMS} if back else {}
+        line["arms"] = _shares(lost)
+        line["of_everywhere"] = _shares([row for row in lost if row["everywhere"]])
         yield line
+
+
+def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {arm: _share([row[arm] for row in rows]) for arm in ARMS} if rows else {}
 
 
 def _share(restored: Sequence[bool]) -> dict[str, float]:
@@ -63,12 +72,13 @@ Made by `kvlens bench explain`; all figures with their provenance are in `benchm
 Benchmarks page.
 
 Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
-its triples (layer, KV head, span) are ranked by regret: full attention's mass minus the method's, mean over the query
-heads of the KV head. Then the free run is repeated, everything else as it was, with some triples held exactly resident
-from step 0. *Restored*: the free run's answer is right. *step*: ranked by regret at the step of loss alone; *lost
-steps*: by regret added over all steps at which the forced run's most probable token is not full KV's. *random*: as many
-triples drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with
-the 95 % Wilson interval. The question was read with its context when the method placed it.
+its triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some
+triples held exactly resident from step 0. *Restored*: the free run's answer is right. *effect*: ranked by effect on the
+choice (docs/lens.md), added over all steps at which the forced run's most probable token is not full KV's (*lost
+steps*). *step*: by regret, full attention's mass minus the method's, mean over the query heads of the KV head, at the
+step of loss alone; *lost steps*: by regret added over them. *random*: as many triples drawn from all. *everywhere*:
+every span of the needle held for every head. Shares of the n lost trials, with the 95 % Wilson interval; a ranking that
+a table was not measured with is no column of it. The question was read with its context when the method placed it.
 """
 
 
@@ -87,13 +97,16 @@ def _section(result: dict[str, Any]) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """A row per point, a column per arm."""
     said = result["about"]
-    heads = [f"{'step' if scope == 'step' else 'lost steps'}, top {top}" for scope in SCOPES for top in TOPS]
-    heads += [*(f"random {top}" for top in TOPS), "everywhere"]
-    text = [f"| method, preset, task, budget | n (triples) | {' | '.join(heads)} |", "|---" * (len(ARMS) + 2) + "|"]
+    heads = {f"{scope}_top{top}": f"{SAID[scope]}, top {top}" for scope in SCOPES for top in TOPS}
+    heads |= {f"random{top}": f"random {top}" for top in TOPS} | {"everywhere": "everywhere"}
+    known = {arm for line in result["lines"] for arm in line["arms"]}
+    arms = [arm for arm in ARMS if arm in known]
+    titles = " | ".join(heads[arm] for arm in arms)
+    text = [f"| method, preset, task, budget | n (triples) | {titles} |", "|---" * (len(arms) + 2) + "|"]
     for line in result["lines"]:
         presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
         first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
-        cells = [_cell(line["arms"][arm]) for arm in ARMS] if line["n"] else ["no lost trial"] * len(ARMS)
+        cells = [_cell(line["arms"][arm]) for arm in arms] if line["n"] else ["no lost trial"] * len(arms)
         text.append(
             f"| {first} | {line['n']}"
             + (f" ({line['candidates']:.0f})" if line["n"] else "")

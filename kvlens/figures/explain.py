@@ -15,15 +15,18 @@ LABELS = {
     "random1": "1 at<br>random",
     "random5": "5 at<br>random",
     "random20": "20 at<br>random",
-    "step_top1": "top 1,<br>step of loss",
-    "step_top5": "top 5,<br>step of loss",
-    "step_top20": "top 20,<br>step of loss",
-    "steps_top1": "top 1,<br>lost steps",
-    "steps_top5": "top 5,<br>lost steps",
-    "steps_top20": "top 20,<br>lost steps",
+    "effect_top1": "top 1,<br>effect",
+    "effect_top5": "top 5,<br>effect",
+    "effect_top20": "top 20,<br>effect",
+    "step_top1": "top 1,<br>regret,<br>step of loss",
+    "step_top5": "top 5,<br>regret,<br>step of loss",
+    "step_top20": "top 20,<br>regret,<br>step of loss",
+    "steps_top1": "top 1,<br>regret,<br>lost steps",
+    "steps_top5": "top 5,<br>regret,<br>lost steps",
+    "steps_top20": "top 20,<br>regret,<br>lost steps",
     "everywhere": "needle,<br>all heads",
 }
-"""arm -> label, in the order they are drawn"""
+"""arm -> label, in the order they are drawn, of those that were measured"""
 
 
 def table(lines: list[dict[str, Any]]) -> pd.DataFrame:
@@ -53,10 +56,11 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
     points = list(dict.fromkeys(zip(frame["method"], frame["task"], frame["budget"], strict=True)))
     names = [f"{titles.get(method, method)}, {task} {budget}" for method, task, budget in points]
     cells = {(row["method"], row["task"], row["budget"], row["held"]): row for row in frame.to_dict("records")}
-    found = [[cells.get((*point, arm)) for arm in LABELS] for point in points]
+    labels = {arm: label for arm, label in LABELS.items() if arm in set(frame["held"])}
+    found = [[cells.get((*point, arm)) for arm in labels] for point in points]
     figure = go.Figure(
         go.Heatmap(
-            x=list(LABELS.values()),
+            x=list(labels.values()),
             y=names,
             z=[[None if cell is None else cell["restored_share"] for cell in row] for row in found],
             customdata=[["not run" if cell is None else _said(cell) for cell in row] for row in found],
@@ -69,20 +73,20 @@ def restored(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
             colorbar={"title": {"text": "restored (share)"}, "thickness": 12},
         )
     )
-    _inked(figure, names, found)
+    _inked(figure, names, list(labels.values()), found)
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title="held exactly resident from step 0, everything else as it was", side="bottom")
     finish(figure, 130 + 38 * len(points), uirevision="explain")
     return figure.update_layout(margin={"l": 190, "b": 92})
 
 
-def _inked(figure: go.Figure, names: list[str], found: list[list[dict[Any, Any] | None]]) -> None:
+def _inked(figure: go.Figure, names: list[str], labels: list[str], found: list[list[dict[Any, Any] | None]]) -> None:
     """Numbers in the cells, black on the bright half of the scale and white on the dark; a heat map itself has one
     colour of text."""
     places = [
         (label, name, cell)
         for name, row in zip(names, found, strict=True)
-        for label, cell in zip(LABELS.values(), row, strict=True)
+        for label, cell in zip(labels, row, strict=True)
     ]
     for ink, bright in (("#000000", True), ("#ffffff", False)):
         mine = [place for place in places if (place[2] is not None and place[2]["restored_share"] > 0.5) == bright]

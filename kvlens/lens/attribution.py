@@ -1,4 +1,4 @@
-"""Attribution of a loss: which (layer, KV head, span) had most regret where the answer was lost.
+"""Attribution of a loss: which (layer, KV head, span) had most regret, or most effect, where the answer was lost.
 
 Two scopes: the step of loss alone, and all lost steps of a forced run, whose contexts are full KV's at every step. An
 answer of several tokens may lie in several spans; then the step of loss knows the first of them only, and the lost
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from kvlens.instruments import Loss, Oracle
+from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.lens.reasons import explain
 from kvlens.store.reader import TraceReader
 
@@ -65,6 +65,17 @@ def attribute_records(
             total[triple] = total.get(triple, 0.0) + regret
         if not every_lost_step:
             break
+    return sorted(total.items(), key=lambda item: (-item[1], item[0]))
+
+
+def most_effect(found: Iterable[Effects]) -> list[tuple[Triple, float]]:
+    """By effect on the choice, in logits, added over the steps given."""
+    total: dict[Triple, float] = {}
+    for step in found:
+        for layer, head, span, effect in zip(
+            step.layer.tolist(), step.kv_head.tolist(), step.span.tolist(), step.effect.tolist(), strict=True
+        ):
+            total[layer, head, span] = total.get((layer, head, span), 0.0) + effect
     return sorted(total.items(), key=lambda item: (-item[1], item[0]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvlens.lens.attribution import Triple, attribute_records
+from kvlens.lens.attribution import Triple, attribute_records, most_effect
 from kvlens.lens.beyond import in_time, untouched
 from kvlens.lens.fewest import Attempt, Fewest, FewestBytes
 from kvlens.lens.question import Question, unless
@@ -28,8 +28,9 @@ def fewest_bytes(
     cancelled: Callable[[], bool],
 ) -> tuple[Fewest, tuple[Hold, ...]]:
     """The (layer, KV head, span) that bring the answer back with the fewest held bytes, as `FewestBytes` finds them in
-    `most` trials among those that were missed most over the lost steps of the answer, on the reference's tokens; and
-    what is held for it, or, where nothing that was tried sufficed, all candidates. What the run dropped is first tried
+    `most` trials among those with most effect on the lost steps of the answer, on the reference's tokens, and behind
+    them those that were missed most; and what is held for it, or, where nothing that was tried sufficed, all
+    candidates. What the run dropped is first tried
     with the drop lifted alone, which costs nothing, and held where that does not suffice."""
     step, trials = question.lost_step(past), question.trials
     trials.ready()
@@ -38,7 +39,8 @@ def fewest_bytes(
     spans = {row.span: row for row in kept.spans if row.kind != "window"}
     records = [(record.loss, record.oracle) for record in kept.steps]
     missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
-    ranking = [triple for triple, _ in missed if triple[2] in spans][:CANDIDATES]
+    order = dict.fromkeys(triple for triple, _ in (*most_effect(trials.effects(kept)), *missed))
+    ranking = [triple for triple in order if triple[2] in spans][:CANDIDATES]
     if not ranking:
         raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")
     in_time(holds_of(ranking, spans, from_step), trials.drops)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvlens import tasks
+from kvlens.instruments import Effects
 from kvlens.lens.attribution import Triple
 from kvlens.lens.beyond import less
 from kvlens.memory.holds import Drop, Hold
@@ -132,6 +133,15 @@ class Trials:
         options = replace(self.options, forced=ids, planned=self.options.max_new, coverage=True, oracle="all")
         self._run((), options, kept)
         return kept
+
+    def effects(self, watched: Kept) -> list[Effects]:
+        """What each lost step of `watched` owes to what was not read there."""
+        from kvlens.engine.effect import effects
+
+        read = self._prompt()
+        assert read is not None, "a trial's prompt is read once for all"
+        steps = [(step.loss, step.oracle) for step in watched.steps]
+        return effects(self.engine.loaded, read, self.reference, steps, watched.spans, every_lost_step=True)
 
     def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
         """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as

@@ -35,6 +35,7 @@ def test_what_is_attributed_brings_answers_back_and_chance_does_not(
         assert line["arms"]["everywhere"]["share"] == 1.0
         assert line["of_everywhere"]["steps_top20"]["share"] >= line["of_everywhere"]["random1"]["share"]
         assert line["arms"]["steps_top20"]["share"] > line["arms"]["random1"]["share"]
+        assert line["arms"]["effect_top20"]["share"] == 1.0
 
 
 def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], list[dict[str, Any]]]) -> None:
@@ -45,6 +46,9 @@ def test_a_second_call_runs_nothing_again(measured: tuple[Path, dict[str, Any], 
     assert again == []
     assert second["lines"] == first["lines"]
     assert "| StreamingLLM, defaults, multikey, 10% | 3 (" in document([second])
+    for line in second["lines"]:
+        line["arms"] = {arm: share for arm, share in line["arms"].items() if not arm.startswith("effect")}
+    assert "| n (triples) | step, top 1 |" in document([second]), "a ranking that was not measured is no column"
 
 
 def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_length(

@@ -33,4 +33,6 @@ def test_every_arm_has_a_column_and_its_share_in_words() -> None:
     assert all(words[LABELS[arm], "new, list 5%"] == "n/r" for arm in ARMS if arm != "everywhere")
     assert heat.z[1][0] is None
     assert (heat.zmin, heat.zmax) == (0, 1)
+    older = frame[~frame["held"].str.startswith("effect")]
+    assert [label for label in restored(older, {}).data[0].x if "effect" in label] == [], "not measured: no column"
     assert "0.86 to 0.99" in heat.customdata[0][-1]

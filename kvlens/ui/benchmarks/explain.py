@@ -39,10 +39,9 @@ def show_explain(model: str | None) -> None:
     )
     st.caption(
         plain(
-            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are "
-            f"ranked by regret, at the step "
-            "of loss or added over all lost steps of the forced run, and the free run is repeated with the "
-            "first of them held. Measured "
+            f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
+            "by effect on the choice (docs/lens.md), or by regret at the step of loss or added over all lost steps of "
+            "the forced run, and the free run is repeated with the first of them held. Measured "
             f"{where(about)}."
         )
     )

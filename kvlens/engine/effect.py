@@ -1,0 +1,217 @@
+"""What a lost choice owes to what was not read: the effect of every (layer, KV head, span) on it, in logits.
+
+Regret is attention mass, and mass is not effect: a head may put most of its attention on a token whose value says
+nothing, and losing that changes no answer. Here full KV goes along the reference's tokens once more, with gradients,
+while what each query head gets of the spans that the method left unread is taken away, part by part. *Lead* is the
+logit of full KV's token minus that of the method's, at a lost step. With weights w and values v a head's output is
+o = sum of w v; without the unread it is o' = sum of (1 - u) w v / sum of (1 - u) w, where u is the share of full
+attention's mass on a token's span that was not read. o - o' = sum of u w (v - o'), so each span's part is known. The
+effect of a span is the gradient of lead by the head's output times the span's part, the mean over POINTS points of the
+way from o to o', which all heads go at once. Added over the query heads of a KV head, and over the steps up to the lost
+one, whose keys and values it reads, the effects of all spans come to what lead loses on that way, to the error of so
+few points.
+
+Ours: integrated gradients (Sundararajan et al. 2017, section 3) with the unread spans as the features. It knows nothing
+of what two heads bring together that neither brings alone; what it names is tried by holding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from kvlens.engine.comparison import Reference
+from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.models import LoadedModel
+from kvlens.engine.prefill import ReadPrompt
+from kvlens.instruments import Effects, Loss, Oracle
+from kvlens.rows import SpanRow
+
+POINTS = 4
+"""on the way from what full KV gives to what is left without the unread, in the middles of as many parts"""
+MOST_STEPS = 64
+"""around the first lost step, on each side of it at most half; what a span did through the keys and values of earlier
+steps is not counted"""
+MOST_WEIGHTS = 1 << 26
+"""attention weights that are kept for the gradients, over all layers; a longer context gets fewer steps"""
+MOST_TRIPLES = 64
+"""of a lost step, most effect first"""
+_LEAST_READ = 1e-6
+"""attention on what was read, below which it counts as this much"""
+
+
+@dataclass
+class Unread:
+    """Which share of full attention's mass on each span a method left unread."""
+
+    owner: torch.Tensor
+    """int64 [n]: the span of each position; `count` where none has it"""
+    count: int
+    """one more than the highest span id"""
+    share: torch.Tensor
+    """float64 [steps, L, Hq, count + 1]"""
+
+
+@dataclass
+class Parts:
+    """What a layer's output is made of, [H_kv, G, m, ...] each."""
+
+    output: torch.Tensor
+    """[..., D], in the graph"""
+    weights: torch.Tensor
+    """[..., n]"""
+    unread: torch.Tensor
+    """[..., n], share"""
+    left: torch.Tensor
+    """[..., D]: the output without what was unread"""
+
+
+@dataclass
+class FullAttention:
+    """A session of full KV after a prompt that was read before (kvlens.engine.hf_attention.LayerSession). Where
+    gradients are wanted, each head's output is `way` (0..1) of the way to what is left without the unread."""
+
+    keys: list[torch.Tensor]
+    """of each layer [H_kv, n, D]"""
+    values: list[torch.Tensor]
+    unread: Unread
+    way: float
+    parts: dict[int, Parts] = field(default_factory=dict)
+    """by layer"""
+
+    @classmethod
+    def after(cls, read: ReadPrompt, unread: Unread, way: float) -> FullAttention:
+        return cls(list(read.keys.unbind()), list(read.values.unbind()), unread, way)
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys[layer] = torch.cat([self.keys[layer], keys], 1)
+        self.values[layer] = torch.cat([self.values[layer], values], 1)
+
+    def tokens_seen(self, layer: int) -> int:
+        return self.keys[layer].shape[1]
+
+    def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        (heads, n, width), m = keys.shape, q.shape[2]
+        scores = torch.einsum("hgmd,hnd->hgmn", q[0].reshape(heads, -1, m, width), keys) * scaling
+        later = torch.arange(n, device=q.device) > torch.arange(n - m, n, device=q.device)[:, None]
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        output = torch.einsum("hgmn,hnd->hgmd", weights, values)
+        if torch.is_grad_enabled():
+            unread = self.unread.share[:, layer][..., self.unread.owner].transpose(0, 1).reshape(weights.shape)
+            rest = weights * (1 - unread).to(weights)
+            left = torch.einsum("hgmn,hnd->hgmd", rest, values) / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
+            output = output + self.way * (left - output)
+            if not output.requires_grad:
+                output.requires_grad_(True)
+            self.parts[layer] = Parts(output, weights.detach(), unread, left.detach())
+        return output.reshape(1, -1, m, width)
+
+
+def effects(
+    loaded: LoadedModel,
+    read: ReadPrompt,
+    reference: Reference,
+    steps: Sequence[tuple[Loss | None, Oracle | None]],
+    spans: Iterable[SpanRow],
+    every_lost_step: bool = False,
+) -> list[Effects]:
+    """Of the first lost step, or of all within reach. steps: what was recorded from step 0 on, all fed the reference's
+    tokens; spans: of the run, all of them. Empty where nothing was lost, full attention was not recorded then, or the
+    context is too long (MOST_WEIGHTS)."""
+    lost = {step: loss for step, (loss, oracle) in enumerate(steps) if loss and oracle and not loss.agrees}
+    if not every_lost_step:
+        lost = dict(list(lost.items())[:1])
+    shape, length = loaded.shape, len(read.ids) + len(reference.ids)
+    reach = min(MOST_STEPS, MOST_WEIGHTS // (shape.layers * shape.q_heads * length))
+    if not lost or reach < 1:
+        return []
+    first = next(iter(lost))
+    begin = max(0, first + 1 - (reach if len(lost) == 1 else (reach + 1) // 2))
+    lost = {step: loss for step, loss in lost.items() if step < begin + reach}
+    end = max(lost) + 1
+    unread = _unread([oracle for _, oracle in steps[begin:end]], spans, len(read.ids) + end - 1, loaded)
+    moved = np.mean([_moved(loaded, read, reference.ids, lost, begin, unread, way) for way in _ways()], axis=0)
+    found = []
+    for (step, loss), of in zip(lost.items(), moved, strict=True):
+        lead = reference.logits[step, loss.ref_token] - reference.logits[step, loss.top_token]
+        found.append(_most(step, float(lead), of))
+    return found
+
+
+def _ways() -> list[float]:
+    return [(point + 0.5) / POINTS for point in range(POINTS)]
+
+
+def _unread(oracles: Sequence[Oracle | None], spans: Iterable[SpanRow], n: int, loaded: LoadedModel) -> Unread:
+    """Of the first n positions, in these steps. What no span covers is the window's; nothing is unread of a span that
+    was not listed, and where full attention was not recorded."""
+    rows = list(spans)
+    count = 1 + max((row.span for row in rows), default=0)
+    owner = np.full(n, next((row.span for row in rows if row.kind == "window"), count), np.int64)
+    for row in rows:
+        if row.kind != "window":
+            owner[row.tok_start : row.tok_end] = row.span
+    share = np.zeros((len(oracles), loaded.shape.layers, loaded.shape.q_heads, count + 1))
+    for of, oracle in zip(share, oracles, strict=True):
+        if oracle is None:
+            continue
+        lost = np.maximum(0.0, oracle.full.astype(np.float64) - oracle.mass)
+        if oracle.unread is not None:
+            lost = np.maximum(lost, oracle.unread)
+        lost = np.minimum(1.0, lost / np.maximum(oracle.full, 1e-12))
+        layer, head, place = np.nonzero((oracle.span >= 0) & (oracle.span < count))
+        of[layer, head, oracle.span[layer, head, place]] = lost[layer, head, place]
+    device = loaded.model.device
+    return Unread(torch.from_numpy(owner).to(device), count, torch.from_numpy(share).to(device))
+
+
+def _moved(
+    loaded: LoadedModel,
+    read: ReadPrompt,
+    ids: Sequence[int],
+    lost: Mapping[int, Loss],
+    begin: int,
+    unread: Unread,
+    way: float,
+) -> np.ndarray:
+    """Logits [lost steps, L, H_kv, spans]: each span's part of what the lead loses at one point of the way. The steps
+    before `begin` leave their keys and values alone."""
+    fed = torch.tensor([[read.ids[-1], *ids[: max(lost)]]], device=loaded.model.device)
+    session = FullAttention.after(read, unread, way)
+    cache = SessionCache(session, loaded.shape.layers)
+    with torch.inference_mode(False):
+        if begin:
+            with torch.no_grad():
+                loaded.model.base_model(input_ids=fed[:, :begin], past_key_values=cache, use_cache=True)
+        with torch.enable_grad():
+            logits = loaded.model(input_ids=fed[:, begin:], past_key_values=cache, use_cache=True).logits[0]
+            outputs = [parts.output for parts in session.parts.values()]
+            found = []
+            for step, loss in lost.items():
+                lead = logits[step - begin, loss.ref_token].double() - logits[step - begin, loss.top_token].double()
+                slopes = torch.autograd.grad(lead, outputs, retain_graph=True)
+                found.append([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
+    return np.array(found)
+
+
+def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
+    """[H_kv, spans]. slope: gradient of the lead by the layer's output [H_kv, G, m, D]."""
+    parts, values, slope = session.parts[layer], session.values[layer].detach().double(), slope.double()
+    unread = parts.weights.double() * parts.unread
+    said = torch.einsum("hgmd,hnd->hgmn", slope, values) - (slope * parts.left.double()).sum(-1, keepdim=True)
+    sums = unread.new_zeros(len(values), session.unread.count + 1)
+    found: np.ndarray = sums.index_add(1, session.unread.owner, (unread * said).sum((1, 2)))[:, :-1].cpu().numpy()
+    return found
+
+
+def _most(step: int, lead: float, moved: np.ndarray) -> Effects:
+    """moved: logits [L, H_kv, spans]."""
+    order = np.argsort(-moved, axis=None, kind="stable")[:MOST_TRIPLES]
+    order = order[moved.reshape(-1)[order] > 0]
+    layer, head, span = np.unravel_index(order, moved.shape)
+    effect = moved.reshape(-1)[order].astype(np.float32)
+    return Effects(step, lead, layer.astype(np.int32), head.astype(np.int32), span.astype(np.int32), effect)
