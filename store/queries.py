@@ -4,12 +4,15 @@ lack is found by `source`."""
 
 from __future__ import annotations
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from dataclasses import fields
+
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, SpanRow
 from kvlens.store.schema import UNITS
 from kvlens.store.versions import source
 
 TOKENS = "SELECT * FROM run.main.token ORDER BY pos"
 SPANS = "SELECT * FROM run.main.span ORDER BY span"
+SPAN_ROWS = f"SELECT {', '.join(field.name for field in fields(SpanRow))} FROM run.main.span ORDER BY span"
 STEPS = "SELECT * FROM run.main.step ORDER BY step"
 SELF_CHECKS = "SELECT * FROM run.main.self_check ORDER BY rowid"
 META = "SELECT key, value FROM run.main.meta"

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, SpanRow
 from kvlens.store import queries
 from kvlens.store.about import About, read_about
 from kvlens.store.attach import attach, read_meta, stored_steps
@@ -111,6 +111,10 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
     def spans(self) -> pd.DataFrame:
         """All spans that ever were."""
         return self._db.frame(queries.SPANS)
+
+    def span_rows(self) -> tuple[SpanRow, ...]:
+        """`spans` as the run had them."""
+        return tuple(SpanRow(*row) for row in self._db.rows(queries.SPAN_ROWS))
 
     def steps(self) -> pd.DataFrame:
         """One row per decode step."""

@@ -25,8 +25,16 @@ from kvlens.rows import (
     StepRecord,
     TransferRow,
 )
+from kvlens.store.keeping import KeepingSession
 from kvlens.store.reader import TraceReader
 from kvlens.store.writer import TraceWriter
+
+
+class KeepingReader(TraceReader):
+    """Asks a trace once for what it is asked again, of hundreds of spans one after the other."""
+
+    session = KeepingSession
+
 
 COUNTS = {"n_zoomed", "corrected"}
 COSINES = {"similarity"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,7 +30,7 @@ attended, mean over the same; k tokens chosen at random would reach k's share of
 softmax that are tokens, share of the prompt, per KV head: where its query heads read different tokens, all of them.
 *Resident*: peak, as budgets count it. *Read*: bytes that a step reads, its attended keys and values, summaries and
 index, as a share of full KV, mean over steps; what a kernel reads that skips the rest. These columns are means over the
-tasks, weighted by prompts; —: not measured when the table was made.
+tasks, weighted by prompts; —: not measured when the row was made. What no row of a table has is left out of it.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat; it keeps sinks and newest tokens as the others do, so its selection recall exceeds its share of
@@ -43,25 +44,36 @@ TOY = """
 A toy made here, whose heads are not those of a trained language model: its table shows the instrument, and is no
 evidence about methods.
 """
-HEAD = ("coverage", "selection recall", "attended", "resident", "read", "to device per step")
-MEANS = ("coverage", "selection_recall", "attended_share", "resident_share", "read_share", "h2d_bytes_per_step")
+HEAD = {
+    "coverage": "coverage",
+    "selection_recall": "selection recall",
+    "attended_share": "attended",
+    "resident_share": "resident",
+    "read_share": "read",
+    "h2d_bytes_per_step": "to device per step",
+}
+"""means over the tasks: as lines name them -> as tables do"""
 
 
 def document(results: Iterable[dict[str, Any]]) -> str:
-    """The page of the docs: what the columns mean, and the tables, the toy's last."""
-    ordered = sorted(results, key=lambda result: _place(result["about"]["request"]))
-    return INTRODUCTION + "".join(_section(result) for result in ordered)
+    """The page of the docs: what the columns mean, and the tables, the toy's last; tables that differ in their tasks
+    alone name them."""
+    asked = [(result, result["about"]["request"]) for result in results]
+    alike = Counter(_place(request) for _, request in asked)
+    ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"])))
+    return INTRODUCTION + "".join(_section(result, alike[_place(request)] > 1) for result, request in ordered)
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:
     return request["model"] == DEMO, request["model"], request.get("question", "in") == "after", request["length"]
 
 
-def _section(result: dict[str, Any]) -> str:
+def _section(result: dict[str, Any], with_tasks: bool) -> str:
     request = result["about"]["request"]
     name, toy = request["model"], request["model"] == DEMO
     order = ORDER[request.get("question", "in")]
-    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}\n"
+    tasks = f": {', '.join(request['tasks'])}" if with_tasks else ""
+    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}{tasks}\n"
     return f"{title}{TOY if toy else ''}{_room(result['about'])}\n{markdown(result)}"
 
 
@@ -79,21 +91,23 @@ def _room(about: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table for the docs: a row per method and budget, a column of exact match per task, then means over the
-    tasks."""
+    """The table for the docs: a row per method and budget, a column of exact match per task, then the means over the
+    tasks that any row has."""
     about, tasks = result["about"], result["about"]["request"]["tasks"]
     presets = about.get("presets", {})
     lines: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for line in result["lines"]:
         lines.setdefault((line["method"], line["budget"], line.get("dtype", "")), {})[line["task"]] = line
-    head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *HEAD]
+    means = [key for key in HEAD if any(line["n"] and line.get(key) is not None for line in result["lines"])]
+    titles = [HEAD[key] for key in means]
+    head = ["method", "budget", "preset", *(f"{task}: exact (95 %), n" for task in tasks), *titles]
     text = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for (name, budget, dtype), by_task in lines.items():
         title = methods.get(name).title + (f" in {dtype} (noise floor)" if dtype else "")
         tried = any(line["n"] or line["infeasible"] for line in by_task.values())
         preset = _preset(by_task) or ((presets.get(name) or "defaults") if tried else "")
         cells = [title, _limit(budget, by_task), preset, *(_cell(by_task.get(task)) for task in tasks)]
-        text.append(f"| {' | '.join([*cells, *_means(by_task)])} |")
+        text.append(f"| {' | '.join([*cells, *_means(by_task, means)])} |")
     machine, request = about["machine"], about["request"]
     text += [
         "",
@@ -129,13 +143,13 @@ def _cell(line: dict[str, Any] | None) -> str:
     return f"{line['exact']:.2f} ({line['low']:.2f}-{line['high']:.2f}), {line['n']}{extra}"
 
 
-def _means(by_task: dict[str, dict[str, Any]]) -> list[str]:
-    """The columns of HEAD; empty where nothing was run, a dash where the figure was not measured."""
+def _means(by_task: dict[str, dict[str, Any]], columns: list[str]) -> list[str]:
+    """Columns of HEAD; empty where nothing was run, a dash where the figure was not measured."""
     some = [line for line in by_task.values() if line["n"]]
     if not some:
-        return [""] * len(HEAD)
+        return [""] * len(columns)
     shown = []
-    for column in MEANS:
+    for column in columns:
         known = [(line["n"], line[column]) for line in some if line.get(column) is not None]
         if not known:
             shown.append("—")

@@ -46,9 +46,9 @@ def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measured(result: dict[str, Any]) -> tuple[Any, ...]:
-    """Model, length and place of the question: what a page has one table of."""
+    """Model, length, place of the question and tasks: what a page has one table of."""
     asked = result["about"].get("request", result["about"])
-    return asked["model"], asked["length"], asked.get("question", "in")
+    return asked["model"], asked["length"], asked.get("question", "in"), sorted(asked.get("tasks", ()))
 
 
 def results(folder: Path, kind: str) -> list[dict[str, Any]]:

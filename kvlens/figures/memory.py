@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SELECTED, SKY, finish
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -137,10 +137,7 @@ def byte_map(values: np.ndarray, title: str, selected: tuple[int, int], uirevisi
         unselected=unchanged,
         showlegend=False,
     )
-    layer, head = selected
-    figure.add_shape(
-        type="rect", x0=head - 0.5, x1=head + 0.5, y0=layer - 0.5, y1=layer + 0.5, line={"color": SELECTED, "width": 3}
-    )
+    outline(figure, selected)
     finish(figure, map_height(layers), uirevision=uirevision)
     figure.update_layout(
         title_text=title, clickmode="event+select", dragmode=False, hovermode="closest", hoverdistance=-1

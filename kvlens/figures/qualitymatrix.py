@@ -65,23 +65,26 @@ def cells(results: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Cell]:
 
 
 def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """method, family, exact match in each column, `mean rank` and COSTS; those without a limit, then the best rank
-    first.
+    """method, family, exact match in each column, `mean rank`, and COSTS, but for those that no method has; methods
+    without a limit, then the best rank first.
 
     A rank is a method's place in a column among those held to its budget, ties sharing the mean of theirs; `mean rank`
     is of those that have a value in every column. NaN: infeasible there, or not run."""
     found = cells(results)
     names, columns = list(dict.fromkeys(n for n, _ in found)), list(dict.fromkeys(c for _, c in found))
+    costs = {
+        key: title for key, title in COSTS.items() if any(cell.line.get(key) is not None for cell in found.values())
+    }
     rows = []
     for name in names:
         mine = {c: found[name, c].line for c in columns if (name, c) in found}
         row: dict[str, Any] = {"method": name, "family": mark(name).family}
         row |= {c: mine.get(c, {}).get("exact") for c in columns}
-        for key, title in COSTS.items():
+        for key, title in costs.items():
             values = [line[key] for line in mine.values() if line.get(key) is not None]
             row[title] = sum(values) / len(values) if values else None
         rows.append(row)
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(columns, float) | dict.fromkeys(COSTS.values(), float))
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(columns, float) | dict.fromkeys(costs.values(), float))
     held = frame["method"].isin({n for n, c in found if found[n, c].line["budget"]})
     ranks = frame.loc[held, columns].rank(ascending=False, method="average")
     frame.insert(2, "mean rank", ranks.mean(axis=1, skipna=False))

@@ -31,7 +31,7 @@ def finish(figure: go.Figure, height: int, *, uirevision: str, legend: bool = Fa
 
 
 def outline(figure: go.Figure, selected: tuple[int, int], **place: int) -> None:
-    """A frame around the selected (layer, query head) of a map; place: row and column of its panel."""
+    """A frame around the selected (layer, head) of a map, query or KV heads; place: row and column of its panel."""
     layer, head = selected
     figure.add_shape(
         type="rect",

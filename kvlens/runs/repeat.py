@@ -88,7 +88,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
         meta, tokens, spans, text, loss = (
             reader.meta,
             reader.tokens(),
-            reader.spans(),
+            reader.span_rows(),
             reader.prompt_text(),
             reader.loss(),
         )
@@ -114,19 +114,7 @@ def read_run(runs_dir: Path, uid: str) -> Past:
             question=meta.question_start,
         ),
         tuple(prompt.sort_values("pos")["token_id"].tolist()),
-        tuple(
-            SpanRow(
-                int(s.span),
-                str(s.kind),
-                int(s.tok_start),
-                int(s.tok_end),
-                int(s.born_step),
-                str(s.reason),
-                None,
-                str(s.state),
-            )
-            for s in spans.itertuples()
-        ),
+        spans,
         layers,
         kv_heads,
         steps,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 from uiruns import Runs, Visit
+
+from kvlens.ui.benchmarks.matrix import MEANT
 
 MACHINE = {"processor": "P", "cores": 2}
 ABOUT = {
@@ -109,7 +112,7 @@ def test_the_results_that_come_with_kvlens_can_be_shown(visit: Visit, runs: Runs
 
 
 def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: Runs, results: Path) -> None:
-    def table(model: str, n: int, **more: str) -> str:
+    def table(model: str, n: int, **more: Any) -> str:
         asked = {"model": model, "tasks": ["needle"], "length": 256} | more
         noise = {**LINE, "dtype": "bfloat16", "selection_recall": 0.5, "read_share": 0.5, "presets": {"fit": n}}
         noise["read_bytes_per_step"] = 1e6
@@ -118,10 +121,16 @@ def test_each_model_has_its_results_and_the_toy_comes_last(visit: Visit, runs: R
     (results / "quality-demo.json").write_text(table("demo", 1))
     (results / "quality-other.json").write_text(table("other", 2))
     (results / "quality-other-after.json").write_text(table("other", 3, question="after"))
+    (results / "quality-other-two.json").write_text(table("other", 4, tasks=["list", "needle"]))
     app = visit(runs.folder, "benchmarks")
     models, tables = app.segmented_control(key="bench_model"), app.segmented_control(key="bench_table")
     assert [option.replace("\\", "") for option in models.options] == ["other", "demo (a toy, for tests)"]
-    assert len(tables.options) == 2
+    assert [option.replace("\\", "") for option in tables.options] == [
+        "256 tokens, question read with its context: list, needle",
+        "256 tokens, question read with its context: needle",
+        "256 tokens, question fed after the context was placed",
+    ], "tasks are named where tables differ in nothing else"
+    tables.set_value("quality-other.json").run()
 
     def caption() -> str:
         return next(box.value for box in app.caption if "Wilson" in box.value).replace("\\", "")
@@ -150,6 +159,9 @@ def test_every_table_of_a_model_is_in_one_matrix(visit: Visit, runs: Runs) -> No
     (shown,) = (frame for frame in frames if "mean rank" in frame.columns)
     assert {"SnapKV", "Quest", "SeKV", "FullKV"} <= set(shown["method"])
     assert "niah_single, 1,024 tokens, question known, 20%" in shown.columns
+    caption = next(box.value for box in app.caption if "Mean rank" in box.value).replace("\\", "")
+    assert [name in shown.columns for name in MEANT] == [meant in caption for meant in MEANT.values()]
+    assert {"resident", "selection recall"} < set(shown.columns)
     chosen = next(pills for pills in app.get("button_group") if pills.key == "matrix_families")
     assert "quantised" in chosen.options or len(chosen.options) > 3
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from remembering import RememberingReader
+from store_support import KeepingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
@@ -53,7 +53,7 @@ def lost(folder: Path, loaded_once: None) -> dict[str, str]:
             source = PromptText(made.text, made.answer, made.needle, task, seed)
             request = RunRequest(method=method, budget=budget, overrides=overrides, forced_reference=True, max_new=24)
             uid, _, _ = carry_out(request, source, folder, lambda *_: None, lambda: False)
-            with RememberingReader.open(folder, uid) as reader:
+            with KeepingReader.open(folder, uid) as reader:
                 if lost_steps(reader.loss()):
                     found[method] = uid
                     break
@@ -64,7 +64,7 @@ def lost(folder: Path, loaded_once: None) -> dict[str, str]:
 def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(
     method: str, lost: dict[str, str], folder: Path
 ) -> None:
-    with RememberingReader.open(folder, lost[method]) as reader:
+    with KeepingReader.open(folder, lost[method]) as reader:
         step = lost_steps(reader.loss())[0]
         named = with_reasons(reader, attribute(reader), step, 6)
         assert len(named) == 6
@@ -123,7 +123,7 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
 def test_each_method_is_seen_to_lose_in_its_own_way(lost: dict[str, str], folder: Path) -> None:
     found = {}
     for method, uid in lost.items():
-        with RememberingReader.open(folder, uid) as reader:
+        with KeepingReader.open(folder, uid) as reader:
             step = lost_steps(reader.loss())[0]
             found[method] = set(with_reasons(reader, attribute(reader), step, 6)["reason"])
     assert found["streaming_llm"] == {"evicted"}

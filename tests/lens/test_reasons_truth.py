@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from remembering import RememberingReader
+from store_support import KeepingReader
 
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
@@ -171,7 +171,7 @@ def test_every_reason_is_true_of_the_slots_that_were_attended(name: str, slots: 
     request = RunRequest(method=method, **asked)
     uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
     kinds = defaultdict(list)
-    with RememberingReader.open(tmp_path, uid) as reader:
+    with KeepingReader.open(tmp_path, uid) as reader:
         group, prompt = reader.q_heads // reader.kv_heads, int(reader.meta.prompt_tokens)
         spans = reader.spans().set_index("span")
         for step in (0, 9):

@@ -13,7 +13,7 @@ from kvlens.bench.intervals import wilson
 from kvlens.bench.quality import QualityRequest, measure, summarise
 from kvlens.bench.quality import collect as collected
 from kvlens.bench.qualitypage import document, markdown
-from kvlens.cli.results import results
+from kvlens.cli.results import beside, results, write
 
 SMALL = {"methods": ("full", "streaming_llm"), "tasks": ("needle",), "budgets": ("20%",), "length": 256, "prompts": 2}
 
@@ -153,30 +153,54 @@ def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) ->
         collected(request, kept)
 
 
-def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
-    line = {"method": "full", "budget": "", "task": "needle", "rule": "none", "n": 4, "infeasible": 0, "exact": 1.0}
+def of(model: str, question: str, *arms: dict[str, Any], tasks: tuple[str, ...] = ("needle",)) -> dict[str, Any]:
+    """A result of FullKV, a line for each of `arms`."""
+    line = {"method": "full", "budget": "", "task": tasks[0], "rule": "none", "n": 4, "infeasible": 0, "exact": 1.0}
     line |= {"low": 0.5, "high": 1.0, "coverage": 1.0, "attended_share": 1.0, "resident_share": 1.03}
     line |= {"h2d_bytes_per_step": 0.0}
     about: dict[str, Any] = {"machine": {"processor": "P", "cores": 2}, "trials": 4, "planned": 4, "date": "d"}
     about |= {"torch": "t", "transformers": "t"}
+    asked = {"model": model, "tasks": list(tasks), "length": 1024, "question": question}
+    return {"about": about | {"request": asked}, "lines": [line | arm for arm in arms or ({},)]}
 
-    def result(model: str, question: str, **more: Any) -> dict[str, Any]:
-        asked = {"model": model, "tasks": ["needle"], "length": 1024, "question": question}
-        return {"about": about | {"request": asked}, "lines": [line | more]}
 
+def headings(page: str) -> list[str]:
+    return [text for text in page.splitlines() if text.startswith("## ")]
+
+
+def test_the_page_has_the_toy_last_and_says_what_was_not_measured() -> None:
     arm = {"dtype": "bfloat16", "selection_recall": 0.5, "read_share": 0.125, "presets": {"paper": 3, "fit": 1}}
-    page = document([result("demo", "in"), result("real", "after"), result("real", "in", **arm)])
-    heads = [text for text in page.splitlines() if text.startswith("## ")]
-    assert heads == [
+    page = document([of("demo", "in"), of("real", "after"), of("real", "in", arm, {})])
+    assert headings(page) == [
         "## real, 1,024 tokens, question read with its context",
         "## real, 1,024 tokens, question fed after the context was placed",
         "## demo (a toy), 1,024 tokens, question read with its context",
     ]
-    rows = [text for text in page.splitlines() if text.startswith("| FullKV")]
-    cell = "1.00 (0.50-1.00), 4"
+    rows = [text for text in page.splitlines() if text.startswith("| ")]
+    start, cell = "| method | budget | preset | needle: exact (95 %), n | coverage |", "1.00 (0.50-1.00), 4"
+    without = [
+        f"{start} attended | resident | to device per step |",
+        f"| FullKV | none | defaults | {cell} | 1.00 | 100.0% | 103.0% | 0 B |",
+    ]
     assert rows == [
+        f"{start} selection recall | attended | resident | read | to device per step |",
         f"| FullKV in bfloat16 (noise floor) | none | paper 3, fit 1 | {cell} "
         "| 1.00 | 0.50 | 100.0% | 103.0% | 12.5% | 0 B |",
-        *[f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | 0 B |"] * 2,
+        f"| FullKV | none | defaults | {cell} | 1.00 | — | 100.0% | 103.0% | — | 0 B |",
+        *without,
+        *without,
     ]
     assert page.count("no\nevidence") == 1
+
+
+def test_tables_that_differ_in_their_tasks_alone_are_named_by_them_and_stand_side_by_side(tmp_path: Path) -> None:
+    found = [of("real", "in"), of("real", "after"), of("real", "in", tasks=("list", "count"))]
+    assert headings(document(found)) == [
+        "## real, 1,024 tokens, question read with its context: list, count",
+        "## real, 1,024 tokens, question read with its context: needle",
+        "## real, 1,024 tokens, question fed after the context was placed",
+    ]
+    for number, one in enumerate(found):
+        write(tmp_path / f"quality-{number}.json", one)
+    again = of("real", "in", tasks=("count", "list"))
+    assert beside(tmp_path / "again.json", "quality", again) == [again, *found[:2]], "it takes the place of its like"

@@ -53,6 +53,12 @@ def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() 
     assert table["read"].drop("quest").isna().all()
 
 
+def test_a_cost_that_no_method_has_is_no_column() -> None:
+    frame = matrix([KNOWN])
+    assert list(frame.columns[-3:]) == ["resident", "attended", "selection recall"]
+    assert "read" not in frame.columns
+
+
 def test_a_cell_names_the_trials_that_were_lost_as_they_are_made_again() -> None:
     rows = [
         {"index": at, "depth": 0.0, "seed": at, "exact": float(at == 1), "answer": " 12", "output": " 9"}

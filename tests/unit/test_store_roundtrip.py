@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_support import COSINES, make_oracle, make_scores, make_step, stored, write
+from store_support import COSINES, make_oracle, make_prefill, make_scores, make_step, stored, write
 
 from kvlens.instruments import Scores
 from kvlens.meta import RunMeta
@@ -92,6 +92,7 @@ def _check_rows(reader: TraceReader, records: list[StepRecord]) -> None:
 
 
 def _check_spans(reader: TraceReader, records: list[StepRecord]) -> None:
+    assert reader.span_rows() == tuple(make_prefill().spans)
     for record in records[:: max(len(records) // 2, 1)]:
         for layer in {0, reader.n_layers - 1}:
             for head in {0, reader.q_heads - 1}:

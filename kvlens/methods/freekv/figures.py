@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish, outline
 from kvlens.text.units import counted
 
 #: Up to this many cells each carries its number.
@@ -55,9 +55,7 @@ def kv_map(
             texttemplate="n/r" if small else None,
             textfont={"size": 10, "color": "#111"},
         )
-    layer, head = selected
-    outline = {"color": SELECTED, "width": 3}
-    figure.add_shape(type="rect", x0=head - 0.5, x1=head + 0.5, y0=layer - 0.5, y1=layer + 0.5, line=outline)
+    outline(figure, selected)
     finish(figure, 190 + int(np.clip(layers * 30, 180, 640)), uirevision=f"freekv-{title}")
     figure.update_layout(title_text=title, dragmode=False)
     figure.update_xaxes(title_text="KV head", dtick=1 if heads <= 16 else None, showgrid=False, zeroline=False)

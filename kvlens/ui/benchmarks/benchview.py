@@ -3,6 +3,7 @@ modelled."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -122,11 +123,17 @@ def _one(found: list[measured.Measured]) -> measured.Measured:
 
 
 def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
-    """How a table is offered: what it was asked."""
+    """How a table is offered: what it was asked, with its tasks where another was asked as much of other tasks."""
+    asked = {name: result.content["about"].get("request", {}) for name, result in names.items()}
+
+    def short(name: str) -> str:
+        return f"{asked[name].get('length', '?')} tokens, {ORDER.get(asked[name].get('question', 'in'), '')}"
+
+    alike = Counter(map(short, names))
 
     def said(name: str) -> str:
-        request = names[name].content["about"].get("request", {})
-        return plain(f"{request.get('length', '?')} tokens, {ORDER.get(request.get('question', 'in'), '')}")
+        tasks = ", ".join(asked[name].get("tasks", ())) if alike[short(name)] > 1 else ""
+        return plain(f"{short(name)}: {tasks}" if tasks else short(name))
 
     return said
 

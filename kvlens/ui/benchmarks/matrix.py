@@ -18,6 +18,13 @@ from kvlens.ui.common.widgets import plain
 FIXED = ("method", "family", "mean rank", *COSTS.values())
 KEPT = ("answer", "output", "depth", "seed", "preset")
 """what the list of lost trials shows"""
+MEANT = {
+    "resident": "resident (peak, share of full KV)",
+    "read": "read (by a step, share of full KV)",
+    "attended": "attended (share of the prompt)",
+    "selection recall": "selection recall",
+}
+"""column -> what it is, for the caption"""
 
 
 def show_matrix(model: str | None) -> None:
@@ -60,16 +67,16 @@ def show_matrix(model: str | None) -> None:
         row, name = at[0]
         if name in columns and row < len(frame) and (cell := found.get((frame["method"][row], name))) is not None:
             _lost(cell, titles.get(frame["method"][row], frame["method"][row]), name)
+    costs = ", ".join(MEANT[name] for name in frame.columns if name in MEANT)
     counts = sorted({cell.line["n"] for cell in found.values() if cell.line["n"]})
     prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
     st.caption(
         plain(
             f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
             "download. —: infeasible at that budget, not run, or not measured. Mean rank: of a method's place in each "
-            "column, equal ones sharing the mean of theirs, for methods with a value in all columns. Resident (peak) "
-            "and read (by a step) are shares of full KV; these, attended and selection recall are means over the "
-            "columns that have them. A click on a heading sorts; a click on a cell lists the trials that were lost "
-            "there."
+            "column, equal ones sharing the mean of theirs, for methods with a value in all columns. "
+            f"Means over the columns that have them: {costs}. A click on a heading sorts; a click on a cell lists the "
+            "trials that were lost there."
         )
     )
     download(_long(found), "kvlens-quality-matrix")

@@ -26,12 +26,8 @@ def refusal(reader: TraceReader, holds: tuple[Piece, ...], drops: tuple[Piece, .
     """Why these cannot be held and dropped from a step on, the sentence of `kvlens whatif`; '' where they can."""
     if not holds and not drops:
         return ""
-    spans = tuple(
-        SpanRow(int(s.span), str(s.kind), int(s.tok_start), int(s.tok_end), int(s.born_step), str(s.reason), None)  # type: ignore[arg-type]
-        for s in reader.spans().itertuples()
-    )
     prompt = int(reader.tokens()["step"].isna().sum())
-    run = _Run(reader.uid, reader.n_layers, reader.kv_heads, spans, prompt - 1 + reader.n_steps)
+    run = _Run(reader.uid, reader.n_layers, reader.kv_heads, reader.span_rows(), prompt - 1 + reader.n_steps)
     asked = Asked(pieces=holds, drops=drops, from_step=step)
     try:
         apart(holds_for(run, asked, ()) if holds else (), drops_for(run, asked))
