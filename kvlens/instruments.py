@@ -1,6 +1,6 @@
 """What the instruments beside a step say of it: how the method ranked spans and tokens, what full attention would have
-read, what the next token's distribution lost, and the mean keys that show how spans lie to each other. Part of the
-contract of ``rows.py``; NaN means 'not recorded'.
+read, what the next token's distribution lost, how much of that is due to what was not read, and the mean keys that show
+how spans lie to each other. Part of the contract of ``rows.py``; NaN means 'not recorded'.
 """
 
 from __future__ import annotations
@@ -103,6 +103,26 @@ class Oracle:
     """int32 [L, Hq, M]: the positions with most unread mass, of any span, most first; -1 = none"""
     lost_mass: np.ndarray | None = None
     """float32 [L, Hq, M]: full attention's mass on each"""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What the spans that a method did not read whole did to the choice of one lost step, to first order: by how much
+    full KV's token would lead the method's by less, under full KV, had the query heads of a KV head not read what the
+    method did not let them read of a span. One entry per (layer, KV head, span) with such an effect, most first."""
+
+    step: int
+    """a lost step: full KV's most probable token is not the method's"""
+    lead: float
+    """under full KV, the logit of full KV's token minus that of the method's at this step; logits"""
+    layer: np.ndarray
+    """int32 [K]"""
+    kv_head: np.ndarray
+    """int32 [K]"""
+    span: np.ndarray
+    """int32 [K]"""
+    effect: np.ndarray
+    """float32 [K], logits, all > 0"""
 
 
 @dataclass(frozen=True)
