@@ -106,26 +106,6 @@ class Oracle:
 
 
 @dataclass(frozen=True)
-class Effects:
-    """What the spans that a method did not read whole did to the choice of one lost step, to first order: by how much
-    full KV's token would lead the method's by less, under full KV, had the query heads of a KV head not read what the
-    method did not let them read of a span. One entry per (layer, KV head, span) with such an effect, most first."""
-
-    step: int
-    """a lost step: full KV's most probable token is not the method's"""
-    lead: float
-    """under full KV, the logit of full KV's token minus that of the method's at this step; logits"""
-    layer: np.ndarray
-    """int32 [K]"""
-    kv_head: np.ndarray
-    """int32 [K]"""
-    span: np.ndarray
-    """int32 [K]"""
-    effect: np.ndarray
-    """float32 [K], logits, all > 0"""
-
-
-@dataclass(frozen=True)
 class SpanKeys:
     """Mean key of every prompt span, for looking at how spans lie to each other."""
 

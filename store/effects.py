@@ -17,8 +17,8 @@ def effect_table(found: Sequence[Effects], heads: tuple[int, int], steps: int) -
     """Rows of effect, as they come: one per (layer, KV head, span) of each step.
 
     `heads`: (layers, KV heads); `steps`: how many steps the trace holds. Raises TraceError for arrays of unequal
-    lengths, a step, layer or KV head that the run does not have, a span id that cannot be stored, an effect that is not
-    above 0, a lead that is no number, and a triple named twice.
+    lengths, a step, layer or KV head that the run does not have, a span id that cannot be stored, an effect below 0 (0
+    is one too small for float32), an effect or lead that is no number, and a triple named twice.
     """
     for each in found:
         for name in ("layer", "kv_head", "span"):
@@ -31,10 +31,10 @@ def effect_table(found: Sequence[Effects], heads: tuple[int, int], steps: int) -
     effect = np.concatenate([np.empty(0, np.float32), *(each.effect for each in found)]).astype(np.float32)
     most = np.array([steps, *heads, MAX_SPAN + 1])[:, None]
     known = ((ids >= 0) & (ids < most)).all() and np.unique(ids, axis=1).shape == ids.shape
-    if not known or not (np.isfinite(effect) & (effect > 0) & np.isfinite(lead)).all():
+    if not known or not (np.isfinite(effect) & (effect >= 0) & np.isfinite(lead)).all():
         raise TraceError(
-            "Effects are logged of a step, head or span that cannot be stored, twice, or that are no number of logits "
-            "above 0; this is a bug in what logs them."
+            "Effects are logged of a step, head or span that cannot be stored, twice, below 0 or that are no numbers; "
+            "this is a bug in what logs them."
         )
     step, layer, kv_head, span = ids
     return pa.table(

@@ -29,7 +29,10 @@ def listing(step: int, rng: np.random.Generator) -> StepRecord:
 def test_effects_come_back_and_stand_beside_their_triples(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     records = [listing(step, rng) for step in range(3)]
-    found = [make_effects(0, (0, 1, 1)), make_effects(2, (0, 0, 1), (0, 1, 0), (0, 0, 0), effect=(0.125, 3.1, 0.125))]
+    found = [
+        make_effects(0, (0, 1, 1)),
+        make_effects(2, (0, 0, 1), (0, 1, 0), (0, 0, 0), (0, 1, 1), effect=(0.125, 3.1, 0.125, 1e-60)),
+    ]
     with write(tmp_path, records, (1, 4, 2, 1), found, block_steps=2) as reader:
         assert reader.effects(1).empty
         assert reader.effects(0).to_numpy().tolist() == [[0, 1, 1, 1.0, 2.5]]
@@ -78,7 +81,7 @@ def test_effects_that_no_run_can_have_are_not_told(tmp_path: Path) -> None:
         make_effects(0, (0, 0, 1), (0, 0, 1)),
         make_effects(0, (0, 0, 0)),
         make_effects(0, (0, 0, 1), effect=(1.0, 2.0)),
-        make_effects(0, (0, 0, 1), effect=(0.0,)),
+        make_effects(0, (0, 0, 1), effect=(-1e-3,)),
         make_effects(0, (0, 0, 1), effect=(float("nan"),)),
         make_effects(0, (0, 0, 1), effect=(float("inf"),)),
         make_effects(0, (0, 0, 1), lead=float("nan")),
@@ -93,7 +96,7 @@ def test_effects_that_no_run_can_have_are_not_told(tmp_path: Path) -> None:
         "twice",
         "again",
         "shape",
-        "zero",
+        "below",
         "gap",
         "endless",
         "lead",
