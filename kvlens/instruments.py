@@ -1,6 +1,6 @@
 """What the instruments beside a step say of it: how the method ranked spans and tokens, what full attention would have
-read, what the next token's distribution lost, and the mean keys that show how spans lie to each other. Part of the
-contract of ``rows.py``; NaN means 'not recorded'.
+read, what the next token's distribution lost, how much of that is due to what was not read, and the mean keys that show
+how spans lie to each other. Part of the contract of ``rows.py``; NaN means 'not recorded'.
 """
 
 from __future__ import annotations

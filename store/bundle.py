@@ -15,7 +15,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -46,9 +46,9 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=whole, mode="w") as archive:
         for uid, tables in left_out.items():
             source, trace = run_dir(runs_dir, uid), Path(folder) / f"{uid}.duckdb"
-            with TraceReader.open(runs_dir, uid):  # it can be read
-                pass
-            _copy(source / "trace.duckdb", trace, tables)
+            with TraceReader.open(runs_dir, uid) as reader:  # it can be read
+                held = tables_of(reader.meta.schema_version, TABLES)
+            _copy(source / "trace.duckdb", trace, held, tables)
             info = read_info(source)
             kept = {name: value for name, value in info.items() if name != "pid"} | {"disk_bytes": trace.stat().st_size}
             _add(archive, f"{uid}/run.json", json.dumps(kept, ensure_ascii=False, indent=1).encode())
@@ -59,13 +59,13 @@ def hand_on(runs_dir: Path, left_out: Mapping[str, Sequence[str]], out: Path) ->
     out.write_bytes(lzma.compress(whole.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
-def _copy(source: Path, target: Path, left_out: Sequence[str]) -> None:
-    """A trace without the rows of some tables, in a file of its own without holes."""
+def _copy(source: Path, target: Path, held: Collection[str], left_out: Sequence[str]) -> None:
+    """A trace that holds the tables `held`, without the rows of some, in a file of its own without holes."""
     with duckdb.connect(config={"threads": "1"}) as con:
         con.execute(f"ATTACH {quoted(str(source))} AS old (READ_ONLY)")
         con.execute(f"ATTACH {quoted(str(target))} AS new (BLOCK_SIZE 16384)")
         con.execute("COPY FROM DATABASE old TO new (SCHEMA)")
-        for name in sorted(TABLES):
+        for name in sorted(held):
             if name not in left_out:
                 con.execute(f"INSERT INTO new.main.{name} SELECT * FROM old.main.{name}")
         if left_out:

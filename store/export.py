@@ -52,6 +52,7 @@ _STATEMENTS = {
     "loss": lensqueries.LOSS,
     "oracle": lensqueries.ALL_ORACLE,
     "lost-tokens": lensqueries.ALL_LOST_TOKENS,
+    "effects": lensqueries.ALL_EFFECTS,
     "span-keys": lensqueries.ALL_SPAN_KEYS,
 }
 EXPORTS = ("heads", *_STATEMENTS)

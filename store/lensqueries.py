@@ -53,14 +53,28 @@ HOLES = f"""
       FROM ({_LISTED.format(keys="step, layer, q_head", where="")}))
     WHERE lost >= $least GROUP BY step, span ORDER BY step, span"""
 
+#: What a run can have: a file from elsewhere may name other heads and spans, a triple twice, or no numbers.
+_EFFECTS = f"""
+    SELECT layer, kv_head, span, max(effect) AS effect, max(lead) AS lead FROM {source("effect")}
+    WHERE step = $step AND layer < $layers AND kv_head < $kv_heads AND span IN (SELECT span FROM run.main.span)
+      AND effect > 0 AND isfinite(effect) AND isfinite(lead)
+    GROUP BY layer, kv_head, span"""
+
+EFFECTS = f"SELECT * FROM ({_EFFECTS}) ORDER BY effect DESC, layer, kv_head, span"
+
+ALL_EFFECTS = f"SELECT * FROM {source('effect')} ORDER BY step, effect DESC, layer, kv_head, span"
+
 #: Means over the query heads of a group; one that did not list a span counts as 0 there, so they are lower bounds.
 TRIPLES = f"""
-    SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full",
-      (sum(mass) / $group)::FLOAT AS mass,
-      (sum(regret) / $group)::FLOAT AS regret, (sum(unread) / $group)::FLOAT AS unread,
-      (sum(greatest(unread - regret, 0)) / $group)::FLOAT AS hidden
-    FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
-    GROUP BY layer, q_head // $group, span ORDER BY sum(regret) DESC, layer, kv_head, span"""
+    SELECT listed.* EXCLUDE (total), effect FROM (
+      SELECT layer, q_head // $group AS kv_head, span, (sum(full_mass) / $group)::FLOAT AS "full",
+        (sum(mass) / $group)::FLOAT AS mass,
+        (sum(regret) / $group)::FLOAT AS regret, (sum(unread) / $group)::FLOAT AS unread,
+        (sum(greatest(unread - regret, 0)) / $group)::FLOAT AS hidden, sum(regret) AS total
+      FROM ({_LISTED.format(keys="layer, q_head", where="WHERE step = $step")})
+      GROUP BY layer, q_head // $group, span) AS listed
+    LEFT JOIN ({_EFFECTS}) AS stored USING (layer, kv_head, span)
+    ORDER BY total DESC, listed.layer, listed.kv_head, listed.span"""
 
 ALL_ORACLE = f"""
     SELECT step, layer, q_head, span, full_mass::FLOAT AS full_mass, mass::FLOAT AS mass, regret::FLOAT AS regret,

@@ -1,4 +1,4 @@
-"""Schema v8 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
+"""Schema v9 of a run's trace file: one DuckDB file per run, written once, immutable afterwards.
 
 The columns of the per-head tables come from ``kvlens.rows``, so the contract is stated in one place. A change there
 changes the file: raise ``SCHEMA_VERSION`` with it (``tests/unit/test_store_schema.py`` compares the statements with a
@@ -36,6 +36,8 @@ UNITS = {
     "next_entropy": "next_entropy_nats",
     "kl": "kl_nats",
     "ref_logprob": "ref_logprob_nats",
+    "effect": "effect_logits",
+    "lead": "lead_logits",
 }
 
 
@@ -99,6 +101,11 @@ SPAN_KEY = (
     "VARCHAR NOT NULL, "
     "key FLOAT[] NOT NULL)"
 )
+#: One row per triple; lead is the step's, the same in all of its rows.
+EFFECT = (
+    "CREATE TABLE effect (step UINTEGER NOT NULL, lead FLOAT NOT NULL, layer UTINYINT NOT NULL, "
+    "kv_head UTINYINT NOT NULL, span USMALLINT NOT NULL, effect FLOAT NOT NULL)"
+)
 
 
 def statements() -> list[str]:
@@ -149,6 +156,7 @@ def statements() -> list[str]:
         ORACLE,
         SPAN_KEY,
         CUT,
+        EFFECT,
     ]
 
 
@@ -175,9 +183,11 @@ TABLES = (
     "oracle",
     "span_key",
     "cut",
+    "effect",
 )
 
 __all__ = [
+    "EFFECT",
     "JOURNAL",
     "KV_SPAN",
     "LOSS",

@@ -36,9 +36,9 @@ def write_synthetic(
     """Writes a fake finished run and returns its uid. Keywords `uid`, `trace_level`, `top_k`, `prompt_tokens`,
     `status`, `error`, `writer_class` steer the writing; all others go into the run's meta.
 
-    `lens=False`: a run without loss, full attention and span keys. `loss_step`: where it first disagrees with the
-    reference (three quarters through). Of the meta, `forced` says that losses go on after that, `oracle` which steps
-    and layers have full attention.
+    `lens=False`: a run without loss, full attention, effects and span keys. `loss_step`: where it first disagrees with
+    the reference (three quarters through). Of the meta, `forced` says that losses go on after that, `oracle` which
+    steps and layers have full attention.
     """
     rng = np.random.default_rng(seed)
     writer = meta.pop("writer_class", TraceWriter)(runs_dir, meta.pop("uid", None), meta.pop("trace_level", "spans"))
@@ -86,6 +86,8 @@ def write_synthetic(
     maker = StepMaker(scene, n_prompt, top_k, prefill.prefill_us, made)
     for step in range(steps):
         writer.step(maker.make(step))
+    if made is not None:
+        writer.effects(made.effects)
     check = SelfCheck(
         "synthetic", True, None, "this run was made up by kvlens.store.synthetic; nothing in it was measured"
     )

@@ -1,5 +1,5 @@
-"""What a made-up run lost against a made-up full-KV run: full attention by span, and the loss of each step. See
-``synthetic.py``."""
+"""What a made-up run lost against a made-up full-KV run: full attention by span, the loss of each step, and effects.
+See ``synthetic.py``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from kvlens.instruments import Loss, Oracle, SpanKeys
+from kvlens.instruments import Effects, Loss, Oracle, SpanKeys
 from kvlens.store.synthetic_scene import ANSWER, Scene
 
 _LOST_FOR = 4
 """how many steps around the step of loss the needle is missed"""
+_EFFECTS = 6
+"""how many triples have an effect"""
 
 
 class LensMaker:
@@ -23,7 +25,9 @@ class LensMaker:
 
     def __init__(self, scene: Scene, seed: int, loss_step: int, forced: bool, sampling: dict[str, Any] | None) -> None:
         self.scene, self.loss_step, self.forced, self.sampling = scene, loss_step, forced, sampling
-        self._rng = np.random.default_rng((seed, 1))
+        self._rng, self._seed = np.random.default_rng((seed, 1)), seed
+        self.effects: list[Effects] = []
+        """of the step of loss, once it was made, where full attention is known of it"""
 
     def full(self, step: int, mass: np.ndarray, coarse: np.ndarray, needle: int) -> np.ndarray:
         """Full attention's mass [L, Hq, S] beside the method's: as it is but for spans read as a summary, which get
@@ -49,6 +53,8 @@ class LensMaker:
         columns: dict[str, np.ndarray] = {"regret": regret, "unread": regret / np.float32(20)}
         if not layers.any():
             return None, columns
+        if step == self.loss_step:
+            self.effects = [self._effects(step, np.where(layers[:, None, None], np.maximum(full - mass, 0), 0))]
         top = np.argsort(-full, axis=-1, kind="stable")[..., :top_k].astype(np.int32)
         listed, read = (np.take_along_axis(values, top, -1) for values in (full, mass))
         tail = np.where(layers[:, None], np.maximum(1 - listed.sum(-1), 0), np.nan).astype(np.float32)
@@ -60,6 +66,17 @@ class LensMaker:
         first = starts[np.take_along_axis(top, worst, -1)]
         first[~layers], top[~layers] = -1, -1
         return Oracle(top, listed, read, tail, unread, first, lost), columns
+
+    def _effects(self, step: int, missed: np.ndarray) -> Effects:
+        """missed: float [L, Hq, S]. What was missed most has an effect, more or less."""
+        rng, lead = np.random.default_rng((self._seed, 3)), 1.5
+        shares = missed.reshape(len(missed), self.scene.kv_heads, -1, missed.shape[-1]).mean(2)
+        most = np.argsort(-shares, axis=None, kind="stable")[:_EFFECTS]
+        most = most[shares.flat[most] > 0]
+        effect = (lead * shares.flat[most] * rng.uniform(0.2, 1.0, len(most))).astype(np.float32)
+        most = most[order := np.argsort(-effect)]
+        layer, kv_head, span = (ids.astype(np.int32) for ids in np.unravel_index(most, shares.shape))
+        return Effects(step, lead, layer, kv_head, span, effect[order])
 
     def _sampled(self, step: int, layers: int) -> np.ndarray:
         chosen = np.zeros(layers, bool)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
 
+from kvlens.instruments import Effects
 from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
+from kvlens.store.effects import effect_table
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
@@ -24,6 +26,8 @@ from kvlens.store.versions import upgrades
 _CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
+#: What is written in one transaction: a block of steps, what prefill found, or effects at lost steps.
+Job: TypeAlias = Block | PrefillRecord | Sequence[Effects]
 
 
 class TraceFile:
@@ -99,12 +103,15 @@ class TraceFile:
             "output_text": "".join(self._text),
         }
 
-    def flush(self, job: Block | PrefillRecord, trace_level: str) -> None:
+    def flush(self, job: Job, trace_level: str) -> None:
         """Writes one job in one transaction."""
         if isinstance(job, Block):
             tables = self._block_tables(job, trace_level)
-        else:
+        elif isinstance(job, PrefillRecord):
             tables = self._prefill_tables(job, trace_level)
+        else:
+            kept = job if trace_level == "spans" else ()
+            tables = [("effect", effect_table(kept, self._heads, self.last_step() + 1))]
         con = self._con
         con.begin()
         try:
@@ -115,7 +122,7 @@ class TraceFile:
                 if trace_level == "summary":
                     self._merge(dict(tables))
                 con.execute("UPDATE run_state SET last_step = ?", [job.records[-1].step])
-            else:
+            elif isinstance(job, PrefillRecord):
                 self._put_meta(
                     {
                         "prefill_us": job.prefill_us,
@@ -207,14 +214,13 @@ class TraceFile:
             self._con.unregister("block_heads")
             self._con.unregister("block_kvs")
 
-    def _account(self, job: Block | PrefillRecord) -> None:
+    def _account(self, job: Job) -> None:
         """Keeps the totals of run.json, in the flush thread so that the engine's pays nothing."""
         if isinstance(job, PrefillRecord):
             self._prompt_tokens = len(job.tokens)
             for row in job.transfers:
                 self._moved[row.direction == "d2h"] += row.bytes
-            return
-        for record in job.records:
+        for record in job.records if isinstance(job, Block) else ():
             up, down = moved_bytes(record)
             self._moved[0] += up
             self._moved[1] += down

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvlens.store.schema import (
     CUT,
+    EFFECT,
     JOURNAL,
     KV_SPAN,
     LOSS,
@@ -94,6 +95,7 @@ ADDED = {
         {},
     ),
     8: Addition({}, {}),  # events of kind drop, and of the meta what they are for
+    9: Addition({}, {"effect": EFFECT}),
 }
 
 #: Read from the private database; all other tables are read from the file.

@@ -11,9 +11,11 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
@@ -21,7 +23,7 @@ from kvlens.store.errors import RunBusy, TraceError
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
-from kvlens.store.tracefile import TraceFile
+from kvlens.store.tracefile import Job, TraceFile
 
 _HEARTBEAT_S = 2.0
 #: A block is flushed when it is full or this old, so that a slow run loses little when it dies.
@@ -35,8 +37,9 @@ class TraceWriter:
     """A ``kvlens.rows.TraceSink`` that writes ``runs_dir/<uid>/``.
 
     `trace_level`: 'summary' keeps steps, tokens, spans, transfers, events, journal and rollups; 'heads' adds a row per
-    step and head; 'spans' adds each head's top spans and rankings per step. How many spans is up to the records (their
-    K). The run's `duration_s` counts from here: made before prefill, its writer times prefill, decoding and storing.
+    step and head; 'spans' adds each head's top spans and rankings per step, and effects. How many spans is up to the
+    records (their K). The run's `duration_s` counts from here: made before prefill, its writer times prefill, decoding
+    and storing.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class TraceWriter:
         self._shape: tuple[int, int, int] | None = None
         self._block: Block | None = None
         self._free: queue.Queue[Block] = queue.Queue()
-        self._work: queue.Queue[Block | PrefillRecord | None] = queue.Queue()
+        self._work: queue.Queue[Job | None] = queue.Queue()
         self._blocks_made = 0
         self._n_steps = 0
         self._n_stored = 0
@@ -111,6 +114,12 @@ class TraceWriter:
             self._block = None
             self._work.put(block)
 
+    def effects(self, found: Sequence[Effects]) -> None:
+        """Hands over what was found of lost steps when all steps are logged; once, before the run ends."""
+        self._check_open()
+        self._hand_over_block()
+        self._work.put(tuple(found))
+
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Ends the run: last block, self-checks, rollups, checkpoint; afterwards its files are immutable.
 
@@ -123,8 +132,7 @@ class TraceWriter:
                 raise self._error
             return
         self._check_open()
-        if self._block is not None and self._block.n:
-            self._work.put(self._block)
+        self._hand_over_block()
         self._stop_thread()
         self._check_open()
         try:
@@ -208,6 +216,12 @@ class TraceWriter:
             except queue.Empty:
                 self._check_open()
 
+    def _hand_over_block(self) -> None:
+        """The steps logged since the last full block, if any."""
+        if self._block is not None and self._block.n:
+            self._work.put(self._block)
+        self._block = None
+
     def _flush_loop(self) -> None:
         beat = time.monotonic()
         while True:
@@ -258,8 +272,8 @@ class TraceWriter:
         flush thread nothing more is.
         """
         if self._thread.is_alive():
-            if self._error is None and self._block is not None and self._block.n:
-                self._work.put(self._block)
+            if self._error is None:
+                self._hand_over_block()
             self._stop_thread()
             if self._error is None:
                 with contextlib.suppress(Exception):

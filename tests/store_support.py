@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvlens.instruments import Loss, Oracle, Scores, SpanKeys
+from kvlens.instruments import Effects, Loss, Oracle, Scores, SpanKeys
 from kvlens.meta import RunMeta
 from kvlens.rows import (
     EVENT_KINDS,
@@ -197,13 +197,26 @@ def make_prefill(tokens: int = 3) -> PrefillRecord:
     )
 
 
-def write(folder: Path, records: list[StepRecord], sizes: tuple[int, int, int, int], **options: Any) -> TraceReader:
+def make_effects(step: int, *triples: tuple[int, int, int], effect: Sequence[float] = (), lead: float = 2.5) -> Effects:
+    """Effects of (layer, KV head, span) at a step; without `effect` each half of the one before it."""
+    ids = np.array(triples, np.int32).reshape(-1, 3).T
+    return Effects(step, lead, *ids, np.array(effect or 0.5 ** np.arange(len(triples)), np.float32))
+
+
+def write(
+    folder: Path,
+    records: list[StepRecord],
+    sizes: tuple[int, int, int, int],
+    effects: Sequence[Effects] = (),
+    **options: Any,
+) -> TraceReader:
     writer = TraceWriter(folder, **options)
     layers, q_heads, kv_heads, _ = sizes
     writer.begin(RunMeta(layers=layers, q_heads=q_heads, kv_heads=kv_heads, model="m", method="full", config={"a": 1}))
     writer.prefill(replace(make_prefill(), span_keys=make_span_keys(np.random.default_rng(5), layers, kv_heads)))
     for record in records:
         writer.step(record)
+    writer.effects(effects)
     writer.finish("completed", None, [SelfCheck("given", True, 0.5, "why")], {"answer": "42"})
     return TraceReader.open(folder, writer.uid)
 

@@ -125,7 +125,7 @@ def export(
         str,
         typer.Option(
             help="outcome, heads, head-steps, spans, span-mass, transfers, events, tokens, journal, cuts, scores, "
-            "loss, oracle, lost-tokens, span-keys, chrome-trace"
+            "loss, oracle, lost-tokens, effects, span-keys, chrome-trace"
         ),
     ] = "heads",
     fmt: Annotated[str, typer.Option("--format", help="csv, parquet or json; of chrome-trace json.")] = "csv",

@@ -43,6 +43,7 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "loss": len(reader.loss()),
         "oracle": sum(len(reader.oracle_step(step)) for step in range(12)),
         "lost-tokens": sum(len(reader.lost_tokens(step)) for step in range(12)),
+        "effects": len(reader.effects(9)),
         "span-keys": sum(
             keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))
         ),
@@ -75,6 +76,7 @@ def test_names_carry_units_and_null_stays_empty(reader: TraceReader) -> None:
     rows = list(csv.DictReader(io.StringIO(out.getvalue().decode())))
     assert {"entropy_nats", "n_zoomed_spans"} <= set(rows[0])
     assert {row["corrected"] for row in rows} == {""}
+    assert {"lead_logits", "effect_logits"} <= set(pd.read_csv(_bytes(reader, "effects", "csv")).columns)
     assert {"surprisal_nats", "logprob_nats"} <= set(pd.read_csv(_bytes(reader, "tokens", "csv")).columns)
 
 

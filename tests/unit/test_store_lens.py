@@ -136,6 +136,7 @@ def test_loss_is_kept_at_every_level_and_full_attention_with_the_spans(tmp_path:
     with TraceReader.open(tmp_path, uid) as reader:
         assert len(reader.loss()) == 8
         assert reader.oracle_step(0).empty is not kept
+        assert reader.effects(6).empty is not kept
         assert (reader.span_keys(0, 0) is not None) is kept
         assert "regret" in reader.metrics()
         assert reader.regret_by_step().empty is (level == "summary")
@@ -163,6 +164,7 @@ def test_a_run_without_a_lens_has_none(tmp_path: Path) -> None:
         assert reader.loss().empty
         assert reader.oracle_step(0).empty
         assert reader.triples(0).empty
+        assert reader.effects(3).empty
         assert np.isnan(reader.oracle_tail(0, 0, 0))
         assert reader.span_keys(0, 0) is None
         assert "regret" not in reader.metrics()

@@ -18,6 +18,7 @@ FINGERPRINTS = {
     6: "26fb0a0a79228751",
     7: "6ad7f8ff918eeaa4",
     8: "96ce360879bfab0b",
+    9: "572c041f7a5cee3b",
 }
 
 

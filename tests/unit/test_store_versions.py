@@ -1,10 +1,11 @@
-"""Traces of schemas 1 to 7, made by the statements of their time, still open: what they did not have was not
+"""Traces of schemas 1 to 8, made by the statements of their time, still open: what they did not have was not
 recorded."""
 
 from __future__ import annotations
 
 import io
 import json
+import tarfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS
+from kvlens.store.bundle import hand_on
 from kvlens.store.errors import UnreadableRun
 from kvlens.store.export import EXPORTS, export
 from kvlens.store.reader import TraceReader
 from kvlens.store.recover import recover
 from kvlens.store.schema import SCHEMA_VERSION, TABLES
-from kvlens.store.versions import ADDED
+from kvlens.store.versions import ADDED, tables_of
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STEPS, LAYERS = 3, 2
@@ -35,8 +37,9 @@ ENDED = {
     5: UNREAD,
     6: NEWEST,
     7: set(),
+    8: set(),
 }
-versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7])
+versions = pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6, 7, 8])
 
 
 def make(root: Path, version: int) -> Path:
@@ -147,7 +150,7 @@ def test_its_events_do_not_say_whether_the_step_had_attended(
     assert reader.state_changes(0, 0)["state"].tolist() == ["cold", "resident", "evicted"]
 
 
-@pytest.mark.parametrize("version", [3, 4, 5, 6])
+@pytest.mark.parametrize("version", [3, 4, 5, 6, 7, 8])
 def test_what_of_its_full_attention_was_not_read_was_not_recorded(
     opened: Callable[[int], TraceReader], version: int
 ) -> None:
@@ -155,7 +158,8 @@ def test_what_of_its_full_attention_was_not_read_was_not_recorded(
     (row,) = reader.oracle(1, 0, 0).to_dict("records")
     assert row["regret"] == pytest.approx((40_000 / 65_535) ** 2)
     assert np.isnan(row["unread"])
-    assert np.isnan(reader.triples(1)["unread"]).all()
+    assert np.isnan(reader.triples(1)[["unread", "effect"]]).all(axis=None)
+    assert reader.effects(1).empty
     assert reader.lost_tokens(1).empty
 
 
@@ -179,6 +183,19 @@ def test_it_can_be_exported(opened: Callable[[int], TraceReader], version: int, 
     out = io.BytesIO()
     export(opened(version), what, "csv", out)
     assert out.getvalue().count(b"\n") >= 1
+
+
+@pytest.mark.parametrize("version", [1, 8])
+def test_it_can_be_handed_on_as_it_is(tmp_path: Path, version: int) -> None:
+    runs, file = make(tmp_path, version), tmp_path / "old.tar.xz"
+    (runs / "old-run" / "prompt.txt").write_text("text")
+    hand_on(runs, {"old-run": ()}, file)
+    with tarfile.open(file) as archive:
+        archive.extract("old-run/trace.duckdb", tmp_path / "in", filter="data")
+    for of in (runs, tmp_path / "in"):
+        with duckdb.connect(str(of / "old-run" / "trace.duckdb"), read_only=True) as con:
+            assert {row[0] for row in con.execute("SHOW TABLES").fetchall()} == tables_of(version, TABLES)
+            assert con.execute("SELECT count(*) FROM transfer").fetchone() == (STEPS * LAYERS,)
 
 
 @versions
