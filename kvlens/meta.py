@@ -45,6 +45,9 @@ class Outcome(Stored):
     link_host_wait_s: float | None = None
     """how long the host waited for the link"""
     whatif: Counterfactual | None = None
+    no_effects: str | None = None
+    """of a run that left full KV: why the effects on the choice at the step of loss were not recorded; None: they
+    were"""
     raced: Size = None
     """methods that decoded in turns with it in one process: copies go on while the others have their turn, so waits for
     them come out short, and the process's peak is that of all"""

@@ -29,6 +29,7 @@ from kvlens.engine.models import LoadedModel
 from kvlens.engine.prefill import ReadPrompt
 from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.rows import SpanRow
+from kvlens.shape import KVShape
 
 POINTS = 4
 """on the way from what full KV gives to what is left without the unread, in the middles of as many parts"""
@@ -111,6 +112,11 @@ class FullAttention:
         return output.reshape(1, -1, m, width)
 
 
+def reach(shape: KVShape, tokens: int) -> int:
+    """How many steps of a run of so many tokens can be gone along with gradients; 0: none."""
+    return min(MOST_STEPS, MOST_WEIGHTS // (shape.layers * shape.q_heads * tokens))
+
+
 def effects(
     loaded: LoadedModel,
     read: ReadPrompt,
@@ -125,13 +131,12 @@ def effects(
     lost = {step: loss for step, (loss, oracle) in enumerate(steps) if loss and oracle and not loss.agrees}
     if not every_lost_step:
         lost = dict(list(lost.items())[:1])
-    shape, length = loaded.shape, len(read.ids) + len(reference.ids)
-    reach = min(MOST_STEPS, MOST_WEIGHTS // (shape.layers * shape.q_heads * length))
-    if not lost or reach < 1:
+    most = reach(loaded.shape, len(read.ids) + len(reference.ids))
+    if not lost or most < 1:
         return []
     first = next(iter(lost))
-    begin = max(0, first + 1 - (reach if len(lost) == 1 else (reach + 1) // 2))
-    lost = {step: loss for step, loss in lost.items() if step < begin + reach}
+    begin = max(0, first + 1 - (most if len(lost) == 1 else (most + 1) // 2))
+    lost = {step: loss for step, loss in lost.items() if step < begin + most}
     end = max(lost) + 1
     unread = _unread([oracle for _, oracle in steps[begin:end]], spans, len(read.ids) + end - 1, loaded)
     moved = np.mean([_moved(loaded, read, reference.ids, lost, begin, unread, way) for way in _ways()], axis=0)

@@ -26,21 +26,24 @@ def lost_steps(loss: pd.DataFrame) -> list[int]:
     return loss.loc[~loss["agrees"].astype(bool), "step"].astype(int).tolist()
 
 
-def attribute(reader: TraceReader, every_lost_step: bool = False) -> pd.DataFrame:
-    """layer, kv_head, span, regret, n_steps, most regret first: regret at the step of loss, or added over the lost
-    steps (of a free run there is one). Means over the query heads of a KV head; lower bounds where a query head did not
-    list a span. Empty where nothing was lost or full attention was not recorded."""
+def missed(reader: TraceReader, step: int) -> pd.DataFrame:
+    """`TraceReader.triples` of a step in the lens's order: by effect on the choice where that was recorded, what has
+    none of it, or too little to be stored, behind, by regret. Only of what has regret or effect."""
+    found = reader.triples(step)
+    found = found[(found["regret"] > 0) | found["effect"].notna()]
+    return found.sort_values("effect", ascending=False, na_position="last", kind="stable", ignore_index=True)
+
+
+def attribute(reader: TraceReader) -> pd.DataFrame:
+    """layer, kv_head, span, regret, effect (NaN: not recorded) at the step of loss, as `missed` orders them. Regret is
+    the mean over the query heads of a KV head; a lower bound where one did not list a span. Empty where nothing was
+    lost or full attention was not recorded."""
+    columns = ["layer", "kv_head", "span", "regret", "effect"]
     steps = lost_steps(reader.loss())
-    frames = [reader.triples(step) for step in (steps if every_lost_step else steps[:1])]
-    columns = ["layer", "kv_head", "span", "regret"]
-    if not frames or all(frame.empty for frame in frames):
-        return pd.DataFrame(
-            {name: pd.Series(dtype="float" if name == "regret" else "int") for name in [*columns, "n_steps"]}
-        )
-    both = pd.concat([frame[columns] for frame in frames])
-    both = both[both["regret"] > 0]
-    summed = both.groupby(columns[:3], as_index=False).agg(regret=("regret", "sum"), n_steps=("regret", "size"))
-    return summed.sort_values(["regret", *columns[:3]], ascending=[False, True, True, True], ignore_index=True)
+    found = missed(reader, steps[0]) if steps else None
+    if found is None or found.empty:
+        return pd.DataFrame({name: pd.Series(dtype="float" if name in columns[3:] else "int") for name in columns})
+    return found[columns]
 
 
 def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int) -> pd.DataFrame:

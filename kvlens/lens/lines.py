@@ -1,5 +1,5 @@
-"""What was missed at a step, as one ranking: spans by regret, and, each as a line of its own, tokens lost inside a span
-that the span's regret hides.
+"""What was missed at a step, as one ranking: spans, and, each as a line of its own, tokens lost inside a span that the
+span's regret hides. By effect on the choice where it was recorded, behind that by regret.
 
 A span of which only a part is attended may get more mass than full attention gives it, while what full attention wanted
 of it is gone. Its unread mass tells, and the tokens that hold most of it are recorded.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
@@ -31,6 +32,8 @@ class Line:
     """ranges [start, end) lost inside the span, in the order of positions; empty: the line is the span's regret"""
     named: float = 0.0
     """full attention's mass on those tokens, mean over the query heads"""
+    effect: float = 0.0
+    """logits, of all that was unread of the span (kvlens.engine.effect); 0: not recorded"""
 
     def words(self) -> str:
         """'span 17', or 'lost inside span 17: tokens 396-401'."""
@@ -46,24 +49,33 @@ def ranges_in_words(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def ranked(reader: TraceReader, steps: Iterable[int]) -> list[Line]:
-    """All that was missed at some steps, most first; shares are added over the steps. Empty where full attention was
-    not recorded."""
+    """All that was missed at some steps, most effect first, then most regret; both are added over the steps. Empty
+    where full attention was not recorded."""
     found: dict[tuple[int, int, int, bool], Line] = {}
     for step in steps:
         triples = reader.triples(step)
         regrets = [
-            Line(int(layer), int(head), int(span), float(regret))
-            for layer, head, span, regret in triples[["layer", "kv_head", "span", "regret"]].itertuples(index=False)
+            Line(int(layer), int(head), int(span), float(regret), effect=float(effect))
+            for layer, head, span, regret, effect in _numbers(triples, "regret")
             if regret > 0
         ]
         for line in (*regrets, *inside(reader, step)):
             key = line.layer, line.kv_head, line.span, bool(line.tokens)
             found[key] = line if key not in found else _added(found[key], line)
-    return sorted(found.values(), key=lambda line: (-line.share, line.layer, line.kv_head, line.span, line.tokens))
+    return sorted(found.values(), key=_order)
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    return -line.effect, -line.share, line.layer, line.kv_head, line.span, line.tokens
+
+
+def _numbers(triples: pd.DataFrame, share: str) -> Iterable[tuple[Any, ...]]:
+    """layer, kv_head, span, share, effect (0: not recorded)."""
+    return triples[["layer", "kv_head", "span", share, "effect"]].fillna({"effect": 0.0}).itertuples(index=False)
 
 
 def inside(reader: TraceReader, step: int) -> list[Line]:
-    """The tokens lost inside spans at a step beyond what regret shows, most first."""
+    """The tokens lost inside spans at a step beyond what regret shows, in the order of `ranked`."""
     triples = reader.triples(step)
     triples = triples[triples["hidden"] >= LEAST]
     if triples.empty:
@@ -71,13 +83,13 @@ def inside(reader: TraceReader, step: int) -> list[Line]:
     lost = _with_spans(reader, step)
     group = reader.q_heads // reader.kv_heads
     found = []
-    for layer, head, span, hidden in triples[["layer", "kv_head", "span", "hidden"]].itertuples(index=False):
+    for layer, head, span, hidden, effect in _numbers(triples, "hidden"):
         mine = lost[(lost["layer"] == layer) & (lost["kv_head"] == head) & (lost["span"] == span)]
         if len(mine):
             where = joined((int(pos), int(pos) + 1) for pos in mine["pos"])
             named = float(mine["mass"].sum()) / group
-            found.append(Line(int(layer), int(head), int(span), float(hidden), where, named))
-    return sorted(found, key=lambda line: (-line.share, line.layer, line.kv_head, line.span))
+            found.append(Line(int(layer), int(head), int(span), float(hidden), where, named, float(effect)))
+    return sorted(found, key=_order)
 
 
 def lost_of(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> tuple[tuple[int, int], ...]:
@@ -112,4 +124,5 @@ def _with_spans(reader: TraceReader, step: int) -> pd.DataFrame:
 
 def _added(line: Line, other: Line) -> Line:
     tokens = joined((*line.tokens, *other.tokens))
-    return replace(line, share=line.share + other.share, tokens=tokens, named=line.named + other.named)
+    share, named, effect = line.share + other.share, line.named + other.named, line.effect + other.effect
+    return replace(line, share=share, tokens=tokens, named=named, effect=effect)

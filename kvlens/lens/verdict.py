@@ -1,5 +1,5 @@
-"""The verdict on a run: the step at which it lost against full KV, and the span that was missed most there. Recorded
-columns only."""
+"""The verdict on a run: the step at which it lost against full KV, and the span that was missed most there: what had
+most effect on the choice, or, where effects were not recorded, most regret. Recorded columns only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from kvlens.lens.attribution import missed as ordered
 from kvlens.lens.facts import Facts
 from kvlens.lens.lines import Line, inside
 from kvlens.lens.reasons import Reason, reason
@@ -15,7 +16,7 @@ from kvlens.store.reader import TraceReader
 
 @dataclass(frozen=True)
 class Missed:
-    """The (layer, KV head, span) with the most regret at a step. Masses are means over the query heads of the KV
+    """The (layer, KV head, span) that was missed most at a step. Masses are means over the query heads of the KV
     head."""
 
     layer: int
@@ -40,6 +41,16 @@ class Missed:
     """why it was not attended exactly"""
     h2d_bytes: int
     """bytes of this span that moved to the device at the step, over all layers"""
+    effect: float | None = None
+    """logits: what its absence took from the lead of full KV's token (kvlens.engine.effect); None: not recorded"""
+    lead: float | None = None
+    """logits: of full KV's token above the method's, under full KV; None: not recorded"""
+
+    def effect_words(self) -> str:
+        """'effect on the choice 4.18 logits; full KV's token leads by 6.72'; '' where it was not recorded."""
+        if self.effect is None or self.lead is None:
+            return ""
+        return f"effect on the choice {self.effect:.2f} logits; full KV's token leads by {self.lead:.2f}"
 
 
 @dataclass(frozen=True)
@@ -90,9 +101,9 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
 
 
 def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = None) -> Missed | None:
-    """The worst triple of a step. `moved`: the step's copies to the device, if they are at hand."""
-    triples = reader.triples(step)
-    if triples.empty or not float(triples["regret"].iloc[0]) > 0:
+    """The first of a step in the lens's order. `moved`: the step's copies to the device, if they are at hand."""
+    triples = ordered(reader, step)
+    if triples.empty:
         return None
     worst = triples.iloc[0]
     layer, kv_head, span = int(worst["layer"]), int(worst["kv_head"]), int(worst["span"])
@@ -101,6 +112,7 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         moved = moved[moved["direction"] == "h2d"]
     spans = reader.spans().set_index("span").loc[span]
     facts = Facts.of(reader, step, layer, kv_head, span)
+    effect = None if pd.isna(worst["effect"]) else float(worst["effect"])
     return Missed(
         layer,
         kv_head,
@@ -116,6 +128,8 @@ def missed_most(reader: TraceReader, step: int, moved: pd.DataFrame | None = Non
         facts.state,
         reason(facts),
         int(moved.loc[moved["span"] == span, "bytes"].sum()),
+        effect,
+        None if effect is None else float(reader.effects(step)["lead"].iloc[0]),
     )
 
 

@@ -102,13 +102,14 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         where = "not recorded" if missed.state is None else f"{STATES[missed.state]} ({STATE_MEANINGS[missed.state]})"
         tokens = reader.tokens()
         words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
+        effect = f"; {missed.effect_words()}" if missed.effect_words() else ""
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
         said.append(
             paragraph(
                 f"Missed most by {heads}: span {missed.span}, {missed.kind}, tokens "
                 f"{missed.tok_start}–{missed.tok_end - 1}, {words!r}. "
                 f"Full KV's mass on it {missed.full:.3f}, this run's {missed.mass:.3f}, regret "
-                f"{missed.regret:.3f}. Its state for this KV "
+                f"{missed.regret:.3f}{effect}. Its state for this KV "
                 f"head: {where}. Why it was not attended exactly: {missed.reason.says}. Of the bytes moved at the step "
                 f"{si_bytes(missed.h2d_bytes)} were known to be its own."
             )

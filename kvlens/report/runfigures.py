@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -78,22 +80,27 @@ def spans_at(reader: TraceReader, figures: Figures, found: Verdict | None) -> st
 
 
 def missed_triples(reader: TraceReader, step: int) -> str:
-    """The (layer, KV head, span) with most regret at the step of loss, and why each was not attended exactly; below
-    them the tokens lost inside spans that regret hides."""
+    """The (layer, KV head, span) missed most at the step of loss, and why each was not attended exactly; below them the
+    tokens lost inside spans that regret hides. With the effect on the choice where it was recorded."""
     triples = with_reasons(reader, attribute(reader), step, MOST_TRIPLES)
     tokens, spans = reader.tokens(), reader.spans().set_index("span")
     rows = []
     for row in triples.to_dict("records"):
         start, end = int(spans.at[row["span"], "tok_start"]), int(spans.at[row["span"], "tok_end"])
         text = "the window" if spans.at[row["span"], "kind"] == "window" else shortened(passage(tokens, start, end), 90)
-        rows.append(
-            (f"L{row['layer']} KV{row['kv_head']}, span {row['span']}", f"{row['regret']:.4f}", text, row["why"])
-        )
+        effect = "" if math.isnan(row["effect"]) else f"{row['effect']:.2f}"
+        where = f"L{row['layer']} KV{row['kv_head']}, span {row['span']}"
+        rows.append((where, effect, f"{row['regret']:.4f}", text, row["why"]))
     for line in inside(reader, step)[:MOST_TRIPLES]:
         text = " … ".join(passage(tokens, start, end) for start, end in line.tokens)
         why = "not shown by the span's regret: the head gave its other tokens more than full attention does"
-        rows.append((f"L{line.layer} KV{line.kv_head}, {line.words()}", f"{line.share:.4f}", shortened(text, 90), why))
-    return table(("missed by, what", "regret, or what it hides", "text", "why it was not attended exactly"), rows)
+        effect = f"{line.effect:.2f}" if line.effect else ""
+        where = f"L{line.layer} KV{line.kv_head}, {line.words()}"
+        rows.append((where, effect, f"{line.share:.4f}", shortened(text, 90), why))
+    heads = ("missed by, what", "effect, logits", "regret, or what it hides", "text", "why it was not attended exactly")
+    if any(row[1] for row in rows):
+        return table(heads, rows)
+    return table((heads[0], *heads[2:]), [(row[0], *row[2:]) for row in rows])
 
 
 def bytes_moved(reader: TraceReader, figures: Figures) -> str:

@@ -195,14 +195,12 @@ class _Race:
 
         request, prepared, reference = self._requests[number], self._prepared, self._reference
         assert reference is not None
-        decoding, last = False, len(self._entered()) - 1
+        decoding = False
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
             decoding = phase == "decode"
             if decoding:
-                if place == last and prepared.kept is not None:
-                    prepared.kept.read = None  # all are placed: nobody asks for it any more
                 self.hearing.tell(self._step, number, done, total)
             elif phase in ("prefill", "place"):
                 self.hearing.tell(self._before, number, phase, done, total)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvlens.meta import Counterfactual, Outcome, RunMeta
 from kvlens.rows import PrefillRecord, StepRecord
 from kvlens.runs.describing import describe
+from kvlens.runs.effects import Lost
 from kvlens.runs.preparing import Pairing, Plan, Prepared
 from kvlens.runs.readings import reading
 from kvlens.runs.request import Report, RunRequest
@@ -77,7 +78,8 @@ def store(
 
     engine, prompt = prepared.engine, prepared.prompt
     writer = TraceWriter(runs_dir, trace_level=request.trace_level)
-    sink = _LateSink(writer, describe(request, planned, pairing, prepared), watcher)
+    lost = None if pairing.reference is None or request.trace_level != "spans" else Lost(pairing.reference)
+    sink = _LateSink(writer, describe(request, planned, pairing, prepared), watcher, lost)
     status, error, checks = "completed", None, []
     outcome: Outcome | None = None
     result: Result | None = None
@@ -117,6 +119,13 @@ def store(
             drops=pairing.drops,
         )
         checks, kept = result.checks, read is not None and read.kept
+        no_effects: str | None = None
+        if lost is not None and lost.any:
+            began = time.monotonic()
+            report("effect", 0, 1)
+            found, no_effects = lost.effects(prepared, planned, read)
+            writer.effects(found)
+            writer.stood_s += time.monotonic() - began
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
@@ -128,6 +137,7 @@ def store(
             link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
             whatif=conclude(result),
             raced=raced,
+            no_effects=no_effects,
         )
     except Cancelled as stopped:
         status, error, checks = "cancelled", "Cancelled by the user.", stopped.checks
@@ -153,8 +163,8 @@ def store(
 class _LateSink:
     """Begins the trace when prefill has succeeded, so that a refused run leaves nothing behind."""
 
-    def __init__(self, writer: TraceWriter, meta: RunMeta, watcher: Watcher | None) -> None:
-        self._writer, self._meta, self._watcher, self.begun = writer, meta, watcher, False
+    def __init__(self, writer: TraceWriter, meta: RunMeta, watcher: Watcher | None, lost: Lost | None) -> None:
+        self._writer, self._meta, self._watcher, self._lost, self.begun = writer, meta, watcher, lost, False
         self._asked = meta.asked_steps
         self._pieces: list[str] = []
 
@@ -169,11 +179,15 @@ class _LateSink:
     def prefill(self, record: PrefillRecord) -> None:
         self.begin_anyhow()
         self._writer.prefill(record)
+        if self._lost is not None:
+            self._lost.prefill(record)
 
     def step(self, record: StepRecord) -> None:
         if record.step >= self._asked:
             self._pieces.append(record.text)
         self._writer.step(record)
+        if self._lost is not None:
+            self._lost.step(record)
         if self._watcher is not None:
             self._watcher.step(record)
 

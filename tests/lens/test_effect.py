@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lookup_model
@@ -21,6 +22,9 @@ from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
 from kvlens.lens.trials import Kept
 from kvlens.rows import SpanRow
+from kvlens.runs.carrying import carry_out
+from kvlens.runs.request import RunRequest
+from kvlens.store.reader import TraceReader
 from kvlens.text.prompts import Prompt, PromptText
 
 IDS = (7, 11, 13, 17, 19, 23)
@@ -184,3 +188,38 @@ def test_nothing_to_say_where_nothing_was_lost_or_seen(monkeypatch: pytest.Monke
     assert effects(model, read, reference, [(loss(7, 9), None)], SPANS) == []
     monkeypatch.setattr(effect, "MOST_WEIGHTS", 100)
     assert effects(model, read, reference, [(loss(7, 9), oracles[0])], SPANS) == []
+
+
+def test_a_run_that_left_full_kv_has_them_in_its_trace_or_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = lookup_model.save(tmp_path / "model", ((1, 0),), 0.4, 1.0)
+    source = PromptText(lookup_model.text(160, 60), "a5")
+    request = RunRequest(model=str(model), method="streaming_llm", budget="0.3", max_new=4, against=True)
+
+    def run(**changes: Any) -> TraceReader:
+        uid, *_ = carry_out(request.model_copy(update=changes), source, tmp_path, lambda *_: None, lambda: False)
+        return TraceReader.open(tmp_path, uid)
+
+    with run() as reader:
+        first = reader.effects(0).iloc[0]
+        assert (first["layer"], first["kv_head"]) == (1, 0)
+        assert reader.meta.no_effects is None
+    with run(method="full", budget=None) as reader:
+        assert len(reader.effects(0)) == 0
+        assert reader.meta.no_effects is None, "nothing was lost"
+    with run(oracle="off") as reader:
+        assert reader.meta.no_effects == "full attention was not recorded at the step of loss"
+    monkeypatch.setattr(effect, "MOST_WEIGHTS", 100)
+    with run() as reader:
+        assert len(reader.effects(0)) == 0
+        assert reader.meta.no_effects == "the context is too long"
+    monkeypatch.undo()
+    monkeypatch.setattr(effect, "_moved", short)
+    with run() as reader:
+        assert reader.status == "completed"
+        assert reader.meta.no_effects == "the machine has too little memory for it"
+
+
+def short(*_: Any) -> None:
+    raise MemoryError

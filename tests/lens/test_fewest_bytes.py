@@ -161,6 +161,7 @@ def test_the_words_claim_no_more_than_was_tried(search: Search, said: str) -> No
 
 
 def test_it_can_be_cancelled_and_leaves_nothing(two: Lost) -> None:
+    whatif(two.runs, two.uid, Asked((two.span,)), quiet)  # so that full KV's run is there
     stored = len(list_runs(two.runs))
     with pytest.raises(ValueError, match="cancelled while searching; nothing was stored"):
         whatif(two.runs, two.uid, Asked(fewest=20), quiet, lambda: True)

@@ -69,7 +69,7 @@ def test_the_worst_triples_have_a_reason_that_the_trace_bears_out(
         named = with_reasons(reader, attribute(reader), step, 6)
         assert len(named) == 6
         assert set(named["reason"]) <= set(KINDS) - {"unknown", "held"}
-        assert named["regret"].is_monotonic_decreasing
+        assert named["effect"].dropna().is_monotonic_decreasing
         for row in named.to_dict("records"):
             check(
                 reader,
@@ -134,19 +134,25 @@ def test_each_method_is_seen_to_lose_in_its_own_way(lost: dict[str, str], folder
     assert "below_the_cut" in found["sentkv"]
 
 
-def test_lost_steps_add_up_and_keep_their_order(lost: dict[str, str], folder: Path) -> None:
+def test_what_had_most_effect_comes_first_and_what_had_none_by_its_regret(lost: dict[str, str], folder: Path) -> None:
     with TraceReader.open(folder, lost["streaming_llm"]) as reader:
-        steps = lost_steps(reader.loss())
-        assert len(steps) > 1
-        whole = attribute(reader, every_lost_step=True).set_index(["layer", "kv_head", "span"])["regret"]
-        by_hand = sum(
-            reader.triples(step)
-            .set_index(["layer", "kv_head", "span"])["regret"]
-            .clip(lower=0)
-            .reindex(whole.index, fill_value=0)
-            for step in steps
+        (step,) = set(lost_steps(reader.loss())[:1])
+        found, triples, effects = attribute(reader), reader.triples(step), reader.effects(step)
+        assert len(effects) > 5
+        assert reader.meta.no_effects is None
+        with_effect = found["effect"].notna()
+        assert found["effect"][with_effect].is_monotonic_decreasing
+        assert with_effect.is_monotonic_decreasing
+        assert found["regret"][~with_effect].is_monotonic_decreasing
+        named = ["layer", "kv_head", "span"]
+        assert set(map(tuple, found[named].to_numpy())) >= set(
+            map(tuple, triples[triples["regret"] > 0][named].to_numpy())
         )
-        np.testing.assert_allclose(whole, by_hand, rtol=1e-6)
+        first = verdict(reader)
+        assert first is not None
+        assert first.missed is not None
+        assert (first.missed.layer, first.missed.kv_head, first.missed.span) == tuple(effects[named].iloc[0])
+        assert first.missed.effect_words().startswith(f"effect on the choice {effects['effect'].iloc[0]:.2f} logits; ")
 
 
 def test_a_span_that_was_attended_is_said_to_have_been(lost: dict[str, str], folder: Path) -> None:

@@ -21,6 +21,7 @@ _PHASES = {
     "prefill": "Prefill",
     "place": "Placing the prompt: spans, summaries, host memory",
     "decode": "Decoding",
+    "effect": "Finding what the loss owes to what was not read",
     "again": "Repeating the run as it was",
     "search": "Looking for what is enough",
     "store": "Storing the trace",

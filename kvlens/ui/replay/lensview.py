@@ -95,12 +95,13 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
             said.append(f"**Missed most**: not recorded at this step{plain(sampling(reader))}.")
         return said
     group = reader.q_heads // reader.kv_heads
+    effect = f" · {plain(missed.effect_words())}" if missed.effect_words() else ""
     heads = f"(mean over its {group} query heads, Q{missed.q_head} most)" if group > 1 else f"(Q{missed.q_head})"
     said.append(
         f"**Missed most** by L{missed.layer} KV{missed.kv_head} {plain(heads)}: {plain(_span(reader, missed))} "
         f"· full KV's mass on it "
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
-        f"{plain(f'{missed.regret:.2f}')}"
+        f"{plain(f'{missed.regret:.2f}')}{effect}"
     )
     why = f"**Why it was not there**: {plain(missed.reason.says)}."
     return [*said, why]
