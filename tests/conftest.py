@@ -54,7 +54,10 @@ def pytest_collection_finish() -> None:
 if os.environ["TRITON_INTERPRET"] == "1":
     quick_interpreter()
 
-settings.register_profile("kvlens", deadline=None)  # timings never fail a test: the machine may be shared
+# Timings never fail a test: the machine may be shared. The same examples every time, so that a change is judged by what
+# it changes; `--hypothesis-profile=explore` looks for new ones.
+settings.register_profile("kvlens", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("kvlens")
 
 
