@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
@@ -24,6 +25,7 @@ from kvlens.ui.common import lensdata, lensjobs
 from kvlens.ui.common.jobview import manager
 from kvlens.ui.common.request import TryChoice, pair_command, whatif_command
 from kvlens.ui.home import reading
+from kvlens.ui.replay.lensview import more
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +63,19 @@ def test_the_verdict_says_what_was_recorded(visit: Visit, lens: LensRuns, found:
     assert f"full KV's mass on it **{missed.full:.2f}**, this run's **{missed.mass:.2f}**" in text
     assert f"**Why it was not there**: {missed.reason.says}." in text.replace("\\", "")
     assert f"of which span {missed.span}, over all heads: " in text
+    plain_text = text.replace("\\", "")
+    assert missed.effect_words() in plain_text
+    assert f"**Effect on the choice**, logits: L{missed.layer} KV{missed.kv_head} span {missed.span} " in plain_text
+    assert f"; full KV's token leads by {missed.lead:.2f}." in plain_text
+
+
+def test_why_effects_were_not_recorded_is_said(lens: LensRuns, found: Verdict) -> None:
+    with TraceReader.open(lens.folder, lens.lost) as reader:
+        bare = replace(found, step=found.step + 1)
+        assert reader.effects(bare.step).empty
+        assert not any("Effect" in line for line in more(reader, bare)), "nothing is said of what has no reason"
+        reader.meta = reader.meta.model_copy(update={"no_effects": "the context is too long"})
+        assert "**Effect on the choice**: not recorded, the context is too long." in more(reader, bare)
 
 
 def test_a_lost_run_opens_where_it_was_lost(visit: Visit, lens: LensRuns, found: Verdict) -> None:

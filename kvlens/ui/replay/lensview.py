@@ -22,6 +22,9 @@ from kvlens.ui.common.widgets import plain
 from kvlens.ui.replay import lenswhatif, tour, tried
 from kvlens.ui.replay.lensbars import token_range
 
+MOST_EFFECTS = 5
+"""of what the choice hung on, named in words"""
+
 
 def banner(reader: TraceReader) -> None:
     """On top of a what-if's own replay: what was held or dropped, and of which run it is a repeat."""
@@ -108,8 +111,26 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
 
 
 def more(reader: TraceReader, found: Verdict) -> list[str]:
-    """What the verdict's lines leave out: what regret by span hides, and what moved."""
-    return [*_inside(reader, found), _moved(found)]
+    """What the verdict's lines leave out: what else the choice hung on, what regret by span hides, and what moved."""
+    return [*_effects(reader, found), *_inside(reader, found), _moved(found)]
+
+
+def _effects(reader: TraceReader, found: Verdict) -> list[str]:
+    """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them."""
+    effects = reader.effects(found.step)
+    if effects.empty:
+        why = reader.meta.no_effects
+        return [f"**Effect on the choice**: not recorded, {plain(why)}."] if why else []
+    first = effects.head(MOST_EFFECTS)
+    named = " · ".join(
+        f"L{layer} KV{head} span {span} {effect:.2f}"
+        for layer, head, span, effect in first[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
+    )
+    some, total, lead = first["effect"].sum(), effects["effect"].sum(), effects["lead"].iloc[0]
+    sums = (
+        f"Together {some:.2f}, all {len(effects)} that were recorded {total:.2f}; full KV's token leads by {lead:.2f}."
+    )
+    return [f"**Effect on the choice**, logits: {plain(f'{named}. {sums}')}"]
 
 
 def _inside(reader: TraceReader, found: Verdict) -> list[str]:
