@@ -132,4 +132,4 @@ class Effects:
     span: np.ndarray
     """int32 [K]"""
     effect: np.ndarray
-    """float32 [K], logits, > 0: by how much the lead shrinks, to first order, without what was not read of the span"""
+    """float32 [K], logits, > 0: the span's part of what the lead loses without all that was not read"""

@@ -46,8 +46,8 @@ class Outcome(Stored):
     """how long the host waited for the link"""
     whatif: Counterfactual | None = None
     no_effects: str | None = None
-    """of a run that left full KV: why the effects on the choice at the step of loss were not recorded; None: they
-    were"""
+    """of a run that left full KV, came to its end and was recorded at level 'spans': why there are no effects on the
+    choice at the step of loss; None: there are"""
     raced: Size = None
     """methods that decoded in turns with it in one process: copies go on while the others have their turn, so waits for
     them come out short, and the process's peak is that of all"""

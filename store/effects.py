@@ -1,4 +1,4 @@
-"""First-order effects of spans on the choices of lost steps, on their way to disk."""
+"""Effects of spans on the choices of lost steps, on their way to disk."""
 
 from __future__ import annotations
 

@@ -205,16 +205,17 @@ class _Case:
         }
         return spans, {scope: [triple for triple, _ in orders[scope] if triple[2] in spans] for scope in SCOPES}
 
-    def arms(self, spans: dict[int, SpanRow], rankings: dict[str, list[Triple]]) -> dict[str, bool]:
-        """Whether the answer comes back, by what is held."""
+    def arms(self, spans: dict[int, SpanRow], rankings: dict[str, list[Triple]]) -> dict[str, bool | None]:
+        """Whether the answer comes back, by what is held; None where there is no ranking by effect."""
         shape, draw = self.engine.loaded.shape, random.Random(f"explain/{self.trial.seed}")
         heads = [(layer, head) for layer in range(shape.layers) for head in range(shape.kv_heads)]
         everything = [(layer, head, span) for layer, head in heads for span in sorted(spans)]
         needle = sorted(span for span, row in spans.items() if self._holds_needle(row))
-        found = {}
+        found: dict[str, bool | None] = {}
         for top in TOPS:
             for scope in SCOPES:
-                found[f"{scope}_top{top}"] = self.answers(holds_of(rankings[scope][:top], spans))
+                ranking = rankings[scope][:top]
+                found[f"{scope}_top{top}"] = self.answers(holds_of(ranking, spans)) if ranking else None
             found[f"random{top}"] = self.answers(holds_of(draw.sample(everything, min(top, len(everything))), spans))
         found["everywhere"] = self.answers(
             holds_of([(layer, head, span) for layer, head in heads for span in needle], spans)

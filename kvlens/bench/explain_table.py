@@ -57,7 +57,8 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
 
 
 def _shares(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    return {arm: _share([row[arm] for row in rows]) for arm in ARMS} if rows else {}
+    found = {arm: [row[arm] for row in rows if row[arm] is not None] for arm in ARMS}
+    return {arm: _share(restored) for arm, restored in found.items() if restored}
 
 
 def _share(restored: Sequence[bool]) -> dict[str, float]:
@@ -74,11 +75,12 @@ Benchmarks page.
 Each trial is an answer that full KV gives and the method loses. The method is forced along full KV's tokens once and
 its triples (layer, KV head, span) are ranked. Then the free run is repeated, everything else as it was, with some
 triples held exactly resident from step 0. *Restored*: the free run's answer is right. *effect*: ranked by effect on the
-choice (docs/lens.md), added over all steps at which the forced run's most probable token is not full KV's (*lost
-steps*). *step*: by regret, full attention's mass minus the method's, mean over the query heads of the KV head, at the
-step of loss alone; *lost steps*: by regret added over them. *random*: as many triples drawn from all. *everywhere*:
-every span of the needle held for every head. Shares of the n lost trials, with the 95 % Wilson interval; a ranking that
-a table was not measured with is no column of it. The question was read with its context when the method placed it.
+choice (docs/lens.md), added over the steps at which the forced run's most probable token is not full KV's (*lost
+steps*), up to 31 behind the first. *step*: by regret, full attention's mass minus the method's, mean over the query
+heads of the KV head, at the step of loss alone; *lost steps*: by regret added over them all. *random*: as many triples
+drawn from all. *everywhere*: every span of the needle held for every head. Shares of the n lost trials, with the 95 %
+Wilson interval; a ranking that a table was not measured with is no column of it. The question was read with its context
+when the method placed it.
 """
 
 
@@ -106,7 +108,11 @@ def markdown(result: dict[str, Any]) -> str:
     for line in result["lines"]:
         presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
         first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
-        cells = [_cell(line["arms"][arm]) for arm in arms] if line["n"] else ["no lost trial"] * len(arms)
+        cells = (
+            [_cell(line["arms"][arm]) if arm in line["arms"] else "not measured" for arm in arms]
+            if line["n"]
+            else ["no lost trial"] * len(arms)
+        )
         text.append(
             f"| {first} | {line['n']}"
             + (f" ({line['candidates']:.0f})" if line["n"] else "")

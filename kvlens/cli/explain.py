@@ -30,8 +30,8 @@ def explain(
         typer.Option(help="Also write the page of the docs, of all such tables beside --out, to this Markdown file."),
     ] = None,
 ) -> None:
-    """The share of lost answers restored by holding the triples with most regret, against random ones and the needle
-    everywhere."""
+    """The share of lost answers restored by holding what had most effect on the choice, or most regret, against random
+    triples and the needle everywhere."""
     from kvlens.bench.explain import ExplainRequest, measure
     from kvlens.bench.explain_table import document, markdown
     from kvlens.bench.explain_table import points as usual_points

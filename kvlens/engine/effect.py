@@ -17,7 +17,7 @@ of what two heads bring together that neither brings alone; what it names is tri
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,10 +34,11 @@ from kvlens.shape import KVShape
 POINTS = 4
 """on the way from what full KV gives to what is left without the unread, in the middles of as many parts"""
 MOST_STEPS = 64
-"""around the first lost step, on each side of it at most half; what a span did through the keys and values of earlier
-steps is not counted"""
-MOST_WEIGHTS = 1 << 26
-"""attention weights that are kept for the gradients, over all layers; a longer context gets fewer steps"""
+"""up to the step of loss; where all lost steps are asked for, half of them up to the first and half behind it. What a
+span did through the keys and values of steps before these is not counted"""
+MOST_WEIGHTS = 1 << 25
+"""attention weights that are kept for the gradients, over all layers, some 16 bytes for each in float32; a longer
+context gets fewer steps"""
 MOST_TRIPLES = 64
 """of a lost step, most effect first"""
 _LEAST_READ = 1e-6
@@ -49,11 +50,16 @@ class Unread:
     """Which share of full attention's mass on each span a method left unread."""
 
     owner: torch.Tensor
-    """int64 [n]: the span of each position; `count` where none has it"""
+    """int64 [steps, n]: the span of each position at each step; `count` where none has it"""
     count: int
     """one more than the highest span id"""
     share: torch.Tensor
     """float64 [steps, L, Hq, count + 1]"""
+
+    def at(self, layer: int) -> torch.Tensor:
+        """float64 [Hq, steps, n]: of each position."""
+        share = self.share[:, layer]
+        return share.gather(2, self.owner[:, None].expand(-1, share.shape[1], -1)).transpose(0, 1)
 
 
 @dataclass
@@ -64,8 +70,6 @@ class Parts:
     """[..., D], in the graph"""
     weights: torch.Tensor
     """[..., n]"""
-    unread: torch.Tensor
-    """[..., n], share"""
     left: torch.Tensor
     """[..., D]: the output without what was unread"""
 
@@ -95,21 +99,20 @@ class FullAttention:
         return self.keys[layer].shape[1]
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        keys, exact = self.keys[layer], torch.promote_types(q.dtype, torch.float32)
         (heads, n, width), m = keys.shape, q.shape[2]
-        scores = torch.einsum("hgmd,hnd->hgmn", q[0].reshape(heads, -1, m, width), keys) * scaling
+        scores = torch.einsum("hgmd,hnd->hgmn", q[0].reshape(heads, -1, m, width), keys).to(exact) * scaling
         later = torch.arange(n, device=q.device) > torch.arange(n - m, n, device=q.device)[:, None]
-        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        weights, values = scores.masked_fill(later, -torch.inf).softmax(-1), self.values[layer].to(exact)
         output = torch.einsum("hgmn,hnd->hgmd", weights, values)
         if torch.is_grad_enabled():
-            unread = self.unread.share[:, layer][..., self.unread.owner].transpose(0, 1).reshape(weights.shape)
-            rest = weights * (1 - unread).to(weights)
+            rest = weights * (1 - self.unread.at(layer)).reshape(weights.shape).to(exact)
             left = torch.einsum("hgmn,hnd->hgmd", rest, values) / rest.sum(-1, keepdim=True).clamp(min=_LEAST_READ)
             output = output + self.way * (left - output)
             if not output.requires_grad:
                 output.requires_grad_(True)
-            self.parts[layer] = Parts(output, weights.detach(), unread, left.detach())
-        return output.reshape(1, -1, m, width)
+            self.parts[layer] = Parts(output, weights.detach(), left.detach())
+        return output.reshape(1, -1, m, width).to(q.dtype)
 
 
 def reach(shape: KVShape, tokens: int) -> int:
@@ -124,10 +127,11 @@ def effects(
     steps: Sequence[tuple[Loss | None, Oracle | None]],
     spans: Iterable[SpanRow],
     every_lost_step: bool = False,
+    check: Callable[[], None] = lambda: None,
 ) -> list[Effects]:
     """Of the first lost step, or of all within reach. steps: what was recorded from step 0 on, all fed the reference's
-    tokens; spans: of the run, all of them. Empty where nothing was lost, full attention was not recorded then, or the
-    context is too long (MOST_WEIGHTS)."""
+    tokens; spans: of the run, all of them; `check` is called before every point and may raise. Empty where nothing was
+    lost, full attention was not recorded then, or the context is too long (MOST_WEIGHTS)."""
     lost = {step: loss for step, (loss, oracle) in enumerate(steps) if loss and oracle and not loss.agrees}
     if not every_lost_step:
         lost = dict(list(lost.items())[:1])
@@ -138,12 +142,15 @@ def effects(
     begin = max(0, first + 1 - (most if len(lost) == 1 else (most + 1) // 2))
     lost = {step: loss for step, loss in lost.items() if step < begin + most}
     end = max(lost) + 1
-    unread = _unread([oracle for _, oracle in steps[begin:end]], spans, len(read.ids) + end - 1, loaded)
-    moved = np.mean([_moved(loaded, read, reference.ids, lost, begin, unread, way) for way in _ways()], axis=0)
+    unread = _unread([oracle for _, oracle in steps[begin:end]], begin, list(spans), len(read.ids) + end - 1, loaded)
+    pairs = {step: (int(reference.logits[step].argmax()), loss.top_token) for step, loss in lost.items()}
+    moved = []
+    for way in _ways():
+        check()
+        moved.append(_moved(loaded, read, reference.ids, pairs, begin, unread, way))
     found = []
-    for (step, loss), of in zip(lost.items(), moved, strict=True):
-        lead = reference.logits[step, loss.ref_token] - reference.logits[step, loss.top_token]
-        found.append(_most(step, float(lead), of))
+    for (step, (own, other)), of in zip(pairs.items(), np.mean(moved, axis=0), strict=True):
+        found.append(_most(step, float(reference.logits[step, own] - reference.logits[step, other]), of))
     return found
 
 
@@ -151,15 +158,17 @@ def _ways() -> list[float]:
     return [(point + 0.5) / POINTS for point in range(POINTS)]
 
 
-def _unread(oracles: Sequence[Oracle | None], spans: Iterable[SpanRow], n: int, loaded: LoadedModel) -> Unread:
-    """Of the first n positions, in these steps. What no span covers is the window's; nothing is unread of a span that
-    was not listed, and where full attention was not recorded."""
-    rows = list(spans)
-    count = 1 + max((row.span for row in rows), default=0)
-    owner = np.full(n, next((row.span for row in rows if row.kind == "window"), count), np.int64)
-    for row in rows:
+def _unread(
+    oracles: Sequence[Oracle | None], begin: int, spans: Sequence[SpanRow], n: int, loaded: LoadedModel
+) -> Unread:
+    """Of the first n positions, in the steps from `begin` on. What no span covers is the window's; nothing is unread of
+    a span that was not listed, and where full attention was not recorded."""
+    count = 1 + max((row.span for row in spans), default=0)
+    window = next((row.span for row in spans if row.kind == "window"), count)
+    owner = np.full((len(oracles), n), window, np.int64)
+    for row in spans:
         if row.kind != "window":
-            owner[row.tok_start : row.tok_end] = row.span
+            owner[max(0, row.born_step - begin) :, row.tok_start : row.tok_end] = row.span
     share = np.zeros((len(oracles), loaded.shape.layers, loaded.shape.q_heads, count + 1))
     for of, oracle in zip(share, oracles, strict=True):
         if oracle is None:
@@ -178,14 +187,14 @@ def _moved(
     loaded: LoadedModel,
     read: ReadPrompt,
     ids: Sequence[int],
-    lost: Mapping[int, Loss],
+    pairs: Mapping[int, tuple[int, int]],
     begin: int,
     unread: Unread,
     way: float,
 ) -> np.ndarray:
-    """Logits [lost steps, L, H_kv, spans]: each span's part of what the lead loses at one point of the way. The steps
-    before `begin` leave their keys and values alone."""
-    fed = torch.tensor([[read.ids[-1], *ids[: max(lost)]]], device=loaded.model.device)
+    """Logits [lost steps, L, H_kv, spans]: each span's part of what the lead loses at one point of the way. pairs: full
+    KV's token and the method's, by lost step. The steps before `begin` leave their keys and values alone."""
+    fed = torch.tensor([[read.ids[-1], *ids[: max(pairs)]]], device=loaded.model.device)
     session = FullAttention.after(read, unread, way)
     cache = SessionCache(session, loaded.shape.layers)
     with torch.inference_mode(False):
@@ -196,8 +205,8 @@ def _moved(
             logits = loaded.model(input_ids=fed[:, begin:], past_key_values=cache, use_cache=True).logits[0]
             outputs = [parts.output for parts in session.parts.values()]
             found = []
-            for step, loss in lost.items():
-                lead = logits[step - begin, loss.ref_token].double() - logits[step - begin, loss.top_token].double()
+            for step, (own, other) in pairs.items():
+                lead = logits[step - begin, own].double() - logits[step - begin, other].double()
                 slopes = torch.autograd.grad(lead, outputs, retain_graph=True)
                 found.append([_by_span(session, *pair) for pair in zip(session.parts, slopes, strict=True)])
     return np.array(found)
@@ -206,17 +215,18 @@ def _moved(
 def _by_span(session: FullAttention, layer: int, slope: torch.Tensor) -> np.ndarray:
     """[H_kv, spans]. slope: gradient of the lead by the layer's output [H_kv, G, m, D]."""
     parts, values, slope = session.parts[layer], session.values[layer].detach().double(), slope.double()
-    unread = parts.weights.double() * parts.unread
+    unread = parts.weights.double() * session.unread.at(layer).reshape(parts.weights.shape)
     said = torch.einsum("hgmd,hnd->hgmn", slope, values) - (slope * parts.left.double()).sum(-1, keepdim=True)
-    sums = unread.new_zeros(len(values), session.unread.count + 1)
-    found: np.ndarray = sums.index_add(1, session.unread.owner, (unread * said).sum((1, 2)))[:, :-1].cpu().numpy()
+    sums = unread.new_zeros(len(values), unread.shape[2], session.unread.count + 1)
+    owner = session.unread.owner.expand(len(values), -1, -1)
+    found: np.ndarray = sums.scatter_add(2, owner, (unread * said).sum(1)).sum(1)[:, :-1].cpu().numpy()
     return found
 
 
 def _most(step: int, lead: float, moved: np.ndarray) -> Effects:
     """moved: logits [L, H_kv, spans]."""
     order = np.argsort(-moved, axis=None, kind="stable")[:MOST_TRIPLES]
-    order = order[moved.reshape(-1)[order] > 0]
+    order = order[(moved.reshape(-1)[order] > 0) & np.isfinite(moved.reshape(-1)[order])]
     layer, head, span = np.unravel_index(order, moved.shape)
     effect = moved.reshape(-1)[order].astype(np.float32)
     return Effects(step, lead, layer.astype(np.int32), head.astype(np.int32), span.astype(np.int32), effect)

@@ -1,8 +1,9 @@
-"""Attribution of a loss: which (layer, KV head, span) had most regret, or most effect, where the answer was lost.
+"""Attribution of a loss: which (layer, KV head, span) had most effect on the choice, or most regret, where the answer
+was lost.
 
-Two scopes: the step of loss alone, and all lost steps of a forced run, whose contexts are full KV's at every step. An
-answer of several tokens may lie in several spans; then the step of loss knows the first of them only, and the lost
-steps know all.
+Of a stored run, what was missed at its step of loss. Of a run in memory also over all lost steps of a forced run, whose
+contexts are full KV's at every step: an answer of several tokens may lie in several spans, of which the step of loss
+knows the first only.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ def lost_steps(loss: pd.DataFrame) -> list[int]:
 
 
 def missed(reader: TraceReader, step: int) -> pd.DataFrame:
-    """`TraceReader.triples` of a step in the lens's order: by effect on the choice where that was recorded, what has
-    none of it, or too little to be stored, behind, by regret. Only of what has regret or effect."""
+    """`TraceReader.triples` of what was missed at a step (regret, or unread mass) in the lens's order: by effect on the
+    choice where it has one that was recorded, behind that by regret."""
     found = reader.triples(step)
-    found = found[(found["regret"] > 0) | found["effect"].notna()]
+    found = found[(found["regret"] > 0) | (found["unread"] > 0)]
     return found.sort_values("effect", ascending=False, na_position="last", kind="stable", ignore_index=True)
 
 
 def attribute(reader: TraceReader) -> pd.DataFrame:
-    """layer, kv_head, span, regret, effect (NaN: not recorded) at the step of loss, as `missed` orders them. Regret is
-    the mean over the query heads of a KV head; a lower bound where one did not list a span. Empty where nothing was
+    """layer, kv_head, span, regret, effect (NaN: none was recorded) at the step of loss, ordered as by `missed`. Regret
+    is the mean over the query heads of a KV head; a lower bound where one did not list a span. Empty where nothing was
     lost or full attention was not recorded."""
     columns = ["layer", "kv_head", "span", "regret", "effect"]
     steps = lost_steps(reader.loss())
@@ -58,7 +59,7 @@ def with_reasons(reader: TraceReader, triples: pd.DataFrame, step: int, top: int
 def attribute_records(
     records: Iterable[tuple[Loss | None, Oracle | None]], group: int, every_lost_step: bool, unread: bool = False
 ) -> list[tuple[Triple, float]]:
-    """`attribute` of a run that was not stored: its steps' losses and full attention, in order. group: query heads per
+    """By regret, of a run that was not stored: its steps' losses and full attention, in order. group: query heads per
     KV head. unread: where more of full attention lies on a span's unread tokens than its regret shows, that counts."""
     total: dict[Triple, float] = {}
     for loss, oracle in records:

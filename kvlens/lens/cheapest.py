@@ -16,6 +16,8 @@ from kvlens.text.units import counted, si_bytes
 
 CANDIDATES = 64
 """(layer, KV head, span) among which the fewest bytes are looked for, at most"""
+LEAST = 0.01
+"""of the largest effect: what has less is ordered by what was missed of it"""
 
 
 def fewest_bytes(
@@ -39,7 +41,9 @@ def fewest_bytes(
     spans = {row.span: row for row in kept.spans if row.kind != "window"}
     records = [(record.loss, record.oracle) for record in kept.steps]
     missed = attribute_records(records, shape.group, every_lost_step=True, unread=True)
-    order = dict.fromkeys(triple for triple, _ in (*most_effect(trials.effects(kept)), *missed))
+    effects = most_effect(trials.effects(kept))
+    felt = [triple for triple, effect in effects if effect >= LEAST * effects[0][1]]
+    order = dict.fromkeys((*felt, *(triple for triple, _ in missed)))
     ranking = [triple for triple in order if triple[2] in spans][:CANDIDATES]
     if not ranking:
         raise ValueError(f"run {past.uid} missed no span that could be held: what it lost lies elsewhere.")

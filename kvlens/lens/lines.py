@@ -33,7 +33,8 @@ class Line:
     named: float = 0.0
     """full attention's mass on those tokens, mean over the query heads"""
     effect: float = 0.0
-    """logits, of all that was unread of the span (kvlens.engine.effect); 0: not recorded"""
+    """logits, of all that was unread of the span (kvlens.engine.effect), on that one of the span's two lines whose
+    share is larger; 0: none was recorded"""
 
     def words(self) -> str:
         """'span 17', or 'lost inside span 17: tokens 396-401'."""
@@ -70,8 +71,10 @@ def _order(line: Line) -> tuple[Any, ...]:
 
 
 def _numbers(triples: pd.DataFrame, share: str) -> Iterable[tuple[Any, ...]]:
-    """layer, kv_head, span, share, effect (0: not recorded)."""
-    return triples[["layer", "kv_head", "span", share, "effect"]].fillna({"effect": 0.0}).itertuples(index=False)
+    """layer, kv_head, span, share ('regret' or 'hidden'), effect (0: none, or the other share is larger)."""
+    inside = triples["hidden"] > triples["regret"]
+    effect = triples["effect"].where(inside if share == "hidden" else ~inside).fillna(0.0)
+    return triples.assign(effect=effect)[["layer", "kv_head", "span", share, "effect"]].itertuples(index=False)
 
 
 def inside(reader: TraceReader, step: int) -> list[Line]:

@@ -4,6 +4,7 @@ search are made of."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -135,13 +136,16 @@ class Trials:
         return kept
 
     def effects(self, watched: Kept) -> list[Effects]:
-        """What each lost step of `watched` owes to what was not read there."""
+        """What each lost step of `watched`, those within reach, owes to what was not read; empty where that cannot be
+        found."""
         from kvlens.engine.effect import effects
 
         read = self._prompt()
         assert read is not None, "a trial's prompt is read once for all"
         steps = [(step.loss, step.oracle) for step in watched.steps]
-        return effects(self.engine.loaded, read, self.reference, steps, watched.spans, every_lost_step=True)
+        with suppress(RuntimeError, MemoryError):  # no gradients, or no room for them: regret is left to go by
+            return effects(self.engine.loaded, read, self.reference, steps, watched.spans, every_lost_step=True)
+        return []
 
     def spans(self, holds: Sequence[Hold], fed: bool) -> tuple[SpanRow, ...]:
         """All spans of the run with `holds`, on its own tokens, or `fed` the reference's: a decoded text may be cut as

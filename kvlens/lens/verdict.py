@@ -42,7 +42,8 @@ class Missed:
     h2d_bytes: int
     """bytes of this span that moved to the device at the step, over all layers"""
     effect: float | None = None
-    """logits: what its absence took from the lead of full KV's token (kvlens.engine.effect); None: not recorded"""
+    """logits: what its absence took from the lead of full KV's token (kvlens.engine.effect); None: none was
+    recorded"""
     lead: float | None = None
     """logits: of full KV's token above the method's, under full KV; None: not recorded"""
 
@@ -71,7 +72,7 @@ class Verdict:
     unnamed_bytes: int
     """of these, bytes of copies that name no span"""
     missed: Missed | None
-    """None: full attention's masses were not recorded at this step, or no span had any regret"""
+    """None: full attention's masses were not recorded at this step, or nothing was missed at it"""
     lost_inside: Line | None = None
     """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
 

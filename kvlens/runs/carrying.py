@@ -124,6 +124,4 @@ def _stored(
         reference = obtain(prepared, request, runs_dir, report, cancelled)
         forced = reference.ids if request.forced_reference else None
         pairing = replace(pairing, reference=reference, reference_uid=reference.uid)
-        if prepared.kept is None:  # should it leave full KV, the prompt is at hand to say what that is due to
-            prepared = replace(prepared, kept=keeping([methods.get(request.method)]))
     return store(prepared, request, plan(request, prepared, forced), pairing, runs_dir, report, cancelled)

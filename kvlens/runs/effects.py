@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kvlens.instruments import Effects, Loss, Oracle
 from kvlens.rows import PrefillRecord, SpanRow, StepRecord
 from kvlens.runs.preparing import Plan, Prepared
 from kvlens.runs.readings import Reading
+from kvlens.runs.request import Report
 from kvlens.shortage import shortage
 
 if TYPE_CHECKING:
@@ -43,10 +46,14 @@ class Lost:
         """The run left full KV."""
         return self._step is not None
 
-    def effects(self, prepared: Prepared, planned: Plan, reading: Reading | None) -> tuple[list[Effects], str | None]:
+    def effects(
+        self, prepared: Prepared, planned: Plan, reading: Reading | None, follow: Report, check: Callable[[], None]
+    ) -> tuple[list[Effects], str | None]:
         """(effects at the step of loss, why there are none where something was lost). The prompt is read once more
-        where no reading of it was kept."""
+        where no reading of it was kept, which `follow` hears of. What `check` or `follow` raises to stop, and whatever
+        goes wrong, costs the effects and nothing else: the run has ended."""
         from kvlens.engine.effect import effects, reach
+        from kvlens.engine.engine import Cancelled
 
         if self._step is None:
             return [], None
@@ -55,14 +62,18 @@ class Lost:
         if not reach(prepared.engine.loaded.shape, len(prepared.prompt.ids) + len(self._reference.ids)):
             return [], "the context is too long"
         steps = [self._steps.get(step, (None, None)) for step in range(self._step + 1)]
+        kept, chunk = None if prepared.kept is None else prepared.kept.read, planned.options.prefill_chunk
         try:
-            read = (
-                reading()
-                if reading is not None
-                else prepared.engine.read(prepared.prompt, planned.options.prefill_chunk)
-            )
-            return effects(prepared.engine.loaded, read, self._reference, steps, self._spans), None
-        except (RuntimeError, MemoryError) as failure:
-            if shortage(failure, "effect") is None:
-                raise
-            return [], "the machine has too little memory for it"
+            if kept is None:
+                engine, prompt = prepared.engine, prepared.prompt
+                kept = engine.read(prompt, chunk, progress=follow) if reading is None else reading()
+            found = effects(prepared.engine.loaded, kept, self._reference, steps, self._spans, check=check)
+        except Cancelled:
+            return [], "it was cancelled"
+        except Exception as failure:
+            short = shortage(failure)
+            return [], str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
+        if not all(math.isfinite(one.lead) for one in found):
+            return [], "full KV gives one of the two tokens no probability at all"
+        named = any(len(one.effect) for one in found)
+        return found, None if named else "nothing that was not read speaks for full KV's token"

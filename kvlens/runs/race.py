@@ -25,7 +25,7 @@ from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
 from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
-from kvlens.runs.readings import keeping
+from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
 from kvlens.runs.turns import Hearing, Turns
 from kvlens.runs.watching import Audience, Watched
@@ -195,12 +195,14 @@ class _Race:
 
         request, prepared, reference = self._requests[number], self._prepared, self._reference
         assert reference is not None
-        decoding = False
+        decoding, last = False, len(self._entered()) - 1
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
-            decoding = phase == "decode"
-            if decoding:
+            decoding = phase in ("decode", "effect")
+            if phase == "decode":
+                if place == last and prepared.kept is not None and not fits(prepared, planned):
+                    prepared.kept.read = None  # all are placed: it is made again for what left full KV
                 self.hearing.tell(self._step, number, done, total)
             elif phase in ("prefill", "place"):
                 self.hearing.tell(self._before, number, phase, done, total)
@@ -213,8 +215,9 @@ class _Race:
         torch.set_num_threads(self._threads)
         turns.wait(place)
         try:
+            planned = plan(request, prepared)
             pairing = Pairing(reference, reference.uid, reference_key(request, prepared))
-            planned, watched = plan(request, prepared), self._watched(number)
+            watched = self._watched(number)
             on = self._runs, report, cancelled
             stored = store(prepared, request, planned, pairing, *on, watcher=watched, raced=len(self._entered()))
             ended = {"uid": stored.uid, "state": stored.status, "text": stored.text}

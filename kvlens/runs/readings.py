@@ -78,11 +78,15 @@ def reading(prepared: Prepared, planned: Plan, told: Told) -> Reading | None:
     named, method = os.environ.get(FOLDER), planned.method
     if method.reads_itself(planned.params) or method.needs_inputs:
         return None
-    fits = prepared.engine.loaded.model.device.type == "cpu" and _size(prepared, planned) <= MOST_BYTES // 2
-    folder = Path(named) if named and fits else None
+    folder = Path(named) if named and fits(prepared, planned) else None
     if folder is None and prepared.kept is None:
         return None
     return Reading(prepared, planned, folder, told)
+
+
+def fits(prepared: Prepared, planned: Plan) -> bool:
+    """A reading is small enough to stay at hand, in memory that is not a device's."""
+    return prepared.engine.loaded.model.device.type == "cpu" and _size(prepared, planned) <= MOST_BYTES // 2
 
 
 def _size(prepared: Prepared, planned: Plan) -> int:

@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,11 +120,12 @@ def store(
             drops=pairing.drops,
         )
         checks, kept = result.checks, read is not None and read.kept
+        peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         no_effects: str | None = None
         if lost is not None and lost.any:
             began = time.monotonic()
             report("effect", 0, 1)
-            found, no_effects = lost.effects(prepared, planned, read)
+            found, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
             writer.effects(found)
             writer.stood_s += time.monotonic() - began
         outcome = Outcome(
@@ -132,7 +134,7 @@ def store(
             prefill_s=None if kept else round(result.prefill_s, 4),
             prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
-            process_peak_bytes=None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            process_peak_bytes=peak,
             kernels=result.kernels,
             link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
             whatif=conclude(result),

@@ -4,6 +4,7 @@ KV head carries the fact and every other looks elsewhere."""
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,12 @@ def case(seed: int) -> tuple[Any, Any, Reference, list[Any], list[Oracle]]:
     oracles = [listed(0.7, step) for step in range(5)]
     steps: list[Any] = [(loss(i, i), oracle) for i, oracle in zip(IDS, oracles[:4], strict=False)]
     steps.append((loss(IDS[4], 99), oracles[4]))
-    return model, Engine(model).read(prompt), Reference("", IDS, torch.zeros(6, 512)), steps, oracles
+    return model, Engine(model).read(prompt), Reference("", IDS, chosen(IDS)), steps, oracles
+
+
+def chosen(ids: tuple[int, ...]) -> torch.Tensor:
+    """Logits whose most probable tokens are these."""
+    return torch.nn.functional.one_hot(torch.tensor(ids), 512).float()
 
 
 def lead_at(monkeypatch: pytest.MonkeyPatch, made: Any, way: float, *asked: Any) -> float:
@@ -155,8 +161,29 @@ def test_all_effects_come_to_what_the_lead_loses(monkeypatch: pytest.MonkeyPatch
     effects(*asked)
     assert abs(lost) > 0.5
     assert moved[0].sum() == pytest.approx(lost, rel=0.01)
-    monkeypatch.undo()
-    assert sum(effects(*asked)[0].effect) > 0
+
+
+def test_a_span_is_a_span_from_its_birth_on() -> None:
+    model, read, reference, steps, _ = case(4)
+    before = effects(model, read, reference, steps, SPANS)[0]
+    later = SpanRow(4, "page", 30, 40, 5, "")
+    after = effects(model, read, reference, steps, [*SPANS, later])[0]
+    np.testing.assert_array_equal(before.span, after.span)
+    np.testing.assert_array_equal(before.effect, after.effect)
+    born = effects(model, read, reference, steps, [*SPANS, SpanRow(4, "page", 30, 36, 4, "")])[0]
+    assert not np.array_equal(before.effect, born.effect), "the window has lost six tokens to it"
+
+
+def test_the_choice_is_between_the_most_probable_tokens_whatever_was_drawn() -> None:
+    model, read, reference, steps, oracles = case(4)
+    logits = torch.zeros(6, 512)
+    logits[4, IDS[4]] = 2.0
+    drawn = [*steps[:4], (replace(steps[4][0], ref_token=99), oracles[4])]
+    asked = replace(reference, logits=logits)
+    (found,) = effects(model, read, asked, drawn, SPANS)
+    (greedy,) = effects(model, read, asked, steps, SPANS)
+    assert found.lead == greedy.lead == 2.0
+    np.testing.assert_array_equal(found.effect, greedy.effect)
 
 
 def test_what_carries_the_answer_comes_first_however_much_others_look_elsewhere() -> None:
@@ -218,8 +245,16 @@ def test_a_run_that_left_full_kv_has_them_in_its_trace_or_says_why_not(
     monkeypatch.setattr(effect, "_moved", short)
     with run() as reader:
         assert reader.status == "completed"
-        assert reader.meta.no_effects == "the machine has too little memory for it"
+        assert str(reader.meta.no_effects).startswith("the host ran out of memory")
+    monkeypatch.setattr(effect, "_moved", no_backward)
+    with run() as reader:
+        assert reader.status == "completed"
+        assert reader.meta.no_effects == "it failed (NotImplementedError: no derivative)"
 
 
 def short(*_: Any) -> None:
     raise MemoryError
+
+
+def no_backward(*_: Any) -> None:
+    raise NotImplementedError("no derivative")

@@ -1,4 +1,4 @@
-"""First-order effects at lost steps: what comes back of them, beside what, and what is refused."""
+"""Effects at lost steps: what comes back of them, beside what, and what is refused."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def more(reader: TraceReader, found: Verdict) -> list[str]:
 
 
 def _effects(reader: TraceReader, found: Verdict) -> list[str]:
-    """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them."""
+    """The triples with most effect on the choice, or why there are none; nothing of a trace that never had them. Their
+    sum is of what was named, since what speaks against full KV's token is not recorded."""
     effects = reader.effects(found.step)
     if effects.empty:
         why = reader.meta.no_effects
