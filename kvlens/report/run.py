@@ -103,6 +103,8 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
         tokens = reader.tokens()
         words = passage(tokens, missed.tok_start, missed.tok_end)[:160]
         effect = f"; {missed.effect_words()}" if missed.effect_words() else ""
+        if not effect and reader.meta.no_effects:
+            effect = f"; by regret, since effects on the choice were not recorded: {reader.meta.no_effects}"
         heads = f"L{missed.layer} KV{missed.kv_head} (query head Q{missed.q_head} most)"
         said.append(
             paragraph(
