@@ -118,7 +118,7 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     tables."""
     row = header(trial, engine.loaded.name) | {"lost": False}
     asked, prompt, read = (prompts.asked(trial), prompts.prompt(trial), prompts.read(trial, methods.get(trial.method)))
-    case = _Case(engine, prompt, read, asked, trial, row)
+    case = Case(engine, prompt, read, asked, trial, row)
     try:
         if case.answers(()):
             return row
@@ -137,7 +137,7 @@ def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, A
     )
 
 
-class _Case:
+class Case:
     """One prompt under one method."""
 
     def __init__(

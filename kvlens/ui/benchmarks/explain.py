@@ -41,7 +41,14 @@ def show_explain(model: str | None) -> None:
         plain(
             f"{said} Each trial is an answer full KV gives and the method loses; layer, KV head and span are ranked "
             "by effect on the choice (docs/lens.md), or by regret at the step of loss or added over all lost steps of "
-            "the forced run, and the free run is repeated with the first of them held. Measured "
+            "the forced run, and the free run is repeated with the first of them held. Shares of "
+            f"{_lost(sorted(set(frame['n'])))} lost answers a row, their 95 % intervals on hover; the question was "
+            "read with its context. Measured "
             f"{where(about)}."
         )
     )
+
+
+def _lost(n: list[int]) -> str:
+    """'50', or '15 to 50'."""
+    return f"{n[0]}" if len(n) == 1 else f"{n[0]} to {n[-1]}"

@@ -127,10 +127,7 @@ def _effects(reader: TraceReader, found: Verdict) -> list[str]:
         f"L{layer} KV{head} span {span} {effect:.2f}"
         for layer, head, span, effect in first[["layer", "kv_head", "span", "effect"]].itertuples(index=False)
     )
-    some, total, lead = first["effect"].sum(), effects["effect"].sum(), effects["lead"].iloc[0]
-    sums = (
-        f"Together {some:.2f}, all {len(effects)} that were recorded {total:.2f}; full KV's token leads by {lead:.2f}."
-    )
+    sums = f"Together {first['effect'].sum():.2f}; full KV's token leads by {effects['lead'].iloc[0]:.2f}."
     return [f"**Effect on the choice**, logits: {plain(f'{named}. {sums}')}"]
 
 

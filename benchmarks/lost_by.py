@@ -1,0 +1,95 @@
+"""What InfLLM and ShadowKV lose single needles by on a real model: arms that change one of their numbers, and one that
+holds what had most effect on the choice.
+
+    python -m benchmarks.lost_by [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
+
+Prompts of niah_single, the needle in the middle, the question known. *fit*: the method's numbers at 20 % of full KV; an
+arm changes what its name says. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte
+limit, so that its rank and its chunks can be changed apart. *held*: of the answers that `fit` loses, those that come
+back when the 20 (layer, KV head, span) with most effect are held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvlens import methods
+from kvlens.bench.explain import Case
+from kvlens.bench.provenance import about
+from kvlens.bench.trials import Prompts, Trial, chosen, header
+from kvlens.engine.engine import Engine, Options
+from kvlens.engine.models import load
+from kvlens.lens.trials import holds_of
+from kvlens.memory.budget import Budget
+from kvlens.models.find import default_model
+
+FIRST_SEED, BUDGET, HELD = 8_000_100, "20%", 20
+ARMS: dict[str, dict[str, dict[str, Any]]] = {
+    "infllm": {
+        "fit": {},
+        **{f"representatives={n}": {"representatives": n} for n in (2, 4, 8)},
+        "page=16": {"page": 16},
+        "positions=true": {"positions": "true"},
+        "positions=true page=16": {"positions": "true", "page": 16},
+    },
+    "shadowkv": {
+        "fit": {},
+        **{
+            f"rank={rank} chunk={chunk} tokens={tokens}": {"rank": rank, "chunk": chunk, "tokens": tokens}
+            for chunk, tokens, ranks in ((16, 96, (0.0735, 0.15625, 0.5, 1.0)), (8, 96, (0.15625, 0.5, 1.0)))
+            for rank in ranks
+        },
+    },
+}
+
+
+def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
+    """Right answers by method and arm, of those prompts that full KV answers."""
+    torch.set_num_threads(1)
+    engine = Engine(load(model))
+    made = Prompts(engine, FIRST_SEED, tuple(ARMS))
+    found: dict[str, dict[str, int]] = {
+        name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in ARMS.items()
+    }
+    for index in range(prompts):
+        for name, arms in ARMS.items():
+            trial = Trial("niah_single", length, 0.5, FIRST_SEED + index, index, name, BUDGET)
+            asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
+            row, options = header(trial, model), Options(max_new=64)
+            fit = chosen(engine, prompt, method, row, Budget.parse(BUDGET), options).params
+            case = Case(engine, prompt, made.read(trial, method), asked, trial, row)
+            case.options = Options(max_new=12, planned=64)
+            reference = case.reference()
+            if reference is None:
+                continue
+            found[name]["n"] += 1
+            for arm, changes in arms.items():
+                case.params = replace(fit, **changes)
+                case.budget = None if "tokens" in changes else Budget.parse(BUDGET)
+                found[name][arm] += case.answers(())
+                if arm == "fit" and not case.answers(()):
+                    spans, rankings = case.rankings(reference)
+                    found[name]["lost"] += 1
+                    found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
+        print(index, json.dumps(found), flush=True)
+    return {"about": about(tuple(ARMS), model) | {"model": model, "length": length, "budget": BUDGET}, "right": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=10)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--model", default=default_model())
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lost_by.json"))
+    asked = parser.parse_args()
+    asked.out.write_text(json.dumps(measure(asked.model, asked.prompts, asked.length), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
