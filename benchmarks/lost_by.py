@@ -78,7 +78,8 @@ def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
                     found[name]["lost"] += 1
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
         print(index, json.dumps(found), flush=True)
-    return {"about": about(tuple(ARMS), model) | {"model": model, "length": length, "budget": BUDGET}, "right": found}
+    said = about(tuple(ARMS), model) | {"presets": dict.fromkeys(ARMS, "fit")}
+    return {"about": said | {"model": model, "length": length, "budget": BUDGET}, "right": found}
 
 
 def main() -> None:
