@@ -55,7 +55,9 @@ class Unresolved(Exception):
 def resolve(case: Case, *options: str) -> dict[str, str]:
     """Package -> version. options: more of uv's own. Raises Unresolved."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--no-config"]
-    command += ["--only-binary", ":all:", "--python-version", case.python, "--python-platform", PLATFORM]
+    # this interpreter asks, for another: looking through all that a machine has takes seconds each
+    command += ["--python", sys.executable, "--only-binary", ":all:"]
+    command += ["--python-version", case.python, "--python-platform", PLATFORM]
     command += ["--constraints", "-", *options, str(case.requirements)]
     if mirror := os.environ.get("PIP_INDEX_URL"):
         command += ["--default-index", mirror]
