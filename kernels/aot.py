@@ -9,6 +9,7 @@ properties of binaries. They are not timings.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import subprocess
 import sys
@@ -103,6 +104,14 @@ def _read(kernel: Any, label: str, arch: int, compiled: Any) -> Binary:
     return Binary(name, label, arch, compiled.metadata.num_warps, int(usage["REG"]), spilled, compiled.metadata.shared)
 
 
+def sources() -> str:
+    """Digest of the kernels, their launchers and the cases: what decides, beside the compiler, what the table says."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
 def table(binaries: Sequence[Binary]) -> str:
     """One line per kernel and case, Markdown; registers, spilled bytes and shared memory by architecture."""
     architectures = sorted({binary.arch for binary in binaries})
@@ -110,7 +119,8 @@ def table(binaries: Sequence[Binary]) -> str:
     for binary in binaries:
         by_case.setdefault((binary.kernel, binary.case, binary.warps), {})[binary.arch] = binary
     heads = [f"{what}, sm_{arch}" for arch in architectures for what in ("registers", "spilled bytes", "shared bytes")]
-    lines = [f"triton {triton.__version__}, torch {torch.__version__.split('+')[0]}; no GPU took part.", ""]
+    made = f"triton {triton.__version__}, torch {torch.__version__.split('+')[0]}, sources {sources()}"
+    lines = [f"{made}; no GPU took part.", ""]
     lines += [f"| kernel | case | warps | {' | '.join(heads)} |", "| --- | --- " + "| ---: " * (len(heads) + 1) + "|"]
     for (kernel, case, warps), each in sorted(by_case.items(), key=lambda row: row[0][0]):
         numbers = [
