@@ -110,9 +110,13 @@ def test_a_damaged_file_is_one_sentence_and_hides_no_run(
     assert str(problem.value)[:80] in told.err
     assert kvlens(runs, monkeypatch, "runs", "note", UID, "--name", "x") == 1
     assert "mend that file or delete it" in capsys.readouterr().err
+    path.unlink()
+
+
+def test_a_report_says_that_the_file_is_damaged(runs: Path) -> None:
+    (runs / UID / about.FILE).write_bytes(b"not json")
     with TraceReader.open(runs, UID) as reader:
         assert b"its name, note and tags, cannot be read" in report_bytes(reader)
-    path.unlink()
 
 
 def test_it_goes_where_the_run_goes(runs: Path, tmp_path: Path) -> None:
