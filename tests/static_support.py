@@ -57,20 +57,22 @@ _TRIED = [
 """at settings whose steps are known to drop or fetch; the order is what tests refer to"""
 
 
+def case_of(name: str) -> Case:
+    """A method as it comes, dropping where it drops anything."""
+    method = methods.get(name)
+    preset = "demo" if "demo" in method.presets else None
+    overrides = {} if preset else dict(method.untrained)
+    return Case(name, None if method.keeps_all else "0.3", preset, overrides)
+
+
 def _others() -> list[Case]:
-    """Every other method that can run static, as it comes."""
+    """Of every other make that can run static, a method."""
     tried = {case.method for case in _TRIED}
-    found = []
-    for name, method in ((name, methods.get(name)) for name in makes()):
-        if method.static_ready and name not in tried:
-            preset = "demo" if "demo" in method.presets else None
-            overrides = {} if preset else dict(method.untrained)
-            found.append(Case(name, None if method.keeps_all else "0.3", preset, overrides))
-    return found
+    return [case_of(name) for name in makes() if methods.get(name).static_ready and name not in tried]
 
 
 CASES = [*_TRIED, *_others()]
-"""every method of the registry that is static_ready; a case that is none is refused by the decoder"""
+"""every make of the registry that is static_ready; a case that is none is refused by the decoder"""
 FETCHING = ("freekv", "sentkv", "sekv")
 
 

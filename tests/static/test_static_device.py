@@ -16,10 +16,11 @@ import pytest
 import torch
 from fakecuda import CUDA, FakeCuda, capturing, on_cuda, on_host, registered
 from fakestreams import FakeDevice
-from static_support import CASES, Case, decoder
+from static_support import CASES, Case, case_of, decoder
 from support import random_llama, random_prompt
 from test_compiled import on_random
 
+from kvlens import methods
 from kvlens.gpu.static import BatchDecoder, StaticDecoder, batch, cuda
 from kvlens.kernels import lowrank_spans, page_moves, pool_attend
 from kvlens.kernels.arrivals import arrivals_torch, fill_cells_torch
@@ -119,13 +120,14 @@ def test_the_rules_of_a_capture_are_kept(device: FakeDevice) -> None:
     assert cells.sum() == 512
 
 
-RUNS = [(0, 0), (1, 3), (2, 0), (3, 3), (5, 0), (7, 3), (8, 0), (9, 3), (12, 3), (13, 0), (14, 3), (15, 0)]
+TRIED = [(0, 0), (1, 3), (2, 0), (3, 3), (5, 0), (7, 3), (8, 0), (9, 3), (12, 3), (13, 0), (14, 3), (15, 0)]
+RUNS = [(CASES[i], ring) for i, ring in TRIED]
 """a case, and the steps that its ring holds"""
+READY = [name for name, method in methods.registry().items() if method.static_ready]
+RUNS += [(case_of(name), 3) for name in READY if name not in {case.method for case, _ in RUNS}]
 
 
-@pytest.mark.parametrize(
-    ("case", "ring"), [pytest.param(CASES[i], ring, id=f"{CASES[i].id}-ring={ring}") for i, ring in RUNS]
-)
+@pytest.mark.parametrize(("case", "ring"), [pytest.param(*run, id=f"{run[0].id}-ring={run[1]}") for run in RUNS])
 def test_a_step_on_the_device_can_be_captured(
     small: Any, there: Any, case: Case, ring: int, device: FakeDevice
 ) -> None:
