@@ -58,9 +58,9 @@ class DryDevice:
         step()
         return step
 
-    def pinned(self, *shape: int) -> torch.Tensor:
-        """bf16 host memory that the device can read in place."""
-        return torch.empty(shape, dtype=torch.bfloat16)
+    def pinned(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Host memory that the device can read in place."""
+        return torch.empty(shape, dtype=dtype)
 
     def free_bytes(self) -> int:
         """Device memory that can still be had."""
@@ -84,9 +84,9 @@ class DryDevice:
         """False after an error that makes every later call fail too."""
         return True
 
-    def normal(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
-        """Random bf16 on the device."""
-        return torch.empty(shape, dtype=torch.bfloat16, device=self.at).normal_(0.0, scale)
+    def normal(self, *shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Random numbers on the device."""
+        return torch.empty(shape, dtype=dtype, device=self.at).normal_(0.0, scale)
 
     def per_call(self, steps: Sequence[Step], repeats: int) -> float:
         """Median seconds of one step out of several alike: they are launched as one graph, so that neither the launch
@@ -159,8 +159,8 @@ class CudaDevice(DryDevice):
 
         return replay
 
-    def pinned(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.bfloat16, pin_memory=True)
+    def pinned(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def free_bytes(self) -> int:
         # after a capture that failed PyTorch gives nothing back to the driver any more, but takes from what it has

@@ -92,10 +92,6 @@ def there(value: Any, device: torch.device) -> Any:
     )
 
 
-ITEM = 2
-"""bytes of a number"""
-
-
 @dataclasses.dataclass(frozen=True)
 class Arrived:
     """As kernels/arrivals.py takes them: came bool [H, S]; meta int64 [H, S, 4]; new keys and values [2, H, A, T, D];
@@ -110,7 +106,9 @@ class Arrived:
     cells: torch.Tensor
 
 
-def arrived(heads: int, spans: int, places: int, longest: int, dim: int) -> Arrived:
+def arrived(
+    heads: int, spans: int, places: int, longest: int, dim: int, dtype: torch.dtype = torch.bfloat16
+) -> Arrived:
     """On the CPU. Spans of half of `longest` tokens to all of them; some come for every KV head but for one, one has as
     many as there are places; their tokens lie anywhere among cells that stay."""
     came, meta = torch.zeros(heads, spans, dtype=torch.bool), torch.zeros(heads, spans, 4, dtype=torch.long)
@@ -129,8 +127,8 @@ def arrived(heads: int, spans: int, places: int, longest: int, dim: int) -> Arri
         span[head, at] = ids.repeat_interleave(lengths)
         offset[head, at] = torch.cat([torch.arange(n) for n in lengths.tolist()])
     # token-major, as slots are
-    cells = torch.randn(2, size, heads, dim).bfloat16().transpose(1, 2)
-    return Arrived(came, meta, torch.randn(2, heads, places, longest, dim).bfloat16(), span, offset, fill, cells)
+    cells = torch.randn(2, size, heads, dim).to(dtype).transpose(1, 2)
+    return Arrived(came, meta, torch.randn(2, heads, places, longest, dim).to(dtype), span, offset, fill, cells)
 
 
 def slots_read(heads: int, group: int, slots: int, spans: int, parts: bool) -> SlotReads:
@@ -159,13 +157,18 @@ def slots_read(heads: int, group: int, slots: int, spans: int, parts: bool) -> S
 
 
 def ragged_pages(
-    bench: Bench, sizes: tuple[int, int, int], batch: int, places: int, biased: bool
+    bench: Bench,
+    sizes: tuple[int, int, int],
+    batch: int,
+    places: int,
+    biased: bool,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Pages]:
     """sizes: (H_kv, G, D). On the device q, keys, values, pages: ragged, some entries hidden from some query heads, one
     table shorter than the others."""
     (heads, group, dim), at = sizes, bench.device.at
     slots = batch * places
-    keys, values = (bench.device.normal(slots, PAGE, heads, dim).transpose(1, 2) for _ in range(2))
+    keys, values = (bench.device.normal(slots, PAGE, heads, dim, dtype=dtype).transpose(1, 2) for _ in range(2))
     table = torch.stack([torch.randperm(slots)[:places] for _ in range(batch * heads)]).view(batch, heads, places).int()
     lengths = torch.randint(1, PAGE + 1, (batch, heads, places), dtype=torch.int32)
     count = torch.full((batch, heads), places, dtype=torch.int32)
@@ -176,4 +179,4 @@ def ragged_pages(
         bias[:, 1, ::5] = -torch.inf
         bias, row = bias.to(at), torch.where(torch.rand(table.shape) < 0.5, table, -1).int().to(at)
     pages = Pages(table.to(at), lengths.to(at), count.to(at), bias, row)
-    return bench.device.normal(batch, heads * group, dim), keys, values, pages
+    return bench.device.normal(batch, heads * group, dim, dtype=dtype), keys, values, pages

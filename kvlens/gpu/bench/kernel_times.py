@@ -192,7 +192,7 @@ def _arrived_step(
     )
 
     def step() -> None:
-        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, drawn.ITEM)
+        listed = list_(given.came, given.meta, places, bench.model.kv.head_dim, bench.model.kv.itemsize)
         fill(
             (given.new[0], given.new[1]),
             listed.turn,
