@@ -47,8 +47,10 @@ HEADS, GROUP, DIM = exact_checks.HEADS, exact_checks.GROUP, exact_checks.DIM
 def measure(bench: Bench) -> Iterator[CheckRow]:
     """A kernel that cannot be run is a failed check, and the others go on."""
     torch.manual_seed(0)
-    ways = [(f"{check.__name__}, {kind.name}", partial(check, bench, kind)) for kind in KINDS for check in CHECKS]
-    for name, way in (*ways, *exact_checks.ways(bench)):
+    ways: list[exact_checks.Way] = [
+        (f"{check.__name__}, {kind.name}", partial(check, bench, kind)) for kind in KINDS for check in CHECKS
+    ]
+    for name, way in ways + exact_checks.ways(bench):
         try:
             yield from way()
         except Exception as problem:

@@ -1,14 +1,17 @@
-"""The engine on the device: FullKV against the stock model, every method against itself on the CPU, on the demo model
-in fp32. What runs first on a machine with a GPU: pinned memory, streams, events and the kernels as sessions use them.
+"""The engine on the device, on the demo model: FullKV against the stock model; every method against itself on the host
+in fp32, its choices one by one; recorded against not recorded, bit for bit. What runs first on a machine with a GPU:
+pinned memory, streams, events and the kernels as sessions use them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvlens.gpu.bench.choices import DRAWS, MOVED, TIE, Choice, Probe, Verdict, compare, first_pair, flips, watched
 from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.result import CheckRow
@@ -16,13 +19,20 @@ from kvlens.gpu.bench.settings import on_device
 from kvlens.rows import PrefillRecord, StepRecord
 
 if TYPE_CHECKING:
+    from kvlens.engine.engine import Result
     from kvlens.engine.models import LoadedModel
+    from kvlens.engine.prefill import ReadPrompt
+    from kvlens.methods.base import Method
+    from kvlens.rows import TraceSink
+    from kvlens.text.prompts import Prompt
 
 LENGTH, NEW, SHARE = 512, 16, "0.3"
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+SMALLER = "free memory of the device"
 
 
 @dataclass
-class _Sink:
+class Sink:
     """Adds up what the ledger says."""
 
     bytes: dict[str, int] = field(default_factory=lambda: {"h2d": 0, "d2h": 0})
@@ -41,83 +51,163 @@ class _Sink:
             self.backwards += row.end_us < row.start_us
 
 
-def measure(bench: Bench) -> list[CheckRow]:
+@dataclass(frozen=True)
+class Ground:
+    """A model with the prompt, read once for all methods that read under full attention."""
+
+    loaded: LoadedModel
+    prompt: Prompt
+    read: ReadPrompt
+
+    @classmethod
+    def of(cls, device: str, dtype: str, steps: int) -> Ground:
+        from kvlens import methods
+        from kvlens.demo.encode import demo_encode
+        from kvlens.demo.tasks import make_prompt
+        from kvlens.engine.engine import Engine
+        from kvlens.engine.models import load
+        from kvlens.text.prompts import PromptText, tokenize
+
+        loaded = load("demo", device, dtype)
+        text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
+        prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
+        queries = max(method.observed_queries for method in methods.registry().values())
+        return cls(loaded, prompt, Engine(loaded).read(prompt, queries=max(1, queries), received=True))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method as the engine is tried with it."""
+
+    name: str
+    overrides: dict[str, Any]
+    tolerance: float
+    """share by which bytes may differ"""
+    steps: int
+
+    def run(
+        self, ground: Ground, sink: TraceSink | None, choices: list[Choice] | None = None, probe: Probe | None = None
+    ) -> Result:
+        """sink None: nothing is recorded; choices: where they are noted."""
+        from kvlens import methods
+        from kvlens.engine.engine import Engine, Options
+        from kvlens.memory.budget import Budget
+
+        method: type[Method] = methods.get(self.name)
+        params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, self.overrides)
+        budget = None if method.keeps_all else Budget.parse(SHARE)
+        options = Options(max_new=self.steps, ignore_eos=True, coverage=sink is not None)
+        seen = method if choices is None else watched(method, choices, probe)
+        return Engine(ground.loaded).run(
+            ground.prompt, seen, params, budget, options, sink, keep_logits=True, read=ground.read
+        )
+
+
+def measure(bench: Bench) -> Iterator[CheckRow]:
     from kvlens.runs.stock import stock_gap
 
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
-    return [CheckRow(name, gap, 0.0, gap == 0), *rows(bench.device.at, 3 if bench.dry else NEW)]
+    yield CheckRow(name, gap, 0.0, gap == 0)
+    yield from rows(bench.device.at, 3 if bench.dry else NEW)
 
 
-def rows(device: torch.device, steps: int = NEW) -> list[CheckRow]:
-    """For each method: tokens, bytes by the ledger, self-checks. A method that fails is a failed check, and the others
-    go on."""
+def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
+    """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
+    check, and the others go on."""
     from kvlens import methods
-    from kvlens.engine.models import load
     from kvlens.memory.links import link_name
 
-    found, loaded = [], (load("demo", "cpu"), load("demo", str(device)))
+    host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
-    ways = [(name, *way) for name, method in methods.registry().items() for way in on_device(method)]
-    for name, overrides, tolerance in ways:
-        label = f"{name}{f' {overrides}' if overrides else ''}, demo, fp32, {steps} steps, {links}"
-        try:
-            found += _compare(label, name, overrides, loaded, tolerance, steps)
-        except Exception as problem:
-            found.append(CheckRow(f"{label}: {sentence(problem, 'free memory of the device')[0]}", -1.0, 0.0, False))
-    return found
+    for name, method in methods.registry().items():
+        for overrides, tolerance in on_device(method):
+            way, known = Way(name, overrides, tolerance, steps), f"{name}{f' {overrides}' if overrides else ''}, demo"
+            label = f"{known}, fp32, {steps} steps, {links}"
+            try:
+                yield from _against_host(label, way, host, ours["float32"])
+                yield from _recording(known, way, ours)
+            except Exception as problem:
+                yield CheckRow(f"{label}: {sentence(problem, SMALLER)[0]}", -1.0, 0.0, False)
 
 
-def _compare(
-    label: str,
-    name: str,
-    overrides: dict[str, Any],
-    loaded: tuple[LoadedModel, LoadedModel],
-    tolerance: float,
-    steps: int,
-) -> list[CheckRow]:
-    """loaded: the model on the host and on the device."""
-    (host, host_sink), (ours, our_sink) = (_run(name, overrides, one, steps) for one in loaded)
-    wrong = sum(a != b for a, b in zip(host.ids, ours.ids, strict=True)) / len(host.ids)
-    gap = max(abs(our_sink.bytes[way] - host_sink.bytes[way]) / max(1, host_sink.bytes[way]) for way in host_sink.bytes)
+def _against_host(label: str, way: Way, host: Ground, device: Ground) -> Iterator[CheckRow]:
+    chosen: tuple[list[Choice], list[Choice]] = ([], [])
+    host_sink, our_sink = Sink(), Sink()
+    there, ours = way.run(host, host_sink, chosen[0]), way.run(device, our_sink, chosen[1])
+    verdict = _explained(compare(*chosen), way, host, chosen)
+    yield choice_row(label, verdict)
+    yield token_row(f"{label} ({ours.kernels})", there, ours, verdict)
+    yield _bytes(label, way, host_sink, our_sink, verdict)
     failed = [check.name for check in ours.checks if not check.passed]
-    return [
-        CheckRow(f"{label}: share of tokens that differ ({ours.kernels})", wrong, 0.0, wrong == 0),
-        CheckRow(
-            f"{label}: share of the ledger's {sum(host_sink.bytes.values())} B that differs",
-            gap,
-            tolerance,
-            gap <= tolerance,
-        ),
-        CheckRow(
-            (
-                f"{label}: self-checks that fail, copies that end before they "
-                f"begin{': ' * bool(failed)}{', '.join(failed)}"
-            ),
-            float(len(failed) + our_sink.backwards),
-            0.0,
-            not failed and not our_sink.backwards,
-        ),
-    ]
+    named = f"{': ' * bool(failed)}{', '.join(failed)}"
+    wrong = len(failed) + our_sink.backwards
+    name = f"{label}: self-checks that fail, copies that end before they begin{named}"
+    yield CheckRow(name, float(wrong), 0.0, not wrong)
 
 
-def _run(name: str, overrides: dict[str, Any], loaded: LoadedModel, steps: int) -> tuple[Any, _Sink]:
-    from kvlens import methods
-    from kvlens.demo.encode import demo_encode
-    from kvlens.demo.tasks import make_prompt
-    from kvlens.engine.engine import Engine, Options
-    from kvlens.memory.budget import Budget
-    from kvlens.text.prompts import PromptText, tokenize
+def _bytes(label: str, way: Way, host: Sink, ours: Sink, verdict: Verdict) -> CheckRow:
+    """Behind a tie of choices other things are moved, and nothing is compared."""
+    gap = max(abs(ours.bytes[side] - host.bytes[side]) / max(1, host.bytes[side]) for side in host.bytes)
+    name = f"{label}: share of the ledger's {sum(host.bytes.values())} B that differs"
+    if verdict.tie:
+        return CheckRow(f"{name}, behind a tie of choices", gap, 1.0, True)
+    return CheckRow(name, gap, way.tolerance, gap <= way.tolerance)
 
-    method = methods.get(name)
-    params = methods.make_parameters(method, "demo" if "demo" in method.presets else None, overrides)
-    text = make_prompt("multikey", LENGTH, 0.5, 0, demo_encode()).text
-    prompt = tokenize(PromptText(text), loaded.tokenizer, loaded.max_positions, steps)
-    budget = None if method.keeps_all else Budget.parse(SHARE)
-    sink = _Sink()
-    return Engine(loaded).run(
-        prompt, method, params, budget, Options(max_new=steps, ignore_eos=True, coverage=True), sink
-    ), sink
+
+def choice_row(label: str, verdict: Verdict) -> CheckRow:
+    """Equal or a tie passes; what nothing explains does not."""
+    passed, margin = verdict.equal or verdict.tie, -1.0 if verdict.margin is None else verdict.margin
+    said = verdict.text if verdict.equal else f"the first that differs: {verdict.text}{', a tie' if passed else ''}"
+    return CheckRow(f"{label}: choices, {said}", margin, TIE, passed)
+
+
+def token_row(label: str, host: Result, ours: Result, verdict: Verdict) -> CheckRow:
+    """Share of tokens that differ. Behind a tie of choices, and from a tie of two logits on, the contexts differ and
+    nothing is compared."""
+    pairs = list(zip(host.ids, ours.ids, strict=True))
+    first = next((step for step, (one, two) in enumerate(pairs) if one != two), None)
+    if first is None:
+        return CheckRow(f"{label}: share of tokens that differ", 0.0, 0.0, True)
+    logits, (one, two) = host.logits[first], pairs[first]
+    apart = float((logits[one] - logits[two]) / logits.abs().max())
+    where = f"share of tokens that differ, first at step {first}, logits {apart:.2g} of the largest apart"
+    wrong = sum(one != two for one, two in pairs) / len(pairs)
+    if apart <= TIE or (verdict.tie and verdict.step is not None and first >= verdict.step):
+        why = "a tie" if apart <= TIE else "behind a tie of choices"
+        return CheckRow(f"{label}: {where}, {why}", wrong, 1.0, True)
+    return CheckRow(f"{label}: {where}", wrong, 0.0, False)
+
+
+def _explained(verdict: Verdict, way: Way, host: Ground, chosen: tuple[list[Choice], list[Choice]]) -> Verdict:
+    """Where a choice that differs has no score, the host is asked again with its query moved a little: what it then
+    chooses otherwise itself lay that close."""
+    pair = first_pair(*chosen)
+    if verdict.equal or verdict.margin is not None or pair is None or pair[0].step < 0 or pair[0].layer is None:
+        return verdict
+    probe = Probe(pair[0].step, pair[0].layer, [])
+    way.run(host, None, [], probe)
+    found = flips(*pair, probe.found)
+    said = f"; with its query moved by {MOVED:g} of itself the host chooses otherwise there in {found} of {DRAWS} draws"
+    return Verdict(verdict.text + said, MOVED if found else None, verdict.step)
+
+
+def _recording(label: str, way: Way, ours: dict[str, Ground]) -> Iterator[CheckRow]:
+    """Tokens and logits of a run that is recorded against one that is not, on the device, bit for bit."""
+    for dtype, short in DTYPES.items():
+        recorded, plain = way.run(ours[dtype], Sink()), way.run(ours[dtype], None)
+        wrong, said = unlike(recorded, plain), ""
+        if wrong and unlike(plain, way.run(ours[dtype], None)):
+            said = ", as do those of two runs that are not recorded: the method is not deterministic on this device"
+        name = f"{label}, {short}, recorded against not recorded: share of steps whose token or logits differ{said}"
+        yield CheckRow(name, wrong, 0.0, wrong == 0)
+
+
+def unlike(one: Result, two: Result) -> float:
+    """Share of steps with another token or one other bit in the logits."""
+    pairs = zip(one.ids, two.ids, one.logits, two.logits, strict=True)
+    wrong = [a != b or not torch.equal(x.view(torch.int32), y.view(torch.int32)) for a, b, x, y in pairs]
+    return sum(wrong) / len(wrong)
 
 
 LINK = ("cudalink", "link", "links", "pinned", "streams", "tiers", "placer", "recall", "recaller")
@@ -125,7 +215,7 @@ MEMORY = tuple(f"../../memory/{name}.py" for name in LINK)
 PART = Part(
     "engine",
     measure,
-    ("tier.py", "settings.py", *MEMORY),
+    ("tier.py", "choices.py", "settings.py", *MEMORY),
     "free the device's memory; this part takes a few MB",
     runs_methods=True,
 )
