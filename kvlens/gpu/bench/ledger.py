@@ -1,29 +1,41 @@
-"""Bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes; a
-zero-copy gather appears as a kernel, so its launches are counted there and its bytes by the units that arrived in
-emptied slots."""
+"""Bytes by our own count against what was seen. Copies by the bus's engine appear in torch.profiler with their bytes,
+those of the engine's own decode under every method that moves KV among them; a zero-copy gather appears as a kernel, so
+its launches are counted there and its bytes by the units that arrived in emptied slots."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.floors import PAGE
 from kvlens.gpu.bench.part import Bench, Part
+from kvlens.gpu.bench.piecewise import piecewise
 from kvlens.gpu.bench.result import LedgerRow
+from kvlens.gpu.bench.tier import MEMORY, SMALLER, Ground, Sink, Way, moving
 from kvlens.kernels.page_moves import gather
 from kvlens.memory.ledger import Ledger
 
+STEPS = 4
+"""of the engine's decode, whose every kernel is in the profile"""
+WAYS = {"h2d": "HtoD", "d2h": "DtoH"}
+"""direction -> what the profiler calls it"""
 
-def measure(bench: Bench) -> list[LedgerRow]:
-    return [*_copies(bench), _zero_copy(bench)]
+
+def measure(bench: Bench) -> Iterator[LedgerRow]:
+    yield from _copies(bench)
+    yield _zero_copy(bench)
+    yield from _engine(bench)
 
 
-def _events(work: Callable[[], None], bench: Bench) -> list[dict[str, Any]]:
+def _events(work: Callable[[], object], bench: Bench) -> list[dict[str, Any]]:
     """What the profiler saw on the device while `work` ran."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -66,7 +78,7 @@ def _copies(bench: Bench) -> list[LedgerRow]:
         ]
     events = [event for event in _events(work, bench) if event.get("cat") == "gpu_memcpy"]
     found = []
-    for way, name in (("h2d", "HtoD"), ("d2h", "DtoH")):
+    for way, name in WAYS.items():
         seen = [int(event["args"]["bytes"]) for event in events if name in event["name"]]
         found.append(
             LedgerRow(
@@ -79,6 +91,48 @@ def _copies(bench: Bench) -> list[LedgerRow]:
             )
         )
     return found
+
+
+def _engine(bench: Bench) -> Iterator[LedgerRow]:
+    """Rows of the ledger, as a trace would have them, against the copies of the link."""
+    device, steps = str(bench.device.at), 2 if bench.dry else STEPS
+    ground, ways = Ground.of(device, "float32", steps), bench.keep("moving", lambda: moving(steps))
+    for way in ways:
+        label = f"engine, {way.title}, {steps} steps"
+        try:
+            yield from _of_engine(bench, way, ground, label)
+        except Exception as problem:
+            if not bench.device.alive():
+                raise
+            yield LedgerRow(f"{label}: {sentence(problem, SMALLER)[0]}", 0, 0, 0, "it failed", False)
+
+
+def _of_engine(bench: Bench, way: Way, ground: Ground, label: str) -> Iterator[LedgerRow]:
+    sink = Sink()
+    if bench.dry:
+        with piecewise() as copied:
+            way.run(ground, sink)
+        seen = {side: (copied.bytes[side], copied.copies[side]) for side in WAYS}
+        how = "dry run: bytes that a link wrote piece by piece"
+    else:
+        seen, others = beside_the_model(_events(partial(way.run, ground, sink), bench))
+        how = f"torch.profiler, Memcpy events beside the model's stream; on it {others} B of tokens and tables"
+    for side, (found, count) in seen.items():
+        yield LedgerRow(f"{label}, {side}", sink.bytes[side], found, count, how, sink.bytes[side] == found)
+
+
+def beside_the_model(events: Sequence[dict[str, Any]]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Copies between host and device by direction, (bytes, copies), that ran on other streams than the model's, which
+    is the one with most kernels: the link has its own. And the bytes of those that ran on it."""
+    kernels = Counter(event["args"]["stream"] for event in events if event.get("cat") == "kernel")
+    model = kernels.most_common(1)[0][0] if kernels else None
+    found, others = {}, 0
+    for side, name in WAYS.items():
+        copies = [event["args"] for event in events if event.get("cat") == "gpu_memcpy" and name in event["name"]]
+        link = [int(args["bytes"]) for args in copies if args["stream"] != model]
+        found[side] = sum(link), len(link)
+        others += sum(int(args["bytes"]) for args in copies if args["stream"] == model)
+    return found, others
 
 
 def _zero_copy(bench: Bench) -> LedgerRow:
@@ -119,4 +173,10 @@ def _zero_copy(bench: Bench) -> LedgerRow:
     return LedgerRow("zero-copy gather", counted, int(arrived), launches, how, passed)
 
 
-PART = Part("ledger", measure, ("ledger.py",), "free the host's memory; this part pins 4 GB")
+PART = Part(
+    "ledger",
+    measure,
+    ("ledger.py", "piecewise.py", "tier.py", *MEMORY),
+    "free the host's memory; this part pins 4 GB",
+    runs_methods=True,
+)

@@ -6,7 +6,7 @@ pinned memory, streams, events and the kernels as sessions use them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +85,10 @@ class Way:
     """share by which bytes may differ"""
     steps: int
 
+    @property
+    def title(self) -> str:
+        return f"{self.name}{f' {self.overrides}' if self.overrides else ''}"
+
     def run(
         self, ground: Ground, sink: TraceSink | None, choices: list[Choice] | None = None, probe: Probe | None = None
     ) -> Result:
@@ -103,6 +107,23 @@ class Way:
         )
 
 
+def ways(steps: int) -> list[Way]:
+    """Every registered method, as it says that it is tried on a device."""
+    from kvlens import methods
+
+    return [Way(name, *way, steps) for name, method in methods.registry().items() for way in on_device(method)]
+
+
+def moving(steps: int) -> list[Way]:
+    """Those whose KV moves between the tiers, found by what a step on the host asks of the memory."""
+    host, found = Ground.of("cpu", "float32", steps), []
+    for way in ways(steps):
+        sink = Sink()
+        replace(way, steps=1).run(host, sink)
+        found += [way] if sum(sink.bytes.values()) else []
+    return found
+
+
 def measure(bench: Bench) -> Iterator[CheckRow]:
     from kvlens.runs.stock import stock_gap
 
@@ -115,20 +136,17 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
 def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
     """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
     check, and the others go on."""
-    from kvlens import methods
     from kvlens.memory.links import link_name
 
     host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
-    for name, method in methods.registry().items():
-        for overrides, tolerance in on_device(method):
-            way, known = Way(name, overrides, tolerance, steps), f"{name}{f' {overrides}' if overrides else ''}, demo"
-            label = f"{known}, fp32, {steps} steps, {links}"
-            try:
-                yield from _against_host(label, way, host, ours["float32"])
-                yield from _recording(known, way, ours)
-            except Exception as problem:
-                yield CheckRow(f"{label}: {sentence(problem, SMALLER)[0]}", -1.0, 0.0, False)
+    for way in ways(steps):
+        label = f"{way.title}, demo, fp32, {steps} steps, {links}"
+        try:
+            yield from _against_host(label, way, host, ours["float32"])
+            yield from _recording(f"{way.title}, demo", way, ours)
+        except Exception as problem:
+            yield CheckRow(f"{label}: {sentence(problem, SMALLER)[0]}", -1.0, 0.0, False)
 
 
 def _against_host(label: str, way: Way, host: Ground, device: Ground) -> Iterator[CheckRow]:
