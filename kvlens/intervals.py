@@ -1,8 +1,10 @@
-"""Arithmetic of stretches of time: how long they cover together, and how to draw them without overlap."""
+"""Arithmetic of stretches of time: how long they cover together, how much of that passed beside something else, and how
+to draw them without overlap."""
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,3 +31,45 @@ def lanes(starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         chosen[place] = lane
         heapq.heappush(busy, (float(ends[place]), lane))
     return chosen
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What moved in the time from the begin of some steps to their end, in us."""
+
+    moving: float
+    """during which at least one copy was under way"""
+    blocking: float
+    background: float
+    """the same for blocking copies alone, for background copies alone"""
+    waited: float
+    """how long the engine stood still for copies"""
+    unwaited: float
+    """moving time that passed while the engine did not stand still for a copy, at the least"""
+
+
+def overlap(
+    start: np.ndarray, dur: np.ndarray, wait: np.ndarray, begun: np.ndarray, done: np.ndarray, blocking: np.ndarray
+) -> Overlap:
+    """Sums over consecutive steps (start, duration, time waited) and the copies (begin, end, whether the engine waits
+    for them) that may have run in their time, us.
+
+    A step's wait can also cover queueing and unpacking, during which nothing moves, and where in the step it fell is
+    not recorded: what is left of the step's moving time once all its waiting is taken off is therefore a lower bound.
+    Between steps the engine waits for none."""
+    end = start + dur
+
+    def moving(chosen: np.ndarray, first: float, last: float) -> float:
+        return covered(begun[chosen].clip(first, last), done[chosen].clip(first, last))
+
+    everything = np.ones(len(begun), bool)
+    inside = [moving(everything, *edges) for edges in zip(start, end, strict=True)]
+    whole = (start[0], end[-1])
+    total = moving(everything, *whole)
+    return Overlap(
+        total,
+        moving(blocking, *whole),
+        moving(~blocking, *whole),
+        float(wait.sum()),
+        total - sum(inside) + sum(max(0.0, time - waited) for time, waited in zip(inside, wait, strict=True)),
+    )

@@ -11,6 +11,7 @@ import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
 from kvlens.cli.results import Kept, Out, beside, kept_file, out_file, write
+from kvlens.models.find import SMOLLM2
 
 bench_app = typer.Typer(
     help="Measure the methods; every result carries machine, versions and date.", no_args_is_help=True
@@ -200,12 +201,14 @@ def gpu(
     parts: Annotated[str, typer.Option(help="Beginnings of parts' names, comma-separated; default: all.")] = "",
     contexts: Annotated[str, typer.Option(help="Tokens, comma-separated; default: 8192,32768,131072.")] = "",
     batches: Annotated[str, typer.Option(help="Sequences, comma-separated; default: 1,8.")] = "",
+    model: Annotated[str, typer.Option(help="Whose KV is offloaded: a name, a GGUF file or a folder.")] = SMOLLM2,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tiny shapes on the CPU; the figures mean nothing.")
     ] = False,
 ) -> None:
-    """Ceilings, checks, kernels and whole decode steps at the shape of an 8B model, on the first CUDA device."""
+    """Ceilings, checks, real offload, kernels and whole decode steps at the shape of an 8B model, on the first CUDA
+    device."""
     from kvlens.gpu.bench.run import Request, measure, numbers
 
-    request = Request(out, minutes, names(parts), dry_run, numbers(contexts), numbers(batches))
+    request = Request(out, minutes, names(parts), dry_run, numbers(contexts), numbers(batches), model)
     typer.echo(measure(request, lambda line: typer.echo(line, err=True)).name)

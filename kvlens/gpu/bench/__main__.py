@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from kvlens.gpu.bench.run import Request, measure, numbers
+from kvlens.models.find import SMOLLM2
 
 
 def main() -> int:
@@ -19,13 +20,13 @@ def main() -> int:
     parser.add_argument("--parts", default="", help="comma-separated beginnings of parts' names")
     parser.add_argument("--contexts", default="", help="tokens, comma-separated")
     parser.add_argument("--batches", default="", help="sequences, comma-separated")
+    parser.add_argument("--model", default=SMOLLM2, help="whose KV is offloaded: a name, a GGUF file or a folder")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU; the figures mean nothing")
     given = parser.parse_args()
     parts = tuple(part.strip() for part in given.parts.split(",") if part.strip())
     try:
-        request = Request(
-            given.out, given.minutes, parts, given.dry_run, numbers(given.contexts), numbers(given.batches)
-        )
+        sizes = numbers(given.contexts), numbers(given.batches)
+        request = Request(given.out, given.minutes, parts, given.dry_run, *sizes, given.model)
         print(measure(request, lambda line: print(line, file=sys.stderr, flush=True)).name)
     except (ValueError, OSError) as problem:
         print(f"kvlens: {problem}", file=sys.stderr)

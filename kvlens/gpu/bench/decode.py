@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from kvlens import methods
 from kvlens.gpu.bench import plain
 from kvlens.gpu.bench.ceilings import COPY, TO_DEVICE
 from kvlens.gpu.bench.decoding import LOOP, WARM, begin
@@ -160,15 +161,31 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
         made.close()
 
 
-def decodes(context: int, batch: int) -> list[Part]:
-    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
-    second."""
-    name, known = f"decode {context} x {batch}", everything()
+def decodes(context: int, batch: int) -> tuple[list[Part], list[Part]]:
+    """Everything at one context and batch: (what a sitting should come to, what can wait). Several sequences take long,
+    and are two parts: what is replayed is the second. What can wait are methods whose step does what another's of their
+    family does: they say nothing of it, and attend all that they keep."""
+    name, known = f"decode {context} x {batch}", list(everything().values())
+    alike = [setting for setting in known if setting.name in followers()]
+    known = [setting for setting in known if setting not in alike]
+    smaller = SMALLER if batch == 1 else FEWER
+    later = [_cells(f"{name}, alike", context, batch, alike, smaller)] if alike else []
     if batch == 1:
-        return [_cells(name, context, batch, list(known.values()), SMALLER)]
-    ways = [[setting for setting in known.values() if bool(setting.rates) == replayed] for replayed in (False, True)]
+        return [_cells(name, context, batch, known, smaller)], later
+    ways = [[setting for setting in known if bool(setting.rates) == replayed] for replayed in (False, True)]
     parts = ((name, ways[0]), (f"{name}, replayed", ways[1]))
-    return [_cells(part, context, batch, those, FEWER) for part, those in parts if those]
+    return [_cells(part, context, batch, those, smaller) for part, those in parts if those], later
+
+
+def followers() -> set[str]:
+    """Names of settings that are alike to one of their family that comes before them."""
+    found, families = set(), set()
+    for setting in settings().values():
+        family = methods.get(setting.method).family
+        if family in families and setting.plain and setting.shape is not None:
+            found.add(setting.name)
+        families.add(family)
+    return found
 
 
 def _cells(name: str, context: int, batch: int, those: Sequence[Setting], smaller: str) -> Part:

@@ -13,6 +13,14 @@ from kvlens.shortage import Shortage
 SOURCES = REPOSITORY
 
 
+class Lacking(RuntimeError):
+    """Something that a part needs is not here: a package, a model, time. One sentence, and what to do about it."""
+
+    def __init__(self, reason: str, todo: str) -> None:
+        super().__init__(reason)
+        self.todo = todo
+
+
 def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
     """(reason, what to do or None). `smaller`: the setting that takes less memory. What nobody has foreseen says where
     it came from."""
@@ -21,6 +29,8 @@ def sentence(problem: BaseException, smaller: str) -> tuple[str, str | None]:
             problem.__cause__
         )  # a library that loads its parts when they are asked for names the part, not what it lacks
     first = next((line.strip() for line in str(problem).splitlines() if line.strip()), type(problem).__name__)
+    if isinstance(problem, Lacking):
+        return f"{first[:1].upper()}{first[1:]}", problem.todo
     if isinstance(problem, torch.OutOfMemoryError):
         return f"The device ran out of memory: {first}", smaller
     if isinstance(problem, Shortage):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +20,7 @@ from kvlens.gpu.bench.floors import LLAMA_8B, TINY, Model
 from kvlens.gpu.bench.rates import RateTable, read
 from kvlens.gpu.bench.result import Row
 from kvlens.methods.parts import part
+from kvlens.models.find import SMOLLM2
 
 HERE = Path(__file__).resolve().parent
 KERNELS = REPOSITORY / "kernels"
@@ -36,6 +39,21 @@ class Bench:
     rates: RateTable = field(default_factory=RateTable)
     kept: dict[str, Any] = field(default_factory=dict)
     """what several parts use and is dear to make"""
+    offloaded: str = SMOLLM2
+    """the model whose KV is offloaded, as `--model` names it"""
+    runs: Path = Path("runs")
+    """folder of the runs that are stored"""
+    until: float = math.inf
+    """on the monotonic clock: what can stop in its midst does so then"""
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.until
+
+    def held(self, part: Part) -> list[dict[str, Any]]:
+        """Rows that an earlier call has left of the part, by the code of today."""
+        entry = self.result["entries"].get(part.name)
+        return [] if entry is None or entry["sources"] != part.sources else list(entry["rows"])
 
     @property
     def dry(self) -> bool:

@@ -6,21 +6,37 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from kvlens import __version__
-from kvlens.gpu.bench import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, recording, tier
+from kvlens.gpu.bench import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, offload, recording, tier
 from kvlens.gpu.bench.device import DryDevice, pick, slug
-from kvlens.gpu.bench.failures import sentence
+from kvlens.gpu.bench.failures import Lacking, sentence
 from kvlens.gpu.bench.part import HERE, Bench, Part
 from kvlens.gpu.bench.rates import MISSING, read
-from kvlens.gpu.bench.result import CheckRow, Entry, KernelRow, LedgerRow, Row, StepRow, begin, put, save, today
+from kvlens.gpu.bench.result import (
+    CheckRow,
+    Entry,
+    KernelRow,
+    LedgerRow,
+    OffloadRow,
+    RecordingRow,
+    Row,
+    StepRow,
+    begin,
+    put,
+    save,
+    today,
+)
+from kvlens.models.find import SMOLLM2
 
 NOTE = f"Llama-3.1-8B's shape. Decode: {decode.LABEL}."
 CONTEXTS, BATCHES = (8192, 32768, 131072), (1, 8)
 DRY_CONTEXTS, DRY_BATCHES = (256, 512), (1, 2)
-NAMES = ("ceilings", "checks", "engine", "kernels", "decode", "recording", "ledger", "compiled", "headlines")
+NAMES = ("ceilings", "checks", "engine", "ledger", "offload", "kernels", "decode", "recording", "compiled", "headlines")
+UNENDED = "it was begun and did not end"
 
 Say = Callable[[str], None]
 
@@ -35,6 +51,8 @@ class Request:
     dry_run: bool = False
     contexts: Sequence[int] = ()
     batches: Sequence[int] = ()
+    model: str = SMOLLM2
+    """whose KV is offloaded; a dry run takes the toy"""
 
     def __post_init__(self) -> None:
         for name in self.parts:
@@ -57,26 +75,23 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-    """In the order that serves a short sitting best: what the others are held against, what proves them, then the rest.
-    Whole steps of several sequences take long, so they come after those of one, recording and ledger; first at the
-    context of the headlines."""
-    one, *more = sorted(set(batches))
-    middle = contexts[min(1, len(contexts) - 1)]
-    others = [context for context in contexts if context != middle]
-
-    def whole(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
-        return [part for context in contexts for batch in batches for part in decode.decodes(context, batch)]
-
+    """In the order that serves short sittings best: what the others are held against, what proves engine and kernels,
+    real offload; then kernels and whole steps, first at the context of the headlines, then at the longest; what few
+    will ask for comes last."""
+    batches = sorted(set(batches))
+    middle, longest = contexts[min(1, len(contexts) - 1)], max(contexts)
+    order = list(dict.fromkeys((middle, longest, *contexts)))
+    whole = [decode.decodes(context, batch) for context in order for batch in batches]
     return [
         ceilings.PART,
         kernel_checks.PART,
         tier.PART,
-        kernel_times.PART,
-        *whole(contexts, [one]),
-        recording.PART,
         ledger.PART,
-        *whole([middle], more),
-        *whole(others, more),
+        offload.PART,
+        kernel_times.PART,
+        *(part for first, _ in whole for part in first),
+        recording.PART,
+        *(part for _, later in whole for part in later),
         decode.sweep(middle),
         *decode.compiled(middle),
         headlines.PART,
@@ -96,40 +111,29 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
         say(MISSING)
     header = {"dry_run": device.dry, "device": facts, "versions": versions, "note": f"{NOTE} {rates.told()}"}
     result = begin(path, header)
-    bench = Bench(device, contexts, batches, result, rates)
+    runs, until = request.out / f"{path.stem}-runs", time.monotonic() + 60 * request.minutes
+    bench = Bench(device, contexts, batches, result, rates, offloaded=request.model, runs=runs, until=until)
     parts = [
         part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
     ]
-    begun = time.monotonic()
     missing = [part.name for part in parts if not _done(result, part)]
     # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
     order = sorted(
-        (part for part in parts if not _done(result, part)),
-        key=lambda p: (p is headlines.PART, p.name in result["entries"]),
+        (part for part in parts if not _done(result, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
     )
+    said = False
     for part in order:
-        if time.monotonic() - begun > 60 * request.minutes:
-            say(f"{request.minutes:g} minutes are over; run again for: {', '.join(missing)}.")
-            break
+        if bench.over and not _arithmetic(part):
+            if not said:
+                left = [name for name in missing if name != headlines.PART.name]
+                say(f"{request.minutes:g} minutes are over; run again for: {', '.join(left)}.")
+                said = True
+            continue
         say(f"{part.name} ...")
-        # should the process end in the midst, what is there says so, and the part comes last the next time
-        put(
-            result,
-            Entry(
-                part.name,
-                "failed",
-                part.sources,
-                commit(),
-                today(),
-                0.0,
-                _held(result, part),
-                "it was begun and did not end",
-            ),
-        )
-        save(path, result)
-        entry, broken = _measure_part(bench, part)
+        entry, broken = _measure_part(bench, part, path)
         put(result, entry)
-        missing.remove(part.name)
+        if not entry.lacking:
+            missing.remove(part.name)
         result["missing"] = missing
         save(path, result)
         say(f"{part.name}: {entry.status} in {entry.seconds:.0f} s" + (f". {entry.reason}" if entry.reason else ""))
@@ -141,58 +145,77 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     return path
 
 
+def _arithmetic(part: Part) -> bool:
+    """On the other parts: it is made anew at the end of every call, and takes no time."""
+    return part is headlines.PART
+
+
+def _broke(result: dict[str, Any], part: Part) -> bool:
+    """It was begun before, and not for want of something was it left."""
+    entry = result["entries"].get(part.name)
+    return entry is not None and not entry.get("lacking", False)
+
+
 def _done(result: dict[str, Any], part: Part) -> bool:
     entry = result["entries"].get(part.name)
-    # headlines are arithmetic on the other parts, so they are made anew
-    return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources and part is not headlines.PART)
+    return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources and not _arithmetic(part))
 
 
-def _held(result: dict[str, Any], part: Part) -> Sequence[Any]:
-    """Rows of the part that an earlier call has left."""
-    rows: Sequence[Any] = result["entries"].get(part.name, {"rows": ()})["rows"]
-    return rows
-
-
-def _measure_part(bench: Bench, part: Part) -> tuple[Entry, bool]:
-    """The part's entry, and whether the device can be used no more."""
-    begun, broken = time.monotonic(), False
+def _measure_part(bench: Bench, part: Part, path: Path) -> tuple[Entry, bool]:
+    """The part's entry, and whether the device can be used no more. Should the process end in the midst, the file says
+    so, has the rows up to there, and the part comes last the next time."""
+    begun, broken, lacking = time.monotonic(), False, False
     rows: list[Row] = []
     reason = suggestion = None
+
+    def entry(status: Literal["done", "failed"], rows: Sequence[Any]) -> Entry:
+        took = time.monotonic() - begun
+        return Entry(part.name, status, part.sources, commit(), today(), took, rows, reason, suggestion, lacking)
+
+    reason = UNENDED
+    _keep(bench, path, entry("failed", bench.held(part)))
     try:
         for row in part.run(bench):  # what came before a failure is kept
             rows.append(row)
-        if rows and all(_missing(row) for row in rows):
-            reason = _missing(rows[0])
+            _keep(bench, path, entry("failed", rows))
+        reason = _missing(rows[0]) if rows and all(_missing(row) for row in rows) else None
     except Exception as problem:  # one part's failure is its own
         reason, suggestion = sentence(problem, part.smaller)
-        broken = not bench.device.alive()
+        lacking, broken = isinstance(problem, Lacking), not bench.device.alive()
     if not broken:
         bench.device.release()
-    status: Literal["done", "failed"] = "done" if reason is None else "failed"
-    return Entry(
-        part.name, status, part.sources, commit(), today(), time.monotonic() - begun, rows, reason, suggestion
-    ), broken
+    return entry("done" if reason is None else "failed", rows), broken
+
+
+def _keep(bench: Bench, path: Path, entry: Entry) -> None:
+    put(bench.result, entry)
+    save(path, bench.result)
 
 
 def _missing(row: Row) -> str | None:
     """Why a row has no figure; None: it has one."""
-    return row.reason if isinstance(row, StepRow | KernelRow) else None
+    return row.reason if isinstance(row, StepRow | KernelRow | OffloadRow) else None
 
 
 def _lacks(rows: Sequence[Row]) -> list[str]:
     """Figures that could not be had, each reason once, and checks that failed."""
     whose: dict[str, list[str]] = {}
     for row in rows:
-        if isinstance(row, StepRow | KernelRow):
-            if row.reason is not None:
-                whose.setdefault(row.reason, []).append(
-                    row.method if isinstance(row, StepRow) else f"{row.kernel}, {row.setting}"
-                )
-        elif isinstance(row, CheckRow | LedgerRow) and not row.passed:
-            whose.setdefault("FAILED", []).append(row.name)
+        reason, name = _missing(row), _name(row)
+        if reason is not None:
+            whose.setdefault(reason, []).append(name)
+        elif isinstance(row, CheckRow | LedgerRow | OffloadRow) and not row.passed:
+            whose.setdefault("FAILED", []).append(name)
     return [f"{'; '.join(names)}: {reason}" for reason, names in whose.items()]
 
 
+def _name(row: Row) -> str:
+    if isinstance(row, KernelRow):
+        return f"{row.kernel}, {row.setting}"
+    return row.method if isinstance(row, StepRow | OffloadRow | RecordingRow) else row.name
+
+
+@cache
 def commit() -> str:
     """The commit that measures, and whether files differ from it; 'unknown' outside a checkout."""
     try:

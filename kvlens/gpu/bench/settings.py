@@ -58,6 +58,8 @@ class Setting:
     """replayed wishes are the same for all KV heads"""
     about: str = ""
     """one line of the docs: sizes, and what was chosen where the paper is silent"""
+    plain: bool = False
+    """of a method that says nothing of itself"""
 
     def parameters(self, context: int) -> Any:
         found = methods.get(self.method)
@@ -121,7 +123,7 @@ def plain(name: str, method: type[Method]) -> Setting:
 
     attends_all = method.select is Method.select
     about = "all tokens" if method.keeps_all else f"{SHARE:.0%} of full KV, or the least it can do with"
-    return Setting(name, method.title, name, shape if attends_all else None, overrides, size, about=about)
+    return Setting(name, method.title, name, shape if attends_all else None, overrides, size, about=about, plain=True)
 
 
 def unlimited(params: Any, kv: KVShape, context: int, max_new: int, rates: Rates) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from kvlens.intervals import covered
+from kvlens import intervals
+from kvlens.intervals import Overlap
 from kvlens.store.reader import TraceReader
 
 #: What can be mapped by layer and KV head: column of `head_bytes` -> how the page calls it.
@@ -63,43 +62,8 @@ def spans_in_text_order(reader: TraceReader) -> pd.DataFrame:
     return reader.spans().sort_values(["tok_start", "span"], ignore_index=True)
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """What moved in the time from the begin of some steps to their end, in us."""
-
-    moving: float
-    """during which at least one copy was under way"""
-    blocking: float
-    background: float
-    """the same for blocking copies alone, for background copies alone"""
-    waited: float
-    """how long the engine stood still for copies"""
-    unwaited: float
-    """moving time that passed while the engine did not stand still for a copy, at the least"""
-
-
 def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> Overlap:
-    """Sums over consecutive `steps` and the `copies` that may have run in their time.
-
-    A step's wait can also cover queueing and unpacking, during which nothing moves, and where in the step it fell is
-    not recorded: what is left of the step's moving time once all its waiting is taken off is therefore a lower bound.
-    Between steps the engine waits for none."""
-    start, end, wait = (steps[name].to_numpy(np.float64) for name in ("t_us", "dur_us", "wait_us"))
-    end = start + end
-    blocking = copies["blocking"].to_numpy(bool)
-
-    def moving(chosen: np.ndarray, first: float, last: float) -> float:
-        begun, done = (copies[name].to_numpy(np.float64)[chosen].clip(first, last) for name in ("start_us", "end_us"))
-        return covered(begun, done)
-
-    everything = np.ones(len(copies), bool)
-    inside = [moving(everything, *edges) for edges in zip(start, end, strict=True)]
-    whole = (start[0], end[-1])
-    total = moving(everything, *whole)
-    return Overlap(
-        total,
-        moving(blocking, *whole),
-        moving(~blocking, *whole),
-        float(wait.sum()),
-        total - sum(inside) + sum(max(0.0, time - waited) for time, waited in zip(inside, wait, strict=True)),
-    )
+    """Sums over consecutive `steps` and the `copies` that may have run in their time."""
+    start, dur, wait = (steps[name].to_numpy(np.float64) for name in ("t_us", "dur_us", "wait_us"))
+    begun, done = (copies[name].to_numpy(np.float64) for name in ("start_us", "end_us"))
+    return intervals.overlap(start, dur, wait, begun, done, copies["blocking"].to_numpy(bool))
