@@ -15,6 +15,7 @@ import torch
 from kvlens.cli.main import main as kvlens_main
 from kvlens.gpu.bench import ceilings, ledger, run
 from kvlens.gpu.bench.__main__ import main as bare_main
+from kvlens.gpu.bench.decode import followers
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.part import Bench, Part
@@ -76,8 +77,13 @@ def test_a_dry_run_goes_through_every_part(whole: Path) -> None:
     assert not result.missing
     statuses = {entry.part: entry.status for entry in result.entries.values()}
     assert set(statuses.values()) == {"done"}
-    steps = [row for row in result.entries["decode 256 x 1"].rows if isinstance(row, StepRow)]
-    assert [row.method for row in steps] == [*settings(), *BASELINES]
+    early, late = (
+        [row for row in result.entries[f"decode 256 x 1{part}"].rows if isinstance(row, StepRow)]
+        for part in ("", ", alike")
+    )
+    assert {row.method for row in late} == followers()
+    assert [row.method for row in early] == [name for name in (*settings(), *BASELINES) if name not in followers()]
+    steps = early + late
     assert all(row.reason is None and row.median is not None and row.floor is not None for row in steps)
     assert all((row.stall is None) == (not settings()[row.method].rates) for row in steps if row.method in settings())
     assert not [row for entry in result.entries.values() for row in entry.rows if not getattr(row, "passed", True)]
@@ -147,7 +153,8 @@ def test_a_broken_device_ends_the_sitting_and_what_broke_it_comes_last(
 def test_the_time_limit_stops_between_parts(tmp_path: Path) -> None:
     said: list[str] = []
     measure(Request(tmp_path, 1e-9, QUICK, True, (256,), (1,)), said.append)
-    assert said == ["1e-09 minutes are over; run again for: ceilings, ledger, headlines."]
+    assert said[0] == "1e-09 minutes are over; run again for: ceilings, ledger."
+    assert [line for line in said if line.endswith("...")] == ["headlines ..."], "arithmetic takes no time"
 
 
 @pytest.mark.parametrize(
@@ -233,3 +240,17 @@ def test_parts_are_named_after_what_can_be_asked_for() -> None:
     assert all(isinstance(part, Part) and part.name.startswith(run.NAMES) for part in parts)
     assert len({part.name for part in parts}) == len(parts)
     assert ledger.PART in parts
+
+
+def test_two_sittings_come_past_what_proves_the_most() -> None:
+    names = [part.name for part in run.all_parts(run.CONTEXTS, run.BATCHES)]
+    assert names[:6] == ["ceilings", "checks", "engine", "ledger", "offload", "kernels"]
+    whole = [name for name in names if name.startswith("decode") and "alike" not in name]
+    assert [name.partition(",")[0] for name in whole[:6:2]] == [
+        "decode 32768 x 1",
+        "decode 32768 x 8",
+        "decode 131072 x 8",
+    ]
+    assert names.index("decode 131072 x 8, replayed") < names.index("decode 8192 x 1") < names.index("recording")
+    assert names.index("recording") < min(names.index(name) for name in names if name.endswith("alike"))
+    assert names[-1] == "headlines"

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from kvlens.gpu.bench import ceilings, kernel_checks
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.failures import Lacking
 from kvlens.gpu.bench.part import Bench
 from kvlens.gpu.bench.result import CeilingRow, CheckRow, KernelRow, Row
 from kvlens.gpu.bench.run import Request, measure
@@ -60,6 +62,44 @@ def test_a_process_that_ends_in_the_midst_leaves_word_of_it(sitting: Any, tmp_pa
     assert entry.status == "done"
 
 
+def test_rows_are_in_the_file_as_they_come(sitting: Any, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def slow(bench: Bench) -> Iterator[Row]:
+        yield COPY
+        yield COPY
+        seen.append(len(read(tmp_path / "gpu-dry-run.json").entries["ceilings"].rows))
+
+    _, entry = sitting(slow)
+    assert (seen, entry.status, entry.reason) == ([2], "done", None)
+
+
+@pytest.mark.parametrize(
+    ("problem", "order", "said"),
+    [
+        (Lacking("the model is not here", "bring it"), ["ceilings ...", "checks ..."], "The model is not here"),
+        (RuntimeError("it broke"), ["checks ...", "ceilings ..."], "RuntimeError: it broke"),
+    ],
+)
+def test_what_lacks_something_keeps_its_place_and_what_failed_comes_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception, order: list[str], said: str
+) -> None:
+    def fails(bench: Bench) -> Iterator[Row]:
+        yield COPY
+        raise problem
+
+    monkeypatch.setattr(ceilings, "PART", replace(ceilings.PART, run=fails))
+    monkeypatch.setattr(kernel_checks, "PART", replace(kernel_checks.PART, run=lambda bench: [COPY]))
+    measure(Request(tmp_path, 10, ("ceilings",), True, (256,), (1,)), lambda line: None)
+    told: list[str] = []
+    path = measure(Request(tmp_path, 10, ("ceilings", "checks"), True, (256,), (1,)), told.append)
+    assert [line for line in told if line.endswith("...")] == order
+    entry = read(path).entries["ceilings"]
+    assert (entry.status, entry.rows, entry.lacking) == ("failed", [COPY], isinstance(problem, Lacking))
+    assert entry.reason is not None
+    assert entry.reason.startswith(said)
+
+
 def test_a_part_without_a_figure_is_not_done(sitting: Any) -> None:
     lacks = [KernelRow(name, "one", None, 1.0, None, "device copy", None, None, "no compiler") for name in ("k1", "k2")]
     said, entry = sitting(lambda bench: lacks)
@@ -74,13 +114,25 @@ def test_a_kernel_that_cannot_be_run_is_a_failed_check_and_the_others_go_on(monk
     def broken(*arguments: Any) -> None:
         raise RuntimeError("out of resource: shared memory")
 
-    from kvlens.gpu.bench.device import DryDevice
-
     monkeypatch.setattr(kernel_checks.merge, "merge", broken)
     rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))
-    failed = [row for row in rows if not row.passed]
-    assert [
-        row.name for row in failed if not row.name.startswith("merge: RuntimeError: out of resource: shared memory")
-    ] == []
-    assert len(failed) == 1
-    assert len(rows) > 30
+    failed = [row.name.partition(" (")[0] for row in rows if not row.passed]
+    said = "RuntimeError: out of resource: shared memory"
+    assert failed == [f"merge, {kind}: {said}" for kind in ("bf16", "fp16", "fp32")]
+    assert len(rows) > 80
+
+
+def test_one_tf32_product_is_a_failed_check_of_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operands have ten bits of mantissa: less than fp32 may lose, more than bf16 does."""
+    exact = kernel_checks.page_scores.page_scores
+
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        return x if x.dtype != torch.float32 else (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+    def tf32(q: torch.Tensor, lo: torch.Tensor, hi: torch.Tensor, *more: Any) -> torch.Tensor:
+        return exact(cut(q), cut(lo), cut(hi), *more)
+
+    monkeypatch.setattr(kernel_checks.page_scores, "page_scores", tf32)
+    rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))
+    failed = {row.name for row in rows if not row.passed}
+    assert failed == {f"k2 {pooling}, fp32" for pooling in kernel_checks.page_scores.POOLINGS}

@@ -11,26 +11,22 @@ from __future__ import annotations
 import importlib.util
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvlens import methods
+from kvlens.gpu.bench.copiesseen import CopiesSeen
 from kvlens.gpu.bench.failures import Lacking, sentence
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.part import Bench, Part
-from kvlens.gpu.bench.result import OffloadRow
 from kvlens.gpu.bench.tier import MEMORY, moving
-from kvlens.intervals import overlap
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import DEMO
 
 if TYPE_CHECKING:
     from kvlens.engine.options import Result
-    from kvlens.recording.facts import Seen
-    from kvlens.rows import PrefillRecord, StepRecord
     from kvlens.runs.preparing import Plan, Prepared
     from kvlens.runs.request import RunRequest
 
@@ -47,49 +43,6 @@ LEVEL = "spans"
 MOST_BYTES = 16 << 20
 """of a trace; a larger one is not kept"""
 SMALLER = "take a smaller model: --model demo"
-
-
-@dataclass
-class _Seen:
-    """Keeps what a run says of its copies; as a sink, or beside the one that writes the trace."""
-
-    steps: list[StepRecord] = field(default_factory=list)
-
-    def begun(self, uid: str) -> None:
-        """The row has it from the store."""
-
-    def seen(self, seen: Seen) -> None:
-        """What is wanted is known when the step's copies have ended."""
-
-    def sketched(self, step: int, attended: np.ndarray, coverage: np.ndarray | None) -> None:
-        """Nothing of it is wanted."""
-
-    def prefill(self, record: PrefillRecord) -> None:
-        """What counts is what decoding moves."""
-
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-    def figures(self) -> dict[str, Any]:
-        """Bytes while decoding, seconds waited, seconds of copies, and the share of these that passed while the model
-        did not stand still for any, at the least."""
-        copies = [row for step in self.steps for row in step.transfers]
-        moved = {side: sum(row.bytes for row in copies if row.direction == side) for side in ("h2d", "d2h")}
-        start, dur, wait = (_column(self.steps, name) for name in ("t_us", "dur_us", "wait_us"))
-        begun, done, blocking = (_column(copies, name) for name in ("start_us", "end_us", "blocking"))
-        sums = overlap(start, dur, wait, begun, done, blocking.astype(bool))
-        return {
-            "h2d_bytes": moved["h2d"],
-            "d2h_bytes": moved["d2h"],
-            "waited": sums.waited / 1e6,
-            "moving": sums.moving / 1e6,
-            "cold_bytes": self.steps[-1].cold_bytes,
-            "overlapped": float(sums.unwaited / sums.moving) if sums.moving else None,
-        }
-
-
-def _column(rows: Sequence[object], name: str) -> np.ndarray:
-    return np.array([getattr(row, name) for row in rows], np.float64)
 
 
 def measure(bench: Bench) -> Iterator[OffloadRow]:
@@ -188,7 +141,7 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         planned = plan(request, prepared)
         row = replace(row, note=planned.chosen.said or "")
         plain = _run(prepared, planned, None)
-        seen = _Seen()
+        seen = CopiesSeen()
         if traced:
             recorded, trace, size = _stored(bench, prepared, request, planned, seen)
         else:
@@ -216,7 +169,7 @@ def _row(bench: Bench, prepared: Prepared, name: str, traced: bool) -> OffloadRo
         bench.device.release()
 
 
-def _run(prepared: Prepared, planned: Plan, sink: _Seen | None) -> Result:
+def _run(prepared: Prepared, planned: Plan, sink: CopiesSeen | None) -> Result:
     from kvlens.runs.readings import reading
 
     read = reading(prepared, planned, _silent)
@@ -226,7 +179,7 @@ def _run(prepared: Prepared, planned: Plan, sink: _Seen | None) -> Result:
 
 
 def _stored(
-    bench: Bench, prepared: Prepared, request: RunRequest, planned: Plan, seen: _Seen
+    bench: Bench, prepared: Prepared, request: RunRequest, planned: Plan, seen: CopiesSeen
 ) -> tuple[Result, str | None, int]:
     """The run, the uid of its trace, and the trace's bytes; one that is too large is not kept."""
     from kvlens.runs.preparing import Pairing
@@ -253,4 +206,4 @@ def _silent(phase: str, done: int, total: int) -> None:
     """The bench reports parts, not phases."""
 
 
-PART = Part(NAME, measure, ("offload.py", "tier.py", *MEMORY), SMALLER, runs_methods=True)
+PART = Part(NAME, measure, ("offload.py", "copiesseen.py", "tier.py", *MEMORY), SMALLER, runs_methods=True)

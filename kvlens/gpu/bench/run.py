@@ -14,6 +14,7 @@ from kvlens import __version__
 from kvlens.gpu.bench import ceilings, decode, headlines, kernel_checks, kernel_times, ledger, offload, recording, tier
 from kvlens.gpu.bench.device import DryDevice, pick, slug
 from kvlens.gpu.bench.failures import Lacking, sentence
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.part import HERE, Bench, Part
 from kvlens.gpu.bench.rates import MISSING, read
 from kvlens.gpu.bench.result import (
@@ -21,7 +22,6 @@ from kvlens.gpu.bench.result import (
     Entry,
     KernelRow,
     LedgerRow,
-    OffloadRow,
     RecordingRow,
     Row,
     StepRow,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.rates import WORDS, words
 from kvlens.gpu.bench.result import (
     CeilingRow,
@@ -83,6 +84,8 @@ def device(result: Result) -> str:
                     if isinstance(r, LedgerRow)
                 ]
                 lines += table(("bytes of", "counted", "seen", "events", "how", ""), cells)
+            case OffloadRow():
+                lines += table(OFFLOAD_HEAD, [_offload(r) for r in rows if isinstance(r, OffloadRow)])
         lines.append("")
     return "\n".join(lines)
 
@@ -143,6 +146,41 @@ def _step(row: StepRow) -> list[str]:
         host,
         peak,
         said,
+    ]
+
+
+OFFLOAD_HEAD = (
+    "method",
+    "model, prompt, budget",
+    "tokens/s (recorded)",
+    "to the device per step, MB",
+    "to host memory, MB",
+    "waited per step, ms",
+    "copies per step, ms",
+    "beside the model, at least",
+    "peak on the device, MB",
+    "self-checks",
+    "trace",
+)
+
+
+def _offload(row: OffloadRow) -> list[str]:
+    what = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
+    if row.tokens_per_s is None:
+        return [row.method, what, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
+    checks = "**tokens differ when recorded**" if row.same is False else f"{row.checks} passed"
+    return [
+        row.method,
+        what,
+        f"{row.tokens_per_s:.1f} ({row.recorded_tokens_per_s or 0:.1f})",
+        f"{(row.h2d_bytes or 0) / row.steps / 1e6:.2f}",
+        f"{(row.d2h_bytes or 0) / 1e6:.2f}",
+        ms((row.waited or 0) / row.steps),
+        ms((row.moving or 0) / row.steps),
+        share(row.overlapped),
+        f"{(row.peak_bytes or 0) / 1e6:.1f}",
+        f"**FAILED**: {', '.join(row.failed)}" if row.failed else checks,
+        row.trace or "",
     ]
 
 

@@ -13,6 +13,7 @@ import streamlit as st
 
 from kvlens.figures.drawn import drawn
 from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.rates import WORDS, words
 from kvlens.gpu.bench.result import (
     CeilingRow,
@@ -26,6 +27,7 @@ from kvlens.gpu.bench.result import (
 )
 from kvlens.gpu.bench.schema import measured, read
 from kvlens.gpu.bench.settings import title
+from kvlens.ui.benchmarks.gpuoffload import show_offload
 from kvlens.ui.benchmarks.measured import folder
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
@@ -47,6 +49,7 @@ def show_gpu() -> None:
         st.warning(plain(f"Not measured yet: {', '.join(result.missing)}; run kvlens bench gpu again."))
     _failures(result)
     _ceilings(result)
+    show_offload(rows(result, OffloadRow))
     _kernels(result)
     _steps(result)
     _recording(result)
@@ -116,6 +119,7 @@ def _failures(result: Result) -> None:
             )
     checks: list[CheckRow | LedgerRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
     wrong, done = [row.name for row in checks if not row.passed], len(checks)
+    wrong += [f"offload, {row.method}" for row in rows(result, OffloadRow) if not row.passed]
     if wrong:
         error(f"{len(wrong)} of {done} checks failed on this device: {'; '.join(wrong)}.")
     elif done:

@@ -1,0 +1,202 @@
+"""What the GPU bench makes of choices that differ between two devices: a tie is named and passes, anything else does
+not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from kvlens.engine.options import Result
+from kvlens.gpu.bench import tier
+from kvlens.gpu.bench.choices import DRAWS, TIE, Choice, Probe, Verdict, compare, watched
+from kvlens.gpu.bench.tier import Ground, Sink, Way, choice_row, token_row
+from kvlens.memory.placement import Selection
+from kvlens.methods.base import Method
+from kvlens.methods.given import RunContext
+
+SCORES = torch.tensor([[4.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
+
+
+def read(*spans: int, step: int = 2, layer: int | None = 1, scores: torch.Tensor | None = SCORES) -> Choice:
+    """KV head 0 reads the first span, KV head 1 these."""
+    chosen = torch.zeros(2, 4, dtype=torch.bool)
+    chosen[0, 0] = chosen[1, list(spans)] = True
+    return Choice(step, layer, "spans read", chosen, scores)
+
+
+def near(apart: float) -> torch.Tensor:
+    """Spans 1 and 2 of KV head 1 lie so close."""
+    scores = SCORES.clone()
+    scores[1, 2] = scores[1, 1] - apart
+    return scores
+
+
+def test_equal_choices_pass() -> None:
+    verdict = compare([read(0, 1), read(0, 2, step=3)], [read(0, 1), read(0, 2, step=3)])
+    assert verdict == Verdict("all 2 are equal")
+    assert choice_row("m", verdict).passed
+
+
+def test_a_wrong_choice_is_a_failed_check_with_its_place_and_margin() -> None:
+    verdict = compare([read(0, 1)], [read(0, 2)])
+    assert (verdict.step, verdict.margin) == (2, 1 / 8)
+    row = choice_row("m", verdict)
+    assert (row.passed, row.error, row.tolerance) == (False, 1 / 8, TIE)
+    assert row.name == (
+        "m: choices, the first that differs: spans read at step 2, L1 KV1: scores 1 apart, the largest is 8"
+    )
+
+
+def test_a_tie_within_rounding_is_named_and_passes() -> None:
+    scores = near(1e-6)
+    row = choice_row("m", compare([read(0, 1, scores=scores)], [read(0, 2, scores=scores)]))
+    assert row.passed
+    assert 0 < row.error <= TIE
+    assert row.name.endswith("spans read at step 2, L1 KV1: scores 9.5e-07 apart, the largest is 8, a tie")
+
+
+@pytest.mark.parametrize(("moved", "passes"), [(1e-6, True), (0.1, False)])
+def test_where_nothing_changes_places_the_score_has_crossed_a_bound(moved: float, passes: bool) -> None:
+    other = SCORES.clone()
+    other[1, 2] += moved
+    verdict = compare([read(0, 1)], [read(0, 1, 2, scores=other)])
+    assert choice_row("m", verdict).passed is passes
+
+
+def test_without_a_score_nothing_explains_a_difference() -> None:
+    row = choice_row("m", compare([read(0, 1, scores=None)], [read(0, 2, scores=None)]))
+    assert (row.passed, row.error) == (False, -1.0)
+    assert "no score says how close it was" in row.name
+    scores = SCORES.clone()
+    scores[1, 2] = torch.nan
+    assert compare([read(0, 1, scores=scores)], [read(0, 2, scores=scores)]).margin is None
+
+
+def test_of_decode_steps_the_first_layer_is_judged_and_of_the_prompt_all() -> None:
+    """What a layer attends moves the next one's query; when the prompt is placed all layers choose from what was
+    read."""
+    tie = near(1e-6)
+    for step, passes in ((2, True), (-1, False)):
+        host = [read(0, 1, step=step, layer=0, scores=tie), read(0, 1, step=step, layer=1)]
+        ours = [read(0, 2, step=step, layer=0, scores=tie), read(0, 2, step=step, layer=1)]
+        assert choice_row("m", compare(host, ours)).passed is passes
+    assert "and 1 more of it" in compare(host, ours).text
+
+
+def test_other_calls_and_other_shapes_are_no_ties() -> None:
+    assert not choice_row("m", compare([read(0)], [read(0, step=3)])).passed
+    assert not choice_row("m", compare([read(0)], [read(0), read(1)])).passed
+    wide = Choice(2, 1, "spans read", torch.zeros(2, 5, dtype=torch.bool), None)
+    assert not choice_row("m", compare([read(0)], [wide])).passed
+
+
+@pytest.mark.parametrize(("score", "passes"), [(1.000001, True), (1.1, False)])
+def test_an_eviction_is_a_tie_where_both_gave_up_as_little(score: float, passes: bool) -> None:
+    host = Choice(1, 0, "evicted", torch.tensor([[3], [5]]), torch.tensor([[1.0], [2.0]]))
+    ours = Choice(1, 0, "evicted", torch.tensor([[4], [5]]), torch.tensor([[score], [2.0]]))
+    assert choice_row("m", compare([host], [ours])).passed is passes
+
+
+# tokens
+
+
+def result(ids: list[int], *logits: list[float]) -> Result:
+    made = Result(ids, "", torch.zeros(1), [], "", 0.0, 0.0, [], 0, [])
+    made.logits = [torch.tensor(row) for row in logits]
+    return made
+
+
+CLOSE, WIDE = [5.0, 4.99999, 0.0], [5.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("ours", "logits", "verdict", "passes", "said"),
+    [
+        ([0, 0], WIDE, Verdict("equal"), True, "share of tokens that differ"),
+        ([0, 1], WIDE, Verdict("equal"), False, "first at step 1, logits 0.8 of the largest apart"),
+        ([0, 1], CLOSE, Verdict("equal"), True, "a tie"),
+        ([0, 1], WIDE, Verdict("x", 1e-6, 1), True, "behind a tie of choices"),
+        ([1, 0], WIDE, Verdict("x", 1e-6, 1), False, "first at step 0"),
+        ([0, 1], WIDE, Verdict("x", 0.5, 1), False, "first at step 1"),
+    ],
+)
+def test_tokens_that_differ(ours: list[int], logits: list[float], verdict: Verdict, passes: bool, said: str) -> None:
+    row = token_row("m", result([0, 0], logits, logits), result(ours, logits, logits), verdict)
+    assert row.passed is passes
+    assert said in row.name
+
+
+# a choice without scores
+
+
+class Nearest:
+    """Attends the token whose key is most like the query, and does not say how like."""
+
+    def __init__(self, apart: float, context: Any) -> None:
+        self.keys, self.context = torch.tensor([1.0 + apart, 1.0, 0.5]), context
+
+    def select(self, layer: int, q: torch.Tensor) -> Selection:
+        rows = (self.keys * q.flatten()).argmax().view(1, 1)
+        return Selection(torch.ones(1, 1, 1, dtype=torch.bool), torch.full((1, 0), -1), rows=rows)
+
+
+@dataclass
+class NearWay:
+    """Runs one call of it."""
+
+    apart: float
+
+    def run(self, ground: Any, sink: Any, choices: list[Choice], probe: Probe | None = None) -> None:
+        context = cast(RunContext, SimpleNamespace(prompt_tokens=3, max_new=1))
+        watched(cast(type[Method], Nearest), choices, probe)(self.apart, context).select(0, torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(("apart", "passes"), [(1e-7, True), (0.1, False)])
+def test_without_scores_the_host_is_asked_with_its_query_moved(apart: float, passes: bool) -> None:
+    way = cast(Way, NearWay(apart))
+    host: list[Choice] = []
+    way.run(cast(Ground, None), None, host)
+    assert [choice.what for choice in host] == ["spans fetched", "spans read", "tokens fetched"]
+    ours = [*host[:2], Choice(0, 0, "tokens fetched", torch.tensor([[False, True, False, False]]))]
+    verdict = tier._explained(compare(host, ours), way, cast(Ground, None), (host, ours))
+    assert choice_row("m", verdict).passed is passes
+    assert f"of {DRAWS} draws" in verdict.text
+
+
+# recorded against not recorded, and bytes behind a tie
+
+
+def test_one_bit_of_a_logit_is_a_difference() -> None:
+    assert tier.unlike(result([1], [0.0, 1.0]), result([1], [0.0, 1.0])) == 0
+    assert tier.unlike(result([1], [0.0, 1.0]), result([1], [-0.0, 1.0])) == 1
+    assert tier.unlike(result([1, 2], [0.0], [0.0]), result([1, 1], [0.0], [0.0])) == 0.5
+
+
+class Drifting:
+    """Every run comes to other logits; `recorded` alone where it is steady otherwise."""
+
+    def __init__(self, steady: bool) -> None:
+        self.steady, self.runs = steady, 0
+
+    def run(self, ground: Any, sink: Any) -> Result:
+        self.runs += 1
+        return result([1], [0.0 if self.steady and sink is None else float(self.runs)])
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_what_recording_changes_is_a_failed_check(steady: bool) -> None:
+    rows = list(tier._recording("m", cast(Way, Drifting(steady)), dict.fromkeys(tier.DTYPES, cast(Ground, None))))
+    assert [row.passed for row in rows] == [False, False]
+    assert [row.name.endswith("not deterministic on this device") for row in rows] == [not steady] * 2
+    assert {row.name.split(", ")[1] for row in rows} == {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize(("verdict", "passes"), [(Verdict("equal"), False), (Verdict("x", 1e-6, 1), True)])
+def test_bytes_are_compared_unless_a_tie_explains_them(verdict: Verdict, passes: bool) -> None:
+    host, ours = Sink({"h2d": 100, "d2h": 0}), Sink({"h2d": 90, "d2h": 0})
+    row = tier._bytes("m", Way("m", {}, 0.0, 1), host, ours, verdict)
+    assert (row.passed, round(row.error, 6)) == (passes, 0.1)
