@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from uiruns import Runs, Visit
 
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.result import (
     CeilingRow,
     CheckRow,
@@ -78,6 +79,12 @@ WHOLE = (
         HeadlineRow("FreeKV against ArkVale", "step time", 13.7, 1.5, 1.6, "y", False, "recorded"),
     ),
     entry("recording", reason="The device ran out of memory: x"),
+)
+OFFLOAD = entry(
+    "offload",
+    OffloadRow("freekv", "smollm2", "float16", 8168, "20%", 24, 20.0, 18.0, True, 240_000_000, 0, 0.1, 0.4, 0.75),
+    OffloadRow("sekv", "smollm2", "float16", 8168, "20%", 24, 20.0, 18.0, False, 1, 0, 0.1, 0.4, failed=("peak",)),
+    OffloadRow("infllm", "smollm2", "float16", 8168, "20%", 24, reason="needs 40.0% of full KV on the device"),
 )
 
 
@@ -149,6 +156,20 @@ def test_whole_steps_come_first_and_compiled_ones_are_a_click_away(visit: Visit,
     assert not app.exception
     tables = [frame.value for frame in app.dataframe if "achieved / floor" in frame.value]
     assert [list(table["method"]) for table in tables] == [["FullKV"]]
+
+
+def test_offload_is_a_table_and_what_failed_is_said(visit: Visit, runs: Runs, results: Path) -> None:
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(result(OFFLOAD)))
+    app = visit(runs.folder, "benchmarks")
+    assert not app.exception
+    table = next(frame.value for frame in app.dataframe if "tokens/s" in frame.value)
+    assert table["to the device (MB)"][0] == 240.0
+    assert table["beside the model, at least"][0] == 0.75
+    assert list(table["notes"]) == ["", "peak", "needs 40.0% of full KV on the device"]
+    assert "smollm2 in float16, a prompt of 8,168 tokens" in " ".join(box.value for box in app.caption).replace(
+        "\\", ""
+    )
+    assert "offload, sekv" in app.error[0].value.replace("\\", "")
 
 
 def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None:

@@ -176,20 +176,19 @@ def test_one_bit_of_a_logit_is_a_difference() -> None:
     assert tier.unlike(result([1, 2], [0.0], [0.0]), result([1, 1], [0.0], [0.0])) == 0.5
 
 
-class Drifting:
-    """Every run comes to other logits; `recorded` alone where it is steady otherwise."""
+class Drifting(Way):
+    """Every run comes to other logits; only a recorded one where it is steady otherwise."""
 
-    def __init__(self, steady: bool) -> None:
-        self.steady, self.runs = steady, 0
-
-    def run(self, ground: Any, sink: Any) -> Result:
-        self.runs += 1
-        return result([1], [0.0 if self.steady and sink is None else float(self.runs)])
+    def run(self, ground: Any, sink: Any, *more: Any) -> Result:
+        self.overrides["runs"] += 1
+        steady = self.overrides["steady"] and sink is None
+        return result([1], [0.0 if steady else float(self.overrides["runs"])])
 
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_what_recording_changes_is_a_failed_check(steady: bool) -> None:
-    rows = list(tier._recording("m", cast(Way, Drifting(steady)), dict.fromkeys(tier.DTYPES, cast(Ground, None))))
+    way = Drifting("m", {"runs": 0, "steady": steady}, 0.0, 1)
+    rows = list(tier._recording("m", way, dict.fromkeys(tier.DTYPES, cast(Ground, None))))
     assert [row.passed for row in rows] == [False, False]
     assert [row.name.endswith("not deterministic on this device") for row in rows] == [not steady] * 2
     assert {row.name.split(", ")[1] for row in rows} == {"fp32", "bf16"}

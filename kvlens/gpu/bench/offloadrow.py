@@ -40,8 +40,7 @@ class OffloadRow:
     failed: Sequence[str] = ()
     """self-checks of the recorded run"""
     trace: str | None = None
-    """uid of the stored run; None: it was not stored, or its trace was too large"""
-    trace_bytes: int | None = None
+    """uid of the stored run; None: it was not stored"""
     note: str = ""
     reason: str | None = None
     kind: Literal["offload"] = "offload"

@@ -1,0 +1,36 @@
+"""A run that the GPU bench's part `offload` has stored, opened on the Memory page: its timeline is of the
+copies that were measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from uiruns import Visit
+
+from kvlens.gpu.bench import offload
+from kvlens.gpu.bench.device import DryDevice
+from kvlens.gpu.bench.part import Bench
+from kvlens.gpu.bench.tier import Way
+from kvlens.store.reader import TraceReader
+
+
+def test_the_timeline_is_of_the_copies_that_the_run_measured(visit: Visit, tmp_path: Path) -> None:
+    bench = Bench(DryDevice(), (256,), (1,), {"entries": {}}, runs=tmp_path)
+    bench.kept["moving"] = [Way("freekv", {}, 0.0, 1)]
+    (row,) = offload.measure(bench)
+    assert row.trace is not None
+    with TraceReader.open(tmp_path, row.trace) as reader:
+        copies = reader.transfers_between(0, reader.n_steps)
+    app = visit(tmp_path, "memory", run=row.trace)
+    assert not app.exception
+    figures = [json.loads(element.proto.spec) for element in app.get("plotly_chart")]
+    timeline = next(figure for figure in figures if "copies beside the steps" in figure["layout"]["title"]["text"])
+    bars = [trace for trace in timeline["data"] if trace["name"] != "engine step"]
+    assert sum(len(trace["hovertext"]) for trace in bars) == len(copies) > 0
+    hows = {"blocking" if blocking else "background" for blocking in copies["blocking"]}
+    assert {trace["name"].rpartition(", ")[2] for trace in bars} == hows
+    said = " ".join(caption.value for caption in app.caption).replace("\\", "")
+    assert f"{len(copies):,} copies belong to these steps; link: host-copy." in said
+    assert row.overlapped is not None
+    assert f"({row.overlapped:.0%}) of the moving was not waited for" in said
