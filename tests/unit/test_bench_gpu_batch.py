@@ -181,16 +181,18 @@ def test_host_memory_is_the_least_of_what_kernel_and_group_leave(tmp_path: Path)
 # order, headlines, tables
 
 
-def test_whole_steps_of_eight_come_after_what_proves_and_before_what_is_extra() -> None:
+def test_whole_steps_of_eight_come_after_those_of_one_and_before_what_is_extra() -> None:
     names = [part.name for part in all_parts(CONTEXTS, BATCHES)]
     at = names.index
-    assert all(at(f"decode {context} x 1") < at("recording") < at("decode 32768 x 8") for context in CONTEXTS)
-    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, replayed") < at("decode 8192 x 8")
-    assert at("decode 8192 x 8") < at("decode 131072 x 8") < at("decode sweep 32768") < at("compiled 32768 full")
+    assert all(at(f"decode {context} x 1") < at(f"decode {context} x 8") < at("recording") for context in CONTEXTS)
+    assert at("ledger") < at("decode 32768 x 8") < at("decode 32768 x 8, replayed") < at("decode 131072 x 1")
+    assert at("decode 131072 x 8, replayed") < at("decode 8192 x 1")
+    assert at("decode 8192 x 8") < at("decode 32768 x 8, alike") < at("decode sweep 32768") < at("compiled 32768 full")
     assert names[-1] == "headlines"
     assert [part.name for part in all_parts((256,), (4,)) if part.name.startswith("decode 256")] == [
         "decode 256 x 4",
         "decode 256 x 4, replayed",
+        "decode 256 x 4, alike",
     ]
 
 

@@ -9,14 +9,17 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fakecuda import FakeCuda, on_cuda
 
 from kvlens.engine.options import Result
 from kvlens.gpu.bench import tier
-from kvlens.gpu.bench.choices import DRAWS, TIE, Choice, Probe, Verdict, compare, watched
+from kvlens.gpu.bench.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
 from kvlens.gpu.bench.tier import Ground, Sink, Way, choice_row, token_row
-from kvlens.memory.placement import Selection
+from kvlens.memory.kept import Kept
+from kvlens.memory.placement import Blend, Placement, Selection
 from kvlens.methods.base import Method
 from kvlens.methods.given import RunContext
+from kvlens.spans import Span
 
 SCORES = torch.tensor([[4.0, 3.0, 2.0, 1.0], [8.0, 7.0, 6.0, 5.0]])
 
@@ -199,3 +202,32 @@ def test_bytes_are_compared_unless_a_tie_explains_them(verdict: Verdict, passes:
     host, ours = Sink({"h2d": 100, "d2h": 0}), Sink({"h2d": 90, "d2h": 0})
     row = tier._bytes("m", Way("m", {}, 0.0, 1), host, ours, verdict)
     assert (row.passed, round(row.error, 6)) == (passes, 0.1)
+
+
+def test_what_is_noted_of_a_device_lies_on_the_host() -> None:
+    """And nothing of it mixes the two (tests/fakecuda.py)."""
+    with FakeCuda():
+        positions = on_cuda(torch.tensor([[[0, 2, -1], [1, 2, 3]]]))
+        kept = Kept(positions, on_cuda(torch.rand(1, 2, 5)))
+        span = Span(0, 5, "page", "one")
+        placed = _placed(Placement([span], ["partial"], ["resident"], kept, cold=kept), 5)
+        fine, rows = on_cuda(torch.ones(2, 1, 3, dtype=torch.bool)), on_cuda(torch.tensor([[4, -1], [0, 1]]))
+        blend = Blend(on_cuda(torch.ones(2, 1)), on_cuda(torch.ones(2, 4)), on_cuda(torch.rand(2, 1, 6)))
+        selection = Selection(
+            fine,
+            on_cuda(torch.tensor([[2, -1], [0, 1]])),
+            rows=rows,
+            tokens=fine.long(),
+            positions=on_cuda(torch.ones(2, 1, 6, dtype=torch.bool)),
+            blend=blend,
+            now=on_cuda(torch.tensor([True, False])),
+            score=on_cuda(torch.rand(2, 3)),
+        )
+        chosen = _selected(selection, 0, 1, 6)
+    assert [choice.what for choice in placed] == ["spans", "kept", "cold"]
+    assert placed[1].chosen.tolist() == [[True, False, True, False, False], [False, True, True, True, False]]
+    assert len({choice.what for choice in chosen}) == 6
+    assert chosen[0].chosen.tolist() == [[False, False, True], [True, True, False]]
+    found = [tensor for choice in (*placed, *chosen) for tensor in (choice.chosen, choice.score) if tensor is not None]
+    assert len(found) == 15
+    assert not any(tensor.is_cuda for tensor in found)

@@ -54,6 +54,7 @@ FILES = (
 ONE_BY_ONE = (
     "attention paths issued one by one, on a stream for each sequence; in host memory the sequences share their pages"
 )
+ALIKE = ", alike"
 UNKNOWN = "no floor: the method does not say what its step moves"
 
 
@@ -131,6 +132,7 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
         device.release()
         device.reset_peak()
         if scope == "compiled":
+            torch.compiler.reset()  # each method is another step, and torch compiles eight of one function at most
             made.decoder.compiled("eager" if bench.dry else "inductor")
         made.steps(1 if bench.dry else WARM if batch == 1 else SETTLE)
         times = made.times(graph, bench.repeats)
@@ -161,24 +163,24 @@ def _timed(bench: Bench, setting: Setting, context: int, rates: Rates, scope: Sc
         made.close()
 
 
-def decodes(context: int, batch: int) -> tuple[list[Part], list[Part]]:
-    """Everything at one context and batch: (what a sitting should come to, what can wait). Several sequences take long,
-    and are two parts: what is replayed is the second. What can wait are methods whose step does what another's of their
-    family does: they say nothing of it, and attend all that they keep."""
-    name, known = f"decode {context} x {batch}", list(everything().values())
-    alike = [setting for setting in known if setting.name in followers()]
-    known = [setting for setting in known if setting not in alike]
+def decodes(context: int, batch: int) -> list[Part]:
+    """Everything at one context and batch. Several sequences take long, and are two parts: what is replayed is the
+    second. The last part, ALIKE, can wait: methods whose step does what another's of their family does."""
+    name, known, waiting = f"decode {context} x {batch}", list(everything().values()), followers()
     smaller = SMALLER if batch == 1 else FEWER
-    later = [_cells(f"{name}, alike", context, batch, alike, smaller)] if alike else []
-    if batch == 1:
-        return [_cells(name, context, batch, known, smaller)], later
-    ways = [[setting for setting in known if bool(setting.rates) == replayed] for replayed in (False, True)]
-    parts = ((name, ways[0]), (f"{name}, replayed", ways[1]))
-    return [_cells(part, context, batch, those, smaller) for part, those in parts if those], later
+    alike = [setting for setting in known if setting.name in waiting]
+    first = [setting for setting in known if setting.name not in waiting]
+    groups = [(name, first)]
+    if batch > 1:
+        ways = [[setting for setting in first if bool(setting.rates) == replayed] for replayed in (False, True)]
+        groups = [(name, ways[0]), (f"{name}, replayed", ways[1])]
+    groups.append((name + ALIKE, alike))
+    return [_cells(part, context, batch, those, smaller) for part, those in groups if those]
 
 
 def followers() -> set[str]:
-    """Names of settings that are alike to one of their family that comes before them."""
+    """Names of settings that say nothing of their step and attend all that they keep, as one of their family before
+    them does."""
     found, families = set(), set()
     for setting in settings().values():
         family = methods.get(setting.method).family

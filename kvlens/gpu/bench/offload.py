@@ -188,7 +188,7 @@ def _stored(
     from kvlens.store.recover import delete_run
 
     pairing = Pairing(reference_key=reference_key(request, prepared))
-    told: list[str] = []
+    result, seen, told = None, CopiesSeen(), list[str]()
     for level in LEVELS:
         seen, asked = CopiesSeen(), request.model_copy(update={"trace_level": level})
         stored = store(prepared, asked, planned, pairing, bench.runs, _silent, lambda: False, watcher=seen)
@@ -200,6 +200,7 @@ def _stored(
             return result, stored.uid, seen, said
         told.append(f"with {level} the trace has {size / 1e6:.1f} MB")
         delete_run(bench.runs, stored.uid)
+    assert result is not None
     return result, None, seen, f"Not stored: {', '.join(told)}."
 
 

@@ -81,7 +81,8 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
     batches = sorted(set(batches))
     middle, longest = contexts[min(1, len(contexts) - 1)], max(contexts)
     order = list(dict.fromkeys((middle, longest, *contexts)))
-    whole = [decode.decodes(context, batch) for context in order for batch in batches]
+    whole = [part for context in order for batch in batches for part in decode.decodes(context, batch)]
+    alike = [part for part in whole if part.name.endswith(decode.ALIKE)]
     return [
         ceilings.PART,
         kernel_checks.PART,
@@ -89,9 +90,9 @@ def all_parts(contexts: Sequence[int], batches: Sequence[int]) -> list[Part]:
         ledger.PART,
         offload.PART,
         kernel_times.PART,
-        *(part for first, _ in whole for part in first),
+        *(part for part in whole if part not in alike),
         recording.PART,
-        *(part for _, later in whole for part in later),
+        *alike,
         decode.sweep(middle),
         *decode.compiled(middle),
         headlines.PART,
