@@ -33,6 +33,12 @@ WHOLE = ("ceilings", "checks", "engine", "kernels", "decode 256", "recording", "
 """all but what is compiled by torch.compile and swept: tests/unit/test_bench_gpu_decode.py"""
 
 
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ledger's part without the engine's runs, which `whole` has: it is done again and again here."""
+    monkeypatch.setattr(ledger, "_engine", lambda bench: iter(()))
+
+
 def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
     return Request(folder, 10, parts, True, (256,), (1,), **more)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from kvlens.gpu.bench.part import Bench
 from kvlens.gpu.bench.result import Entry, LedgerRow
 from kvlens.gpu.bench.tables import OFFLOAD_HEAD, _offload
 from kvlens.gpu.bench.tier import Ground, Way, moving
-from kvlens.models import find
+from kvlens.models import catalogue, find
 from kvlens.store.reader import TraceReader
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
@@ -44,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[OffloadR
 
 
 def test_what_moves_is_found_by_what_it_asks_of_the_memory() -> None:
-    names = {way.name for way in moving(1)}
+    names = {way.name for way in moving()}
     assert {"sekv", "freekv", "sentkv", "arkvale", "pqcache"} <= names
     assert not names & {"full", "streaming_llm", "snapkv", "quest", "kivi"}
 
@@ -137,6 +138,15 @@ def test_what_an_earlier_sitting_left_is_not_run_again(
         left.extend(measure(bench(tmp_path, rows[0], refused, until=0.0)))
     monkeypatch.setattr(offload, "_prepared", lambda *given: pytest.fail("everything is there"))
     assert [asdict(row) for row in measure(bench(tmp_path, *rows))] == [asdict(row) for row in rows]
+
+
+def test_a_prompt_is_as_long_as_the_models_context_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "entry", lambda name: SimpleNamespace(context=400))
+    made = bench(tmp_path)
+    made.kept["moving"] = made.kept["moving"][:1]
+    (row,) = measure(made)
+    assert row.reason is None
+    assert 300 < row.context <= 400 - row.steps
 
 
 def test_a_method_that_is_refused_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

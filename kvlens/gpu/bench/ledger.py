@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,8 @@ def _copies(bench: Bench) -> list[LedgerRow]:
 def _engine(bench: Bench) -> Iterator[LedgerRow]:
     """Rows of the ledger, as a trace would have them, against the copies of the link."""
     device, steps = str(bench.device.at), 2 if bench.dry else STEPS
-    ground, ways = Ground.of(device, "float32", steps), bench.keep("moving", lambda: moving(steps))
-    for way in ways:
+    ground = Ground.of(device, "float32", steps)
+    for way in (replace(way, steps=steps) for way in bench.keep("moving", moving)):
         label = f"engine, {way.title}, {steps} steps"
         try:
             yield from _of_engine(bench, way, ground, label)

@@ -57,7 +57,7 @@ def measure(bench: Bench) -> Iterator[OffloadRow]:
     held = [OffloadRow(**row) for row in bench.held(PART) if row["reason"] is None]
     done = {row.method for row in held}
     yield from held
-    ways = bench.keep("moving", lambda: moving(1))
+    ways = bench.keep("moving", moving)
     names = list(dict.fromkeys(way.name for way in ways))
     traced = set(spread(names, TRACES))
     left = [name for name in names if name not in done]
@@ -113,6 +113,7 @@ def _untrained(bench: Bench, name: str) -> dict[str, Any]:
 def _prepared(bench: Bench, names: Sequence[str]) -> Prepared:
     """The model, and the prompt for all of them. Raises Lacking where the model is not here."""
     from kvlens import tasks
+    from kvlens.models.catalogue import entry
     from kvlens.runs.preparing import prepare
     from kvlens.runs.readings import keeping
     from kvlens.tasks.encoding import encoding
@@ -121,7 +122,8 @@ def _prepared(bench: Bench, names: Sequence[str]) -> Prepared:
     try:
         task = tasks.get(tasks.usual(request.model)[0])
         counted = encoding(request.model)
-        most = (DRY_TOKENS if bench.dry else TOKENS) - request.max_new
+        wanted = DRY_TOKENS if bench.dry else TOKENS
+        most = min(wanted, entry(request.model).context or wanted) - request.max_new
         source = tasks.prompt_of(tasks.ask(task, most, 0.5, 0, counted))
         prepared = prepare(request, source, _silent)
     except UnsupportedModel as problem:
