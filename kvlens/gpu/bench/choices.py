@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from kvlens.methods.base import Method
 
 TIE = 1e-4
-"""scores of a head that lie closer than this share of its largest one are equal but for rounding (fp32)"""
+"""scores that lie closer than this share of themselves, or of the head's median one, are equal but for rounding
+(fp32)"""
 MOVED, DRAWS = 1e-5, 16
 """how far a query is moved, as a share of its own numbers, and how often, where a choice has no scores"""
 
@@ -40,8 +41,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far two runs chose alike. margin: of the first difference, as a share of the head's largest score; 0: none
-    differs; None: nothing says how close it was."""
+    """How far two runs chose alike. margin: of the first difference, as a share of the scores; 0: none differs; None:
+    nothing says how close it was."""
 
     text: str
     margin: float | None = 0.0
@@ -118,7 +119,7 @@ def compare(host: Sequence[Choice], ours: Sequence[Choice]) -> Verdict:
     for number, (one, two) in enumerate(zip(host, ours, strict=False)):
         if (one.step, one.layer, one.what) != (two.step, two.layer, two.what):
             return Verdict(f"{_place(one)}: the device chose {two.what} there", None, one.step)
-        if not _equal(one, two):
+        if not torch.equal(one.chosen, two.chosen):
             return _first(list(zip(host[number:], ours[number:], strict=False)))
     if len(host) != len(ours):
         return Verdict(f"{len(host)} choices on the host, {len(ours)} on the device", None, -1)
@@ -134,7 +135,9 @@ def flips(one: Choice, two: Choice, found: Sequence[Sequence[Choice]]) -> int:
 
 def first_pair(host: Sequence[Choice], ours: Sequence[Choice]) -> tuple[Choice, Choice] | None:
     """The first choice that differs."""
-    return next((pair for pair in zip(host, ours, strict=False) if not _equal(*pair)), None)
+    return next(
+        (pair for pair in zip(host, ours, strict=False) if not torch.equal(pair[0].chosen, pair[1].chosen)), None
+    )
 
 
 def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
@@ -145,7 +148,7 @@ def _first(rest: Sequence[tuple[Choice, Choice]]) -> Verdict:
     for one, two in rest:
         if one.step != begun.step or (one.step >= 0 and one.layer != begun.layer):
             break
-        if not _equal(one, two):
+        if not torch.equal(one.chosen, two.chosen):
             told += _heads(one, two)
     worst = max(told, key=lambda pair: float("inf") if pair[0] is None else pair[0])
     more = f", and {len(told) - 1} more of it" if len(told) > 1 else ""
@@ -163,15 +166,16 @@ def _heads(one: Choice, two: Choice) -> list[tuple[float | None, str]]:
         if margin is None:
             found.append((None, f"{place}: no score says how close it was"))
         else:
-            apart, largest = margin
-            found.append((apart / largest, f"{place}: scores {apart:.2g} apart, the largest is {largest:.4g}"))
+            apart, size = margin
+            found.append((apart / size, f"{place}: scores {apart:.2g} apart, of about {size:.4g}"))
     return found
 
 
 def _margin(one: Choice, two: Choice, head: int) -> tuple[float, float] | None:
-    """(how close the scores were, the head's largest score): of what changed places, the host's lowest that it took
-    from its highest that only the device took; where nothing changed places, how far the scores of what differs are
-    from each other, between which the bound must lie. None: something that differs has no score."""
+    """(how close the scores were, their size): of what changed places, the host's lowest that it took from its highest
+    that only the device took; where nothing changed places, how far the scores of what differs are from each other,
+    between which the bound must lie. Their size is that of the largest of them, or the head's median where that is
+    larger: the rounding of a sum near zero is that of what was added up. None: something that differs has no score."""
     if one.score is None or two.score is None:
         return None
     a, b = one.chosen[head].double(), two.chosen[head].double()
@@ -180,12 +184,12 @@ def _margin(one: Choice, two: Choice, head: int) -> tuple[float, float] | None:
     concerned = torch.cat((mine[taken | left], other[taken | left]))
     if not concerned.isfinite().all():
         return None
-    largest = float(mine[mine.isfinite()].abs().max())
+    size = max(float(concerned.abs().max()), float(mine[mine.isfinite()].abs().quantile(0.5)))
     if taken.any() and left.any() and one.what != "evicted":
         apart = abs(float(mine[taken].min() - mine[left].max()))
     else:
         apart = float((mine - other)[taken | left].abs().max())
-    return (apart, largest) if largest else None
+    return (apart, size) if size else None
 
 
 def _placed(placement: Placement, tokens: int) -> list[Choice]:
@@ -234,10 +238,6 @@ def _host(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fit(one: Choice, two: Choice) -> bool:
     return one.chosen.shape == two.chosen.shape
-
-
-def _equal(one: Choice, two: Choice) -> bool:
-    return torch.equal(one.chosen, two.chosen)
 
 
 def _differs(one: Choice, two: Choice) -> torch.Tensor:
