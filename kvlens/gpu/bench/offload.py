@@ -51,9 +51,8 @@ def measure(bench: Bench) -> Iterator[OffloadRow]:
     package is not here, and where the time is over; rows of an earlier sitting are not measured again."""
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
-            raise Lacking(
-                f"the package '{package}' is not installed here, and offload is run and stored with it", package
-            )
+            reason = f"the package '{package}' is not installed here, and offload is run and stored with it"
+            raise Lacking(reason, f"install {package}")
     held = [OffloadRow(**row) for row in bench.held(PART) if row["reason"] is None]
     done = {row.method for row in held}
     yield from held
@@ -127,9 +126,8 @@ def _prepared(bench: Bench, names: Sequence[str]) -> Prepared:
         source = tasks.prompt_of(tasks.ask(task, most, 0.5, 0, counted))
         prepared = prepare(request, source, _silent)
     except UnsupportedModel as problem:
-        raise Lacking(
-            str(problem).rstrip("."), "--model with a GGUF file or a folder, as docs/performance.md says"
-        ) from None
+        todo = "bring the model as docs/performance.md says, or name a GGUF file or a folder by --model"
+        raise Lacking(str(problem).rstrip("."), todo) from None
     return replace(prepared, kept=keeping([methods.get(name) for name in names]))
 
 
