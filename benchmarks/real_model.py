@@ -4,7 +4,8 @@ none, every method against FullKV; and how long a new process takes to its first
     python -m benchmarks.real_model [--rounds N] [--length TOKENS] [--methods NAMES] [--model MODEL] [--out FILE]
 
 All arms take turns, round by round; a ratio is taken inside each round and the median of the rounds is told with the
-smallest and the largest, so that a busy machine slows both sides. Prefill is told apart from decoding.
+smallest and the largest, so that a busy machine slows both sides. Prefill, decoding and what comes after the last step
+(the prompt's surprisals, the end of the trace) are told apart, and together.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from kvlens.text.prompts import Prompt, tokenize
 STEPS, SEED, BUDGET = 24, 8_500_000, "20%"
 COLD = 256
 """tokens of the prompt that a new process is given"""
+Times = dict[str, float]
+"""seconds: prefill, step (of one), after (from the end of the last step to the end of the run), total (all of it)"""
 
 
 class Speed:
@@ -61,12 +64,12 @@ class Speed:
         return tokenize(tasks.prompt_of(self.asked), self.loaded.tokenizer, self.loaded.max_positions, STEPS)
 
     @torch.inference_mode()
-    def stock(self) -> tuple[float, float]:
-        """Seconds of prefill and per decode step of the model's own `generate`, with its own attention and cache."""
+    def stock(self) -> Times:
+        """The model's own `generate`, with its own attention and cache."""
         model: Any = self.loaded.model
         with attending(model, "sdpa"):
             first, whole = (self._generate(model, new) for new in (1, 1 + STEPS))
-        return first, (whole - first) / STEPS
+        return {"prefill": first, "step": (whole - first) / STEPS, "after": 0.0, "total": whole}
 
     def _generate(self, model: Any, new: int) -> float:
         ids = torch.tensor([self.prompt.ids])
@@ -81,35 +84,49 @@ class Speed:
         )
         return time.perf_counter() - begun
 
-    def full(self, coverage: bool | None = None, read: ReadPrompt | None = None) -> tuple[float, float]:
-        """The same of FullKV here; coverage: recorded with spans, and with full attention's mass where true; None: not
-        recorded."""
+    def full(self, coverage: bool | None = None, read: ReadPrompt | None = None) -> Times:
+        """FullKV here; coverage: recorded with spans, and with full attention's mass where true; None: not recorded."""
         method = methods.get(methods.REFERENCE)
-        params = methods.make_parameters(method, None, {})
+        params, clock = methods.make_parameters(method, None, {}), Clock()
         if coverage is None:
-            return _times(self.engine.run(self.prompt, method, params, None, self.options, read=read))
+            return clock.times(self.engine.run(self.prompt, method, params, None, self.options, None, clock, read=read))
         shape, options = self.loaded.shape, Options(max_new=STEPS, ignore_eos=True, coverage=coverage)
         with tempfile.TemporaryDirectory() as folder:
             writer = TraceWriter(Path(folder))
             name = self.loaded.name
             writer.begin(RunMeta(layers=shape.layers, q_heads=shape.q_heads, kv_heads=shape.kv_heads, model=name))
-            result = self.engine.run(self.prompt, method, params, None, options, writer, read=read)
+            result = self.engine.run(self.prompt, method, params, None, options, writer, clock, read=read)
+            writer.surprisals(result.surprisal.whole().numpy())
             writer.finish("completed", None, result.checks, {})
-        return _times(result)
+            return clock.times(result)
 
-    def method(self, name: str, read: ReadPrompt) -> tuple[float, float]:
-        """Seconds of placing the prompt that was read, and per decode step. Raises BudgetInfeasible, or ValueError
-        with one sentence, where the method cannot be run on it."""
+    def method(self, name: str, read: ReadPrompt) -> Times:
+        """A method on a prompt that was read: its prefill is placing it. Raises BudgetInfeasible, or ValueError with
+        one sentence, where it cannot be run on it."""
         method = methods.get(name)
         row = header(Trial(self.task, self.length, 0.5, SEED, 0, name, BUDGET), self.loaded.name)
         limit = Budget.parse(BUDGET) if row["rule"] == "resident bytes" else None
         taken = chosen(self.engine, self.prompt, method, row, limit, self.options)
-        self.presets[method.name] = taken.preset
-        return _times(self.engine.run(self.prompt, method, taken.params, limit, self.options, read=read))
+        self.presets[method.name], clock = taken.preset, Clock()
+        return clock.times(
+            self.engine.run(self.prompt, method, taken.params, limit, self.options, None, clock, read=read)
+        )
 
 
-def _times(result: Result) -> tuple[float, float]:
-    return result.prefill_s, result.decode_s / len(result.ids)
+class Clock:
+    """Begins with a run, and hears when its last step has ended."""
+
+    def __init__(self) -> None:
+        self._began = self._stepped = time.perf_counter()
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        self._stepped = time.perf_counter()
+
+    def times(self, result: Result) -> Times:
+        """Of a run that ends now."""
+        ended = time.perf_counter()
+        step = result.decode_s / len(result.ids)
+        return {"prefill": result.prefill_s, "step": step, "after": ended - self._stepped, "total": ended - self._began}
 
 
 def measure(model: str, length: int, rounds: int, names: list[str], say: Callable[[str], None]) -> dict[str, Any]:
@@ -118,14 +135,14 @@ def measure(model: str, length: int, rounds: int, names: list[str], say: Callabl
     speed = Speed(model, length)
     queries = max([128, *(methods.get(name).observed_queries for name in names)])
     read = speed.engine.read(speed.prompt, queries=queries, received=True)
-    arms: dict[str, Callable[[], tuple[float, float]]] = {
+    arms: dict[str, Callable[[], Times]] = {
         "transformers": speed.stock,
         "full": speed.full,
         "full, recorded with spans": lambda: speed.full(False),
         "full, recorded with coverage": lambda: speed.full(True),
     }
     arms |= {name: (lambda name=name: speed.method(name, read)) for name in names}
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+    seconds: dict[str, list[Times]] = {name: [] for name in arms}
     refused: dict[str, str] = {}
     for turn in range(rounds + 1):
         for name, arm in arms.items():
@@ -150,17 +167,22 @@ def measure(model: str, length: int, rounds: int, names: list[str], say: Callabl
     return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": cold(model, speed, rounds)}
 
 
-def ratios(seconds: dict[str, list[tuple[float, float]]]) -> list[dict[str, Any]]:
-    """arm, part (prefill or step), against, ratio (median over the rounds), low, high (of the rounds), ms (median of
-    the arm's own). A method's prefill is its placing of a prompt that was read, against FullKV's whole prefill."""
+def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
+    """arm, part (prefill, step, after, total), against, ratio (median over the rounds), low, high (of the rounds), ms
+    (median of the arm's own). A method's prefill is its placing of a prompt that was read, against FullKV's whole
+    prefill, and its total is left out. What comes after the last step of an arm that reads the prompt itself is told
+    as a share of FullKV's prefill."""
     lines = []
     for name, took in seconds.items():
         against = "transformers" if name == "full" else "full"
         if name == "transformers" or not took:
             continue
-        for place, part in enumerate(("prefill", "step")):
-            each = [mine[place] / other[place] for mine, other in zip(took, seconds[against], strict=True)]
-            own = median(mine[place] for mine in took) * 1e3
+        parts = {"prefill": "prefill", "step": "step"}
+        if name.startswith("full"):
+            parts |= {"total": "total"} if name == "full" else {"after": "prefill", "total": "total"}
+        for part, other in parts.items():
+            each = [mine[part] / theirs[other] for mine, theirs in zip(took, seconds[against], strict=True)]
+            own = median(mine[part] for mine in took) * 1e3
             line = {"arm": name, "part": part, "against": against, "ratio": median(each)}
             lines.append(line | {"low": min(each), "high": max(each), "ms": own})
     return lines

@@ -61,7 +61,7 @@ class OracleSession:
             self.owner[span.tok_start : span.tok_end] = place
         self.inside = self.owner >= 0
         self.of = self.owner[self.inside]
-        nats = read.surprisal[: self.n].nan_to_num(0.0)
+        nats = read.surprisal.whole()[: self.n].nan_to_num(0.0)
         ranges = [(span.tok_start, span.tok_end) for span in spans]
         self.mean_keys = sekv_router.span_means(read.keys, nats, ranges)
         self.mean_values = sekv_router.span_means(read.values, nats, ranges)

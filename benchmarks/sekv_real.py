@@ -105,7 +105,7 @@ def session(engine: Engine, prompt: Prompt, read: ReadPrompt, arm: Oracle, set_:
     """Spans, and room for expanded ones, as the method itself would have them within the budget."""
     params, shape, n = SeKVParameters(**set_), engine.loaded.shape, len(prompt.ids) - 1
     limit = Budget.parse(budget).bytes(shape, len(prompt.ids) + NEW)
-    nats = read.surprisal[:n].tolist()
+    nats = read.surprisal.whole()[:n].tolist()
     cap = sekv_layout.anchor_cap(params, shape, limit)
     spans = segment(params, nats[: n - params.window], 0, Surprisal.of(nats), cap)
     plan = sekv_layout.plan(params, spans, n, NEW)

@@ -39,6 +39,10 @@ class Outcome(Stored):
     prompt_kept: bool | None = None
     """whether the prompt had been read by an earlier run, and its keys and values kept"""
     decode_s: float | None = None
+    surprisal_s: float | None = None
+    """of the surprisals of the prompt's tokens, computed after the last step; None: they were known before the first"""
+    no_surprisal: str | None = None
+    """of a run that came to its end: why they are not there; None: they are"""
     process_peak_bytes: Size = None
     kernels: str | None = None
     """what attention ran on; before the end: what it may run on"""

@@ -101,7 +101,7 @@ class PromptToken:
     char_start: int | None
     char_end: int | None
     surprisal: float | None
-    """nats; None for the first token, which nothing predicts"""
+    """nats; None for the first token, which nothing predicts, and while they are not computed"""
 
 
 @dataclass(frozen=True)

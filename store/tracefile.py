@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from kvlens.instruments import Effects
@@ -16,6 +17,7 @@ from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
 from kvlens.store.effects import effect_table
+from kvlens.store.errors import TraceError
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
@@ -26,8 +28,9 @@ from kvlens.store.versions import upgrades
 _CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
 #: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
 _MASS_TOLERANCE = 1e-3
-#: What is written in one transaction: a block of steps, what prefill found, or effects at lost steps.
-Job: TypeAlias = Block | PrefillRecord | Sequence[Effects]
+#: What is written in one transaction: a block of steps, what prefill found, surprisals that it did not know, or effects
+#: at lost steps.
+Job: TypeAlias = Block | PrefillRecord | np.ndarray | Sequence[Effects]
 
 
 class TraceFile:
@@ -109,6 +112,8 @@ class TraceFile:
             tables = self._block_tables(job, trace_level)
         elif isinstance(job, PrefillRecord):
             tables = self._prefill_tables(job, trace_level)
+        elif isinstance(job, np.ndarray):
+            tables = []
         else:
             kept = job if trace_level == "spans" else ()
             tables = [("effect", effect_table(kept, self._heads, self.last_step() + 1))]
@@ -131,6 +136,8 @@ class TraceFile:
                         "prefill_resident_bytes": job.resident_bytes,
                     }
                 )
+            elif isinstance(job, np.ndarray):
+                self._put_surprisals(job)
             con.commit()
         except BaseException:
             with contextlib.suppress(duckdb.Error):
@@ -160,6 +167,22 @@ class TraceFile:
         self._con.register("incoming", table)
         try:
             self._con.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
+        finally:
+            self._con.unregister("incoming")
+
+    def _put_surprisals(self, nats: np.ndarray) -> None:
+        if nats.shape != (self._prompt_tokens,):
+            raise TraceError(
+                f"{nats.size} surprisals are logged of a prompt of {self._prompt_tokens} tokens; this is a bug in what "
+                "logs them."
+            )
+        known = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
+        self._con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": known}))
+        try:
+            self._con.execute(
+                "UPDATE token SET surprisal = incoming.surprisal FROM incoming "
+                "WHERE token.pos = incoming.pos AND token.step IS NULL"
+            )
         finally:
             self._con.unregister("incoming")
 

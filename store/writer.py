@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvlens.instruments import Effects
 from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
@@ -113,6 +115,12 @@ class TraceWriter:
         if block.n == block.capacity or time.monotonic() - self._block_since > _BLOCK_AGE_S:
             self._block = None
             self._work.put(block)
+
+    def surprisals(self, nats: np.ndarray) -> None:
+        """Hands over the surprisals of the prompt's tokens, float32 [tokens], where prefill did not know them; once,
+        when all steps are logged."""
+        self._check_open()
+        self._work.put(nats)
 
     def effects(self, found: Sequence[Effects]) -> None:
         """Hands over what was found of lost steps when all steps are logged; once, before the run ends."""

@@ -51,7 +51,7 @@ def watch(
     cache = SessionCache(session, loaded.shape.layers)
     try:
         session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
-        session.finish_prefill(read.surprisal[: len(prompt.ids) - 1])
+        session.finish_prefill(None)
         session.observer = _Observer(session, watcher)
         ids = [prompt.ids[-1]]
         for step in range(max_new):

@@ -1,5 +1,4 @@
-"""Runs a prompt through a model under a method: chunked prefill with surprisal, then an explicit decode loop, free or
-forced.
+"""Runs a prompt through a model under a method: chunked prefill, then an explicit decode loop, free or forced.
 
 Prefill covers the prompt without its last token; step 0 feeds that token, so every generated token comes out of a
 decode step under the method. Methods may ask to see that token's query, key and value before (`Method.peeks`).

@@ -104,23 +104,24 @@ class Generation:
             assert read.ids == self.prompt.ids
             session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
-        n = session.context.prompt_tokens
+        n, last = session.context.prompt_tokens, surprisal.last
         prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None
         if self.recorder is not None and prompt_keys is not None:
             self.recorder.prompt_keys(prompt_keys, session.context.max_new)
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
-        session.finish_prefill(surprisal[:n])
+        session.finish_prefill(surprisal.whole()[:n] if session.method.needs_surprisal else None)
         # without the time that the beginning of a trace takes
         prefill_s = time.perf_counter() - began
         if self.recorder is not None:
-            self.recorder.prefill(self._prompt_tokens(surprisal), prefill_us, session.prefill_peak)
+            self.recorder.prefill(self._prompt_tokens(surprisal.known), prefill_us, session.prefill_peak)
             session.observer = self.recorder
-        self.course = Course(self.prompt, n, float(surprisal[-1]), self.decode)
+        self.course = Course(self.prompt, n, last, self.decode)
         self.result = Result([], "", surprisal, [], "", prefill_s, 0.0, [], 0, [])
 
-    def _prompt_tokens(self, surprisal: torch.Tensor) -> list[PromptToken]:
-        p, nats = self.prompt, surprisal.tolist()
+    def _prompt_tokens(self, surprisal: torch.Tensor | None) -> list[PromptToken]:
+        """Surprisals that nobody has asked for yet are not recorded yet."""
+        p, nats = self.prompt, [None] * len(self.prompt.ids) if surprisal is None else surprisal.tolist()
         return [
             PromptToken(i, token, piece, o[0] if o else None, o[1] if o else None, None if i == 0 else nats[i])
             for i, (token, piece, o) in enumerate(zip(p.ids, p.pieces, p.offsets, strict=True))

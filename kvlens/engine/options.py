@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from kvlens.engine.surprisal import Surprisals
 from kvlens.rows import Loss, SelfCheck
 
 Progress = Callable[[str, int, int], None]
@@ -81,8 +82,8 @@ class Result:
     """one per step; a question that was fed after the context comes first"""
     text: str
     """the answer"""
-    surprisal: torch.Tensor
-    """float32 [prompt tokens], nats, NaN at position 0; of the last alone where nobody wanted more"""
+    surprisal: Surprisals
+    """of the prompt's tokens; of a run that was not recorded the last one's alone, unless its method needs all"""
     logprobs: list[float]
     stopped: str
     """eos | stop | length | forced"""

@@ -12,7 +12,7 @@ from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.inputs import Gathering
 from kvlens.engine.models import LoadedModel
 from kvlens.engine.session import Session
-from kvlens.engine.surprisal import chunk_surprisal
+from kvlens.engine.surprisal import Surprisals
 from kvlens.methods.base import Method
 from kvlens.methods.given import Peeked
 from kvlens.text.prompts import Prompt
@@ -29,8 +29,8 @@ class ReadPrompt:
     """[L, Hq, w, D], of the last w positions"""
     peeked: Peeked
     """of the token after them, the prompt's last"""
-    surprisal: torch.Tensor
-    """float32 [tokens of the prompt], nats, NaN at position 0"""
+    surprisal: Surprisals
+    """of its tokens; whichever of its runs asks first computes them"""
     received: torch.Tensor | None = None
     """float32 [L, Hq, n]; None: it was not asked for"""
 
@@ -53,18 +53,17 @@ def prefill(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[], None] = lambda: None,
     every: bool = True,
-) -> torch.Tensor:
+) -> Surprisals:
     """Put the prompt without its last token through the model, `chunk` tokens at a time (0: at once), or as many as a
-    method that reads block by block says -> surprisal of every token; every=False: of the last alone, which step 0 is
-    told, since all of them cost a fourth of the prefill of a small model with a large vocabulary. Where the session
-    peeks, the last token follows without being stored; no logits are made of it.
+    method that reads block by block says -> its surprisals; every=False: nobody will ask for more than the last
+    token's. Where the session peeks, the last token follows without being stored; no logits are made of it.
 
     `check` is called before every chunk and may raise.
     """
     device = loaded.model.device
     ids = torch.tensor([prompt.ids], device=device)
     n = ids.shape[1] - 1
-    parts = [torch.full((1,), torch.nan, device=device)]
+    surprisal = Surprisals(loaded, prompt.ids, every)
     size = session.method.block or chunk or n
     gathering = None
     if session.method.needs_inputs:
@@ -74,18 +73,14 @@ def prefill(
             check()
             part = ids[:, first : min(first + size, n)]
             after = first + part.shape[1]
-            wanted = part.shape[1] if every else int(after == n)
-            targets = ids[0, after + 1 - wanted : after + 1]
-            parts.append(torch.full((part.shape[1] - wanted,), torch.nan, device=device))
             if loaded.plain_head:
-                hidden = loaded.model.base_model(
-                    input_ids=part, past_key_values=cache, use_cache=True
-                ).last_hidden_state
-                parts.append(chunk_surprisal(loaded, hidden[0, part.shape[1] - wanted :], targets))
+                out = loaded.model.base_model(input_ids=part, past_key_values=cache, use_cache=True)
+                surprisal.wait(out.last_hidden_state[0])
             else:
-                logits = loaded.model(input_ids=part, past_key_values=cache, use_cache=True).logits
-                last = logits[0, part.shape[1] - wanted :].float()
-                parts.append(torch.nn.functional.cross_entropy(last, targets, reduction="none"))
+                wanted = part.shape[1] if every else 1
+                out = loaded.model(input_ids=part, past_key_values=cache, use_cache=True, logits_to_keep=wanted)
+                targets = ids[0, after + 1 - wanted : after + 1]
+                surprisal.tell(torch.nn.functional.cross_entropy(out.logits[0].float(), targets, reduction="none"))
             progress(after, n)
     if gathering is not None:
         session.observed.inputs(gathering.gathered())
@@ -93,4 +88,4 @@ def prefill(
         check()
         with session.observed.peek():
             loaded.model.base_model(input_ids=ids[:, n:], past_key_values=cache, use_cache=True)
-    return torch.cat(parts)
+    return surprisal

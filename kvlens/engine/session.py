@@ -178,9 +178,9 @@ class Session:
         for layer in range(self.shape.layers):
             self.memory.prompt.append(layer, keys[layer], values[layer])
 
-    def finish_prefill(self, surprisal: torch.Tensor) -> None:
+    def finish_prefill(self, surprisal: torch.Tensor | None) -> None:
         """The prompt is in: the method divides the device and places it. surprisal float32 [n], nats, NaN at position
-        0.
+        0; None: the method does not need it.
 
         Raises BudgetInfeasible; nothing has been decoded then.
         """

@@ -1,6 +1,8 @@
-"""Surprisal of prompt tokens without sequence x vocabulary logits."""
+"""Surprisal of prompt tokens without sequence x vocabulary logits, computed when somebody asks for it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -9,14 +11,102 @@ from kvlens.engine.models import LoadedModel
 
 ROWS = 256
 """positions whose logits exist at a time"""
+WAITING_BYTES = 64 * 2**20
+"""of hidden states that wait at most; what is beyond them is computed while the prompt is read"""
 
 
-def chunk_surprisal(loaded: LoadedModel, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """-log p(targets[i] | everything up to hidden[i]) in nats: hidden [m, d] after the final norm, targets [m] ->
-    float32 [m]."""
-    head = loaded.model.get_output_embeddings()
-    parts = [
-        F.cross_entropy(head(hidden[i : i + ROWS]).float(), targets[i : i + ROWS], reduction="none")
-        for i in range(0, len(targets), ROWS)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, device=hidden.device)
+class Surprisals:
+    """-log p of each prompt token given all before it, in nats.
+
+    The output layer over a whole prompt costs a fourth of the prefill of a small model with a large vocabulary, and few
+    methods place a prompt by it. So the prompt's hidden states wait here, on the model's device and in its number
+    format, until somebody asks. The last token's surprisal, which step 0 is told, is computed alone in any case, so
+    that it is the same number whoever asks for the others.
+    """
+
+    def __init__(self, loaded: LoadedModel | None, ids: Sequence[int], every: bool = True) -> None:
+        """loaded: None: all are known; ids: of the prompt's tokens; every: False: nobody will ask for more than the
+        last token's."""
+        self._loaded, self._every = loaded, every
+        self._targets = torch.tensor(ids[1:], device=None if loaded is None else loaded.model.device)
+        self._waiting: list[torch.Tensor] = []
+        """hidden states [m, d], of the first tokens"""
+        self._told: list[torch.Tensor] = []
+        """surprisals [m], of the tokens after those"""
+        self._last: float | None = None
+        self.known: torch.Tensor | None = None
+        """float32 [tokens], NaN at position 0, which nothing predicts, and wherever `every` was False; None: nobody has
+        asked yet"""
+
+    @classmethod
+    def of(cls, nats: torch.Tensor) -> Surprisals:
+        """That are known: float32 [tokens]."""
+        made = cls(None, ())
+        made._last, made.known = float(nats[-1]), nats
+        return made
+
+    @classmethod
+    def restored(cls, loaded: LoadedModel, ids: Sequence[int], found: Mapping[str, torch.Tensor]) -> Surprisals:
+        """From what `state` gave. Raises KeyError where that is not in `found`."""
+        if "surprisal" in found:
+            return cls.of(found["surprisal"])
+        made = cls(loaded, ids)
+        made._waiting = [found["hidden"]]
+        return made
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What they can be had from again: {"surprisal": as `known`} or {"hidden": [tokens - 1, d]}."""
+        if self.known is None and not self._told:
+            return {"hidden": torch.cat(self._waiting)}
+        return {"surprisal": self.whole()}
+
+    def wait(self, hidden: torch.Tensor) -> None:
+        """The next tokens have gone through a model whose logits are its output layer's, nothing after it: hidden
+        [m, d] after the final norm."""
+        held = sum(part.nbytes for part in self._waiting)
+        if not self._every:
+            self._waiting = [hidden[-1:].clone()]
+        elif not self._told and held + hidden.nbytes <= WAITING_BYTES:
+            self._waiting.append(hidden)
+        else:
+            first = sum(map(len, (*self._waiting, *self._told)))
+            self._told += self._computed(hidden, self._targets[first : first + len(hidden)])
+
+    def tell(self, nats: torch.Tensor) -> None:
+        """The next tokens', of a model that says logits only as a whole: float32 [m]; of the last token alone where no
+        more are wanted."""
+        self._told = [*self._told, nats] if self._every else [nats[-1:]]
+
+    @property
+    def last(self) -> float:
+        """The last token's."""
+        if self._last is None:
+            self._last = float((self._told or list(self._computed(self._waiting[-1][-1:], self._targets[-1:])))[-1][-1])
+        return self._last
+
+    @torch.inference_mode()
+    def whole(self, progress: Callable[[int, int], None] = lambda done, total: None) -> torch.Tensor:
+        """All of them, as `known`; computed by whoever asks first. progress(done, total): before every few rows; what
+        it raises leaves all as it was."""
+        if self.known is None:
+            last, parts, done = self.last, [], 0
+            hidden = torch.cat(self._waiting) if self._waiting else None
+            waiting = 0 if hidden is None else len(hidden)
+            targets = self._targets[len(self._targets) - sum(map(len, self._told)) - waiting :]
+            if hidden is not None:
+                for part in self._computed(hidden, targets[:waiting]):
+                    progress(done, waiting)
+                    parts.append(part)
+                    done += len(part)
+            nats = torch.full((len(self._targets) + 1,), torch.nan, device=self._targets.device)
+            nats[len(nats) - len(targets) :] = torch.cat([*parts, *self._told])
+            nats[-1] = last
+            self.known, self._waiting, self._told = nats, [], []
+        return self.known
+
+    def _computed(self, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Surprisals of targets [m] after hidden [m, d], ROWS at a time."""
+        assert self._loaded is not None
+        head = self._loaded.model.get_output_embeddings()
+        for rows, of in zip(hidden.split(ROWS), targets.split(ROWS), strict=True):
+            yield F.cross_entropy(head(rows).float(), of, reduction="none")

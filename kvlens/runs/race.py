@@ -20,6 +20,7 @@ from kvlens import methods, tasks
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
+from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
@@ -199,7 +200,7 @@ class _Race:
 
         def report(phase: str, done: int, total: int) -> None:
             nonlocal decoding
-            decoding = phase in ("decode", "effect")
+            decoding = phase in ("decode", surprisals.PHASE, "effect")
             if phase == "decode":
                 if place == last and prepared.kept is not None and not fits(prepared, planned):
                     prepared.kept.read = None  # all are placed: it is made again for what left full KV

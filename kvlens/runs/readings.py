@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.engine.surprisal import Surprisals
     from kvlens.methods.base import Method
 
 FOLDER = "KVLENS_READINGS"
@@ -37,6 +38,8 @@ class Reading:
         self._prepared, self._planned, self._folder, self._told = prepared, planned, folder, told
         self.kept = False
         """whether an earlier run had read it"""
+        self._path: Path | None = None
+        """where it lies without its surprisals"""
 
     def __call__(self) -> ReadPrompt:
         prompt, method, kept = self._prepared.prompt, self._planned.method, self._prepared.kept
@@ -44,7 +47,7 @@ class Reading:
             self.kept = True
             return kept.read
         path = None if self._folder is None else self._folder / f"{_key(self._prepared, self._planned)}.safetensors"
-        found = None if path is None else _load(path, prompt.ids)
+        found = None if path is None else _load(path, self._prepared)
         queries = max(QUERIES, method.observed_queries, 0 if kept is None else kept.queries)
         received = method.needs_received or (kept is not None and kept.received)
         if found is None or not found.serves(method) or (received and found.received is None):
@@ -59,9 +62,21 @@ class Reading:
             if path is not None:
                 with contextlib.suppress(OSError):
                     os.utime(path)
+        self._path = path if found.surprisal.known is None else None
         if kept is not None:
             kept.read = found
         return found
+
+    def learned(self, surprisal: Surprisals) -> None:
+        """A run has asked for the surprisals of the prompt: the folder keeps them in place of what they are made of, so
+        that its other runs need not compute them."""
+        if self._path is None or surprisal.known is None:
+            return
+        found = _load(self._path, self._prepared)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                _save(self._path, replace(found, surprisal=surprisal))
+        self._path = None
 
 
 def keeping(kinds: Sequence[type[Method]]) -> Kept:
@@ -114,7 +129,8 @@ def _save(path: Path, read: ReadPrompt) -> None:
     """Whole or not at all; then what is too much goes."""
     from safetensors.torch import save_file
 
-    tensors = {name: getattr(read, name) for name in ("keys", "values", "last_queries", "surprisal", "received")}
+    tensors = {name: getattr(read, name) for name in ("keys", "values", "last_queries", "received")}
+    tensors |= read.surprisal.state()
     tensors |= {f"peeked.{field.name}": getattr(read.peeked, field.name) for field in fields(read.peeked)}
     path.parent.mkdir(mode=0o700, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
@@ -131,14 +147,16 @@ def _save(path: Path, read: ReadPrompt) -> None:
             file.unlink(missing_ok=True)
 
 
-def _load(path: Path, ids: tuple[int, ...]) -> ReadPrompt | None:
+def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
     """None where there is none, or it is damaged: then it is made again."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.engine.surprisal import Surprisals
     from kvlens.methods.given import Peeked
 
+    ids = prepared.prompt.ids
     try:
         found = load_file(path)
         peeked = Peeked(*(found[f"peeked.{field.name}"] for field in fields(Peeked)))
@@ -148,7 +166,7 @@ def _load(path: Path, ids: tuple[int, ...]) -> ReadPrompt | None:
             found["values"],
             found["last_queries"],
             peeked,
-            found["surprisal"],
+            Surprisals.restored(prepared.engine.loaded, ids, found),
             found.get("received"),
         )
     except (OSError, SafetensorError, KeyError):

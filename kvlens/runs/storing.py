@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvlens.meta import Counterfactual, Outcome, RunMeta
 from kvlens.rows import PrefillRecord, StepRecord
+from kvlens.runs import surprisals
 from kvlens.runs.describing import describe
 from kvlens.runs.effects import Lost
 from kvlens.runs.preparing import Pairing, Plan, Prepared
@@ -120,6 +121,12 @@ def store(
             drops=pairing.drops,
         )
         checks, kept = result.checks, read is not None and read.kept
+        no_surprisal, began = None, time.monotonic()
+        if sink.surprisals_wait:
+            no_surprisal = surprisals.add(result.surprisal, writer, follow)
+            if read is not None:
+                read.learned(result.surprisal)
+        surprisal_s = time.monotonic() - began
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         no_effects: str | None = None
         if lost is not None and lost.any:
@@ -134,6 +141,8 @@ def store(
             prefill_s=None if kept else round(result.prefill_s, 4),
             prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
+            surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait else None,
+            no_surprisal=no_surprisal,
             process_peak_bytes=peak,
             kernels=result.kernels,
             link_host_wait_s=None if raced else round(result.link_host_wait_s, 6),
@@ -169,6 +178,8 @@ class _LateSink:
         self._writer, self._meta, self._watcher, self._lost, self.begun = writer, meta, watcher, lost, False
         self._asked = meta.asked_steps
         self._pieces: list[str] = []
+        self.surprisals_wait = False
+        """the prompt was placed, and its tokens' surprisals were not known"""
 
     def begin_anyhow(self) -> None:
         """Begin the trace of a run that got no further."""
@@ -181,6 +192,7 @@ class _LateSink:
     def prefill(self, record: PrefillRecord) -> None:
         self.begin_anyhow()
         self._writer.prefill(record)
+        self.surprisals_wait = record.tokens[-1].surprisal is None
         if self._lost is not None:
             self._lost.prefill(record)
 

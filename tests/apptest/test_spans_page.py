@@ -169,7 +169,7 @@ def test_few_spans_have_no_umap(visit: Visit, folder: Path) -> None:
 
 def test_without_surprisal_nothing_is_cut(visit: Visit, folder: Path) -> None:
     app = visit(folder, "spans", run=SILENT)
-    assert "Only this run's own spans are drawn: the surprisal of token 1 is not a finite number" in words(app)
+    assert "own spans are drawn: the surprisals of the prompt's tokens were not recorded, so other" in words(app)
     assert names(figures(app)[BOUNDARIES])[2:] == ["recorded", "not listed or not recorded"]
     assert not app.slider
     assert any("regret (share)" in frame.value for frame in app.dataframe)

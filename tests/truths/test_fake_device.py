@@ -130,7 +130,11 @@ def test_no_method_mixes_devices(
         Session, "attend", lambda self, layer, q, scaling: on_host(attended(self, layer, on_cuda(q), scaling))
     )
     monkeypatch.setattr(Session, "look_ahead", lambda self, layer, q: ahead(self, layer, on_cuda(q)))
-    monkeypatch.setattr(Session, "finish_prefill", lambda self, surprisal: finish(self, on_cuda(surprisal)))
+    monkeypatch.setattr(
+        Session,
+        "finish_prefill",
+        lambda self, surprisal: finish(self, None if surprisal is None else on_cuda(surprisal)),
+    )
     monkeypatch.setattr(Recorder, "_work", measuring)
     monkeypatch.setattr(torch.nn.Module, "to", module_to)
     with FakeCuda():

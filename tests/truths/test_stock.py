@@ -131,8 +131,8 @@ def test_our_loop_equals_generate(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "cohere", "granite"])
 def test_surprisal_equals_full_logits(family: str) -> None:
     model, prompt = build(family), random_prompt(N, seed=4)
-    ours = Engine(model).read(prompt, prefill_chunk=37).surprisal
-    alone = run(model, prompt, "full", max_new=1, prefill_chunk=37).surprisal
+    ours = Engine(model).read(prompt, prefill_chunk=37).surprisal.whole()
+    alone = run(model, prompt, "full", max_new=1, prefill_chunk=37).surprisal.whole()
     model.model.set_attn_implementation("sdpa")
     with torch.inference_mode():
         ids = torch.tensor([prompt.ids])

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.real_model import ratios
+from benchmarks.real_model import Times, ratios
+
+
+def times(prefill: float, step: float, after: float = 0.0, total: float = 1.0) -> Times:
+    return {"prefill": prefill, "step": step, "after": after, "total": total}
 
 
 def test_a_ratio_is_taken_inside_its_round() -> None:
     seconds = {
-        "transformers": [(2.0, 0.10), (4.0, 0.20), (8.0, 0.10)],
-        "full": [(1.0, 0.11), (4.0, 0.20), (2.0, 0.15)],
-        "snapkv": [(0.5, 0.22), (1.0, 0.10), (1.0, 0.15)],
+        "transformers": [times(2.0, 0.10), times(4.0, 0.20), times(8.0, 0.10)],
+        "full": [times(1.0, 0.11), times(4.0, 0.20), times(2.0, 0.15)],
+        "full, recorded": [times(1.1, 0.1, 0.5, 2.0), times(4.0, 0.2, 1.0, 3.0), times(2.0, 0.15, 0.5, 2.5)],
+        "snapkv": [times(0.5, 0.22), times(1.0, 0.10), times(1.0, 0.15)],
         "sekv": [],
     }
     found = {(line["arm"], line["part"]): line for line in ratios(seconds)}
-    assert set(found) == {(arm, part) for arm in ("full", "snapkv") for part in ("prefill", "step")}, "what did not run"
+    assert {arm for arm, _ in found} == {"full", "full, recorded", "snapkv"}, "what did not run"
+    assert [part for arm, part in found if arm == "full"] == ["prefill", "step", "total"]
+    assert [part for arm, part in found if arm == "full, recorded"] == ["prefill", "step", "after", "total"]
+    assert [part for arm, part in found if arm == "snapkv"] == ["prefill", "step"]
     full, placing, step = found["full", "prefill"], found["snapkv", "prefill"], found["snapkv", "step"]
     assert (full["against"], full["ratio"], full["low"], full["high"]) == ("transformers", 0.5, 0.25, 1.0)
     assert found["full", "step"]["ratio"] == pytest.approx(1.1)
     assert (placing["against"], placing["ratio"]) == ("full", 0.5)
     assert (step["low"], step["ratio"], step["high"], step["ms"]) == (0.5, 1.0, 2.0, pytest.approx(150.0))
+    after, total = found["full, recorded", "after"], found["full, recorded", "total"]
+    assert (after["low"], after["ratio"], after["high"]) == (0.25, 0.25, 0.5), "shares of FullKV's prefill"
+    assert (total["ratio"], total["high"]) == (2.5, 3.0)

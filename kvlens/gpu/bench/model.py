@@ -65,6 +65,7 @@ def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     """`context` tokens, of which all but the last are read. All layers show the same random keys and values until a
     method places them, so that a long prompt takes no more than a layer; every MARK tokens there is a mark."""
     from kvlens.engine.prefill import ReadPrompt
+    from kvlens.engine.surprisal import Surprisals
 
     kv, normal, n = bench.model.kv, bench.device.normal, context - 1
     ids = torch.randint(3, bench.model.vocabulary, (context,)).tolist()
@@ -77,7 +78,6 @@ def random_prompt(bench: Bench, context: int) -> tuple[Prompt, ReadPrompt]:
     nats[0] = torch.nan
     peeked = Peeked(of_layers(kv.q_heads, 1), of_layers(kv.kv_heads, 1), of_layers(kv.kv_heads, 1))
     queries = of_layers(kv.q_heads, min(OBSERVED, n))
-    read = ReadPrompt(
-        tuple(ids), of_layers(kv.kv_heads, n), of_layers(kv.kv_heads, n), queries, peeked, nats.to(bench.device.at)
-    )
+    surprisal = Surprisals.of(nats.to(bench.device.at))
+    read = ReadPrompt(tuple(ids), of_layers(kv.kv_heads, n), of_layers(kv.kv_heads, n), queries, peeked, surprisal)
     return Prompt(PromptText("random"), tuple(ids), pieces, (None,) * context), read

@@ -21,6 +21,7 @@ _PHASES = {
     "prefill": "Prefill",
     "place": "Placing the prompt: spans, summaries, host memory",
     "decode": "Decoding",
+    "surprisal": "Computing the surprisal of the prompt's tokens",
     "effect": "Finding what the loss owes to what was not read",
     "again": "Repeating the run as it was",
     "search": "Looking for what is enough",
@@ -32,6 +33,7 @@ _UNITS = {
     "prefill": "tokens",
     "decode": "steps",
     "reference": "steps",
+    "surprisal": "tokens",
     "search": "repeats",
 }
 

@@ -72,7 +72,8 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     try:
         stats, others = view.text.stats, other_cuts(reader, reader.uid, data.stamp(reader.uid))
     except ValueError as problem:
-        st.info(plain(f"Only this run's own spans are drawn: {problem}, so other segmenters cannot cut this text."))
+        why = _no_surprisals(reader, view.text) or problem
+        st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
     rule = Threshold.of(reader)
@@ -96,6 +97,14 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     what_if(reader, view, rule, usual, preview, stats.threshold(shown))
     segmenters(reader, view, [*lanes, *cuts])
     return {} if preview is None else {"alpha": f"{shown:g}"}
+
+
+def _no_surprisals(reader: TraceReader, text: Text) -> str:
+    """Why no token of the prompt has a surprisal; empty where one has."""
+    if np.isfinite(text.surprisal).any():
+        return ""
+    why = reader.meta.no_surprisal or ("" if reader.status == "completed" else "the run did not come to its end")
+    return "the surprisals of the prompt's tokens were not recorded" + (why and f" ({why})")
 
 
 def _threshold(stats: Surprisal, alpha: float, of_run: bool) -> tuple[float, str]:

@@ -113,7 +113,7 @@ function colorTokens(mode, run, clock, step, out) {
       const value = surprisal[i];
       out[i] = Number.isNaN(value) ? 255 : Math.min(254, Math.max(0, Math.round((value / SURPRISAL_TOP) * 254)));
     }
-    return { table: SEQUENTIAL, lo: "0", hi: `\u2265 ${SURPRISAL_TOP} nats`, note: "surprisal; generated tokens: \u2212log p under this method" };
+    return { table: SEQUENTIAL, lo: "0", hi: `\u2265 ${SURPRISAL_TOP} nats`, note: `surprisal${Number.isNaN(surprisal[1]) ? ", of the prompt not recorded" : ""}; generated tokens: \u2212log p under this method` };
   }
   if (mode === "state") {
     for (let i = 0; i < out.length; i++) {
