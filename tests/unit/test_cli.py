@@ -94,6 +94,7 @@ def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         "prefill",
         "place",
         "decode",
+        "surprisal",
         "store",
         "done",
     ]
