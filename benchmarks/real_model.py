@@ -3,6 +3,9 @@ none, every method against FullKV; and how long a new process takes to its first
 
     python -m benchmarks.real_model [--rounds N] [--length TOKENS] [--methods NAMES] [--model MODEL] [--out FILE]
 
+Without --methods all are measured, with --methods "" FullKV alone; lines of arms that are in FILE and were not measured
+now stay, with the date of their sitting.
+
 All arms take turns, round by round; a ratio is taken inside each round and the median of the rounds is told with the
 smallest and the largest, so that a busy machine slows both sides. Prefill, decoding and what comes after the last step
 (the prompt's surprisals, the end of the trace) are told apart, and together.
@@ -188,6 +191,17 @@ def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
     return lines
 
 
+def kept(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of arms that were measured before and not now, each with the date of its sitting. Raises SystemExit where
+    they were measured on something else."""
+    alike = ("model", "prompt_tokens", "steps", "budget", "machine")
+    if any(before["about"][name] != now["about"][name] for name in alike):
+        raise SystemExit("the file holds figures of another model, prompt or machine: give another --out.")
+    arms, date = {line["arm"] for line in now["ratios"]}, before["about"]["date"]
+    now["about"]["presets"] = before["about"]["presets"] | now["about"]["presets"]
+    return [{"date": date} | line for line in before["ratios"] if line["arm"] not in arms]
+
+
 def cold(model: str, speed: Speed, rounds: int) -> dict[str, float]:
     """Seconds from the start of a process `kvlens run` to its first prompt token and to its first answer token, of a
     prompt of COLD tokens under FullKV: medians."""
@@ -233,6 +247,8 @@ def main() -> None:
         print(f"{name:30} {why}")
     print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in found["cold"].items()))
     if given.out:
+        if given.out.is_file():
+            found["ratios"] += kept(json.loads(given.out.read_text(encoding="utf-8")), found)
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

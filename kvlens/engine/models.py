@@ -12,6 +12,7 @@ from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
+from kvlens.models.importing import import_transformers, uncollected
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -126,6 +127,7 @@ def _silent(what: str, done: int, total: int) -> None:
     """Progress nobody asked for."""
 
 
+@uncollected()
 def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _silent) -> LoadedModel:
     """Load a decoder for kvlens. device: auto (CUDA where there is one), cpu or cuda[:N]; dtype: float32, bfloat16 or
     float16. told(what, done, total): how far the first use of a GGUF file is.
@@ -137,6 +139,7 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     if (device, dtype) == ("cpu", "float32") and (found := kept(name)) is not None:
         return cast(LoadedModel, found)
     source = resolve(name, told)
+    import_transformers()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import logging

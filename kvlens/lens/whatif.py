@@ -53,8 +53,8 @@ def whatif(
     other. Raises ValueError or TraceError, one sentence, when it cannot be
     repeated, or not so.
     """
-    from kvlens.runs.preparing import Pairing, plan
-    from kvlens.runs.reference import obtain, reference_key
+    from kvlens.runs.preparing import Pairing, plan, reference_key
+    from kvlens.runs.reference import obtain
     from kvlens.runs.storing import store
 
     changed = dict(asked.changed)

@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from kvlens.models.errors import UnsupportedModel
+from kvlens.models.importing import uncollected
 
 AUTO = "auto"
 
@@ -24,7 +25,8 @@ def expected(device: str = AUTO) -> str:
 def settle(device: str) -> str:
     """The device's name, auto decided by torch: CUDA where there is one. Raises UnsupportedModel for a name that is not
     known and for CUDA where there is none."""
-    import torch
+    with uncollected():
+        import torch
 
     if device == AUTO:
         return "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,7 +14,7 @@ from kvlens.methods.fitting import advised
 from kvlens.models.device import settle
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
-from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
+from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.readings import keeping
 from kvlens.runs.request import Report, RunRequest
 from kvlens.text.prompts import PromptText, tokenize
@@ -113,14 +113,15 @@ def _advised(
 def _stored(
     request: RunRequest, prepared: Prepared, runs_dir: Path, report: Report, cancelled: Callable[[], bool]
 ) -> Stored:
-    from kvlens.runs.reference import obtain, reference_key  # not above: a refusal need not wait for torch
-    from kvlens.runs.storing import store
+    from kvlens.runs.storing import store  # not above: a refusal need not wait for torch
 
     pairing, forced = (
         Pairing(reference_key=reference_key(request, prepared), holds=request.hold, drops=request.drop),
         None,
     )
     if request.against or request.forced_reference:
+        from kvlens.runs.reference import obtain
+
         reference = obtain(prepared, request, runs_dir, report, cancelled)
         forced = reference.ids if request.forced_reference else None
         pairing = replace(pairing, reference=reference, reference_uid=reference.uid)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import threading
 from functools import lru_cache
 from pathlib import Path
 
 from kvlens.engine.models import LoadedModel
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.find import resolve
+from kvlens.models.find import ready, resolve
 
 _NAMES = (
     "config.json",
@@ -21,6 +23,21 @@ _NAMES = (
 )
 
 
+def ahead(name: str) -> threading.Thread:
+    """Hashes the files of a model that lies ready in a folder, on a thread of its own while libraries are imported:
+    `fingerprint` finds them done. What is wrong with a file is left to those who load it."""
+
+    def work() -> None:
+        with contextlib.suppress(UnsupportedModel, OSError):
+            folder = ready(name)
+            if folder is not None:
+                _of_folder(folder)
+
+    thread = threading.Thread(target=work, name="kvlens-fingerprint", daemon=True)
+    thread.start()
+    return thread
+
+
 def fingerprint(loaded: LoadedModel) -> str:
     """'sha256:...' over the weights, the config and the tokenizer's files of a folder; 'ORG/MODEL@revision' of a hub
     model; a hash of the weights in memory where there is neither."""
@@ -29,13 +46,14 @@ def fingerprint(loaded: LoadedModel) -> str:
     except UnsupportedModel:
         return _in_memory(loaded)
     if folder.is_dir():
-        files = [
-            *sorted(folder.glob("*.safetensors")),
-            *(folder / name for name in _NAMES if (folder / name).is_file()),
-        ]
-        return _of_files(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
+        return _of_folder(folder)
     revision = getattr(loaded.model.config, "_commit_hash", None)
     return f"{loaded.name}@{revision}" if revision else _in_memory(loaded)
+
+
+def _of_folder(folder: Path) -> str:
+    files = [*sorted(folder.glob("*.safetensors")), *(folder / name for name in _NAMES if (folder / name).is_file())]
+    return _of_files(tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 
 
 @lru_cache(maxsize=8)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvlens.rows import StepRecord
-from kvlens.store.reader import TraceReader
 
 if TYPE_CHECKING:
     from kvlens.recording.facts import Seen
+    from kvlens.store.reader import TraceReader  # it loads pandas, for which a run need not wait
 
 NOT_RECORDED = 255
 """in a map; shares go from 0 to FULL"""

@@ -8,14 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kvlens.runs.preflight import TOKEN_BYTES
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import list_runs
 from kvlens.store.runinfo import read_info
 
 MOST = 5
 """runs that an estimate is made by, the newest"""
-TOKEN_BYTES = 120
-"""of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens"""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
 from kvlens.recording.sampling import resolve as resolve_sampling
-from kvlens.runs.likely import TOKEN_BYTES
 from kvlens.runs.preparing import check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.shape import KVShape
@@ -29,6 +28,8 @@ from kvlens.text.prompts import BadPrompt, PromptText
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
 TRACE_BASE_BYTES = 1_100_000
+TOKEN_BYTES = 120
+"""of a trace per prompt token, as measured on the demo model from 246 to 1,999 tokens"""
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 POINTS = ((1024, "20%"), (4096, "10%"))
 """prompt tokens and budgets at which every method must run by itself"""

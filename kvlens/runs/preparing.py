@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -118,6 +120,30 @@ def plan(request: RunRequest, prepared: Prepared, forced: tuple[int, ...] | None
     return Plan(method, found, budget, _options(request, forced))
 
 
+def reference_key(request: RunRequest, prepared: Prepared) -> str:
+    """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex
+    digits."""
+    import torch
+
+    said = {
+        "model": prepared.fingerprint,
+        "prompt": list(prepared.prompt.ids),
+        "dtype": request.dtype,
+        "device": prepared.engine.loaded.model.device.type,
+        "torch": torch.__version__,
+        "prefill_chunk": request.prefill_chunk,
+        "seed": request.seed,
+        "max_new": request.max_new,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stop": list(request.stop),
+        "ignore_eos": request.ignore_eos,
+    }
+    if prepared.prompt.asked:
+        said["asked"] = list(prepared.prompt.asked)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
 def _options(request: RunRequest, forced: tuple[int, ...] | None = None) -> Options:
     from kvlens.engine.engine import Options
 
@@ -142,11 +168,11 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
     one sentence."""
     check(request)
     report("load", 0, 1)
-    from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
-    from kvlens.runs.fingerprint import fingerprint
+    from kvlens.runs.fingerprint import ahead, fingerprint
     from kvlens.text.prompts import tokenize
 
+    hashed = ahead(request.model)
     try:
         loaded = load(request.model, request.device, request.dtype, report)
     except Exception as failure:
@@ -160,6 +186,9 @@ def prepare(request: RunRequest, source: PromptText, report: Report) -> Prepared
         import torch
 
         torch.set_num_threads(request.threads or 1)
+    from kvlens.engine.engine import Engine
+
+    hashed.join()
     prepared = Prepared(Engine(loaded), prompt, fingerprint(loaded))
     report("load", 1, 1)
     return prepared

@@ -24,7 +24,7 @@ from kvlens.runs import surprisals
 from kvlens.runs.frames import Frame, Maps, of_run
 from kvlens.runs.freed import give_back
 from kvlens.runs.preflight import refuse
-from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, sizes_of
+from kvlens.runs.preparing import Pairing, Prepared, check, plan, prepare, reference_key, sizes_of
 from kvlens.runs.races import REFUSED, Lane, RaceInfo, RaceRequest, write
 from kvlens.runs.readings import fits, keeping
 from kvlens.runs.request import DEFAULT_SHARE, RunRequest
@@ -191,7 +191,6 @@ class _Race:
         """A lane under a method; nothing of it is done but in its turn."""
         import torch
 
-        from kvlens.runs.reference import reference_key
         from kvlens.runs.storing import store
 
         request, prepared, reference = self._requests[number], self._prepared, self._reference

@@ -6,14 +6,13 @@ It is found again by what makes two references the same: model, prompt, numbers,
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlens.engine.comparison import Reference
-from kvlens.runs.preparing import Pairing, Prepared, plan
+from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Watcher, store
 from kvlens.store.errors import TraceError
@@ -26,30 +25,6 @@ if TYPE_CHECKING:
 LOGITS_FILE = "logits.safetensors"
 MOST_BYTES = 8 * 2**30
 """of logits, above which no reference is made"""
-
-
-def reference_key(request: RunRequest, prepared: Prepared) -> str:
-    """What two runs of full KV must share to be the same: model, prompt, numbers, and how tokens are chosen. 64 hex
-    digits."""
-    import torch
-
-    said = {
-        "model": prepared.fingerprint,
-        "prompt": list(prepared.prompt.ids),
-        "dtype": request.dtype,
-        "device": prepared.engine.loaded.model.device.type,
-        "torch": torch.__version__,
-        "prefill_chunk": request.prefill_chunk,
-        "seed": request.seed,
-        "max_new": request.max_new,
-        "temperature": request.temperature,
-        "top_p": request.top_p,
-        "stop": list(request.stop),
-        "ignore_eos": request.ignore_eos,
-    }
-    if prepared.prompt.asked:
-        said["asked"] = list(prepared.prompt.asked)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def find(runs_dir: Path, key: str) -> str | None:

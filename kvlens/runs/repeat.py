@@ -10,8 +10,8 @@ from pathlib import Path
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.rows import SpanRow
-from kvlens.runs.preparing import Pairing, Prepared, plan, prepare
-from kvlens.runs.reference import obtain, reference_key
+from kvlens.runs.preparing import Pairing, Prepared, plan, prepare, reference_key
+from kvlens.runs.reference import obtain
 from kvlens.runs.request import Report, RunRequest
 from kvlens.runs.storing import Stored, store
 from kvlens.store.reader import TraceReader

@@ -17,8 +17,8 @@ from kvlens.engine.engine import Engine
 from kvlens.meta import Sampled
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
-from kvlens.runs.preparing import Prepared
-from kvlens.runs.reference import LOGITS_FILE, find, load, obtain, reference_key
+from kvlens.runs.preparing import Prepared, reference_key
+from kvlens.runs.reference import LOGITS_FILE, find, load, obtain
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvlens.runs.likely import TOKEN_BYTES, likely
+from kvlens.runs.likely import likely
+from kvlens.runs.preflight import TOKEN_BYTES
 
 
 def stored(folder: Path, number: int, extra: object, **changes: Any) -> None:

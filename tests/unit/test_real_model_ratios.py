@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.real_model import Times, ratios
+from benchmarks.real_model import Times, kept, ratios
 
 
 def times(prefill: float, step: float, after: float = 0.0, total: float = 1.0) -> Times:
@@ -32,3 +32,17 @@ def test_a_ratio_is_taken_inside_its_round() -> None:
     after, total = found["full, recorded", "after"], found["full, recorded", "total"]
     assert (after["low"], after["ratio"], after["high"]) == (0.25, 0.25, 0.5), "shares of FullKV's prefill"
     assert (total["ratio"], total["high"]) == (2.5, 3.0)
+
+
+def test_lines_that_were_not_measured_again_stay_with_their_date() -> None:
+    about = {"model": "m", "prompt_tokens": 9, "steps": 2, "budget": "20%", "machine": {"cores": 2}}
+    before = {
+        "about": about | {"date": "then", "presets": {"full": None, "snapkv": "paper"}},
+        "ratios": [{"arm": "full", "ratio": 1.0}, {"arm": "snapkv", "ratio": 2.0}],
+    }
+    now = {"about": about | {"date": "now", "presets": {"full": None}}, "ratios": [{"arm": "full", "ratio": 3.0}]}
+    assert kept(before, now) == [{"date": "then", "arm": "snapkv", "ratio": 2.0}]
+    assert now["about"]["presets"] == {"full": None, "snapkv": "paper"}
+    now["about"]["steps"] = 3
+    with pytest.raises(SystemExit, match="another model, prompt or machine"):
+        kept(before, now)

@@ -15,8 +15,8 @@ from kvlens.bench.trials import outcome as scored
 from kvlens.lens.severity import outcome
 from kvlens.memory.budget import BudgetInfeasible
 from kvlens.runs.fingerprint import fingerprint
-from kvlens.runs.preparing import Pairing, Prepared, plan
-from kvlens.runs.reference import obtain, reference_key
+from kvlens.runs.preparing import Pairing, Prepared, plan, reference_key
+from kvlens.runs.reference import obtain
 from kvlens.runs.request import RunRequest
 from kvlens.runs.storing import store
 from kvlens.store.reader import TraceReader

@@ -1,0 +1,48 @@
+"""Importing what a model needs without what it does not: the largest part of a run's cold start."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is looked for while libraries are imported and a model is made: a million objects that stay, which the
+    collector would go through again and again, a fifth of the time. Afterwards they count as old, so that it does not
+    begin with them. Within itself, or where it was switched off before, it changes nothing."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
+            gc.freeze()
+            gc.unfreeze()
+        gc.enable()
+
+
+@contextmanager
+def unseen(package: str) -> Iterator[None]:
+    """As if a package were not installed, unless it is in memory already. Python's own way to say so: None in place of
+    the module."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if sys.modules.get(package, gc) is None:
+            del sys.modules[package]
+
+
+def import_transformers() -> None:
+    """transformers imports SciPy where it is installed, for losses of models that find objects in pictures; nobody
+    trains one here. So it is imported as where there is no SciPy; where it insists, whoever imports it next has it."""
+    with suppress(ImportError), unseen("scipy"):
+        import transformers.modeling_utils  # noqa: F401
