@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from benchmarks.cold_start import cold
 from kvlens import methods, tasks
 from kvlens.bench.provenance import about
 from kvlens.bench.trials import Trial, chosen, header
@@ -87,18 +87,17 @@ class Speed:
         )
         return time.perf_counter() - begun
 
-    def full(self, coverage: bool | None = None, read: ReadPrompt | None = None) -> Times:
+    def full(self, coverage: bool | None = None) -> Times:
         """FullKV here; coverage: recorded with spans, and with full attention's mass where true; None: not recorded."""
         method = methods.get(methods.REFERENCE)
         params, clock = methods.make_parameters(method, None, {}), Clock()
         if coverage is None:
-            return clock.times(self.engine.run(self.prompt, method, params, None, self.options, None, clock, read=read))
+            return clock.times(self.engine.run(self.prompt, method, params, None, self.options, None, clock))
         shape, options = self.loaded.shape, Options(max_new=STEPS, ignore_eos=True, coverage=coverage)
         with tempfile.TemporaryDirectory() as folder:
             writer = TraceWriter(Path(folder))
-            name = self.loaded.name
-            writer.begin(RunMeta(layers=shape.layers, q_heads=shape.q_heads, kv_heads=shape.kv_heads, model=name))
-            result = self.engine.run(self.prompt, method, params, None, options, writer, clock, read=read)
+            writer.begin(RunMeta(layers=shape.layers, q_heads=shape.q_heads, kv_heads=shape.kv_heads))
+            result = self.engine.run(self.prompt, method, params, None, options, writer, clock)
             writer.surprisals(result.surprisal.whole().numpy())
             writer.finish("completed", None, result.checks, {})
             return clock.times(result)
@@ -114,6 +113,12 @@ class Speed:
         return clock.times(
             self.engine.run(self.prompt, method, taken.params, limit, self.options, None, clock, read=read)
         )
+
+    def cold(self, rounds: int) -> dict[str, float]:
+        """See benchmarks.cold_start; of a prompt of COLD tokens under FullKV."""
+        self.prompt_of(COLD)
+        given = {"text": self.asked.text, "answer_prefix": self.asked.opening}
+        return {"prompt_tokens": COLD} | cold(["--model", self.loaded.name, "--method", "full"], given, rounds)
 
 
 class Clock:
@@ -159,15 +164,9 @@ def measure(model: str, length: int, rounds: int, names: list[str], say: Callabl
             if turn:  # the first turn warms up
                 seconds[name].append(took)
         say(f"round {turn} of {rounds}")
-    made = about((methods.REFERENCE, *names), model) | {
-        "model": model,
-        "presets": speed.presets,
-        "prompt_tokens": len(speed.prompt.ids),
-        "steps": STEPS,
-        "budget": BUDGET,
-        "rounds": rounds,
-    }
-    return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": cold(model, speed, rounds)}
+    sizes = {"prompt_tokens": len(speed.prompt.ids), "steps": STEPS, "budget": BUDGET, "rounds": rounds}
+    made = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
+    return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": speed.cold(rounds)}
 
 
 def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
@@ -200,29 +199,6 @@ def kept(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     arms, date = {line["arm"] for line in now["ratios"]}, before["about"]["date"]
     now["about"]["presets"] = before["about"]["presets"] | now["about"]["presets"]
     return [{"date": date} | line for line in before["ratios"] if line["arm"] not in arms]
-
-
-def cold(model: str, speed: Speed, rounds: int) -> dict[str, float]:
-    """Seconds from the start of a process `kvlens run` to its first prompt token and to its first answer token, of a
-    prompt of COLD tokens under FullKV: medians."""
-    speed.prompt_of(COLD)
-    began, first = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "prompt.json"
-        file.write_text(json.dumps({"text": speed.asked.text, "answer_prefix": speed.asked.opening}), encoding="utf-8")
-        asked = ["run", str(file), "--model", model, "--method", "full", "--max-new", "2", "--runs", folder]
-        for _ in range(rounds):
-            seen, start = {}, time.perf_counter()
-            with subprocess.Popen(
-                [sys.executable, "-m", "kvlens", *asked, "--progress-json"], stdout=subprocess.PIPE, text=True
-            ) as process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    told = json.loads(line)
-                    seen.setdefault((told["phase"], bool(told.get("done"))), time.perf_counter() - start)
-            began.append(seen["load", True])
-            first.append(seen["decode", True])
-    return {"loaded_s": median(began), "first_token_s": median(first), "prompt_tokens": COLD}
 
 
 def main() -> None:

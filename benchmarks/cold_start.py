@@ -1,0 +1,65 @@
+"""From nothing to the first token: how long a new process `kvlens run` takes to have its model, and to its first answer
+token. Seconds by the clock and of the processor; on a busy machine the second say more.
+
+    python -m benchmarks.cold_start PROMPT.json [ROUNDS] [OPTIONS OF kvlens run]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+POINTS = {"load": "loaded", "decode": "first_token", "store": "stored"}
+"""phase, whose first progress it is -> what has been reached"""
+
+
+def cold(options: list[str], prompt: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Medians: NAME_s, NAME_cpu_s for each of POINTS, of two tokens on one torch thread. options: of `kvlens run`;
+    prompt: as its file has it."""
+    seen: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prompt.json"
+        file.write_text(json.dumps(prompt), encoding="utf-8")
+        asked = ["run", str(file), *options, "--max-new", "2", "--threads", "1", "--runs", folder, "--progress-json"]
+        for _ in range(rounds):
+            for name, value in once(asked).items():
+                seen.setdefault(name, []).append(value)
+    return {name: median(values) for name, values in seen.items()}
+
+
+def once(asked: list[str]) -> dict[str, float]:
+    """The same of one process."""
+    reached: dict[str, float] = {}
+    start = time.perf_counter()
+    with subprocess.Popen([sys.executable, "-m", "kvlens", *asked], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            told = json.loads(line)
+            name = POINTS.get(told["phase"])
+            if name is not None and told["done"] and f"{name}_s" not in reached:
+                reached |= {f"{name}_s": time.perf_counter() - start, f"{name}_cpu_s": cpu_s(process.pid)}
+    return reached
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of the processor that all threads of a process have taken so far, on Linux."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Print the medians."""
+    prompt = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    rounds, options = (sys.argv[2:3] or ["5"])[0], sys.argv[3:]
+    print(json.dumps(cold(options, prompt, int(rounds)), indent=1))
+
+
+if __name__ == "__main__":
+    main()
