@@ -105,12 +105,13 @@ class Generation:
             session.adopt(read.keys, read.values, read.last_queries, read.peeked, read.received)
             surprisal = read.surprisal
         n, last = session.context.prompt_tokens, surprisal.last
+        nats = surprisal.whole()[:n] if session.method.needs_surprisal else None
         prompt_keys = session.memory.prompt.keys if session.memory.prompt is not None else None
         if self.recorder is not None and prompt_keys is not None:
             self.recorder.prompt_keys(prompt_keys, session.context.max_new)
         self.progress("place", 0, 1)
         prefill_us = (time.perf_counter_ns() - self.zero) // 1000
-        session.finish_prefill(surprisal.whole()[:n] if session.method.needs_surprisal else None)
+        session.finish_prefill(nats)
         # without the time that the beginning of a trace takes
         prefill_s = time.perf_counter() - began
         if self.recorder is not None:

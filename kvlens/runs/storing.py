@@ -124,9 +124,9 @@ def store(
         no_surprisal, began = None, time.monotonic()
         if sink.surprisals_wait:
             no_surprisal = surprisals.add(result.surprisal, writer, follow)
-            if read is not None:
-                read.learned(result.surprisal)
         surprisal_s = time.monotonic() - began
+        if read is not None:
+            read.learned(result.surprisal)
         peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         no_effects: str | None = None
         if lost is not None and lost.any:

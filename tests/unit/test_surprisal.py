@@ -189,6 +189,18 @@ def test_a_kept_prompt_gets_them_from_the_first_run_that_comes_to_its_end(
         np.testing.assert_array_equal(stored(itself), found)
 
 
+def test_a_method_that_places_by_them_leaves_them_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    first, _ = ran(tmp_path, "sekv")
+    second, phases = ran(tmp_path)
+    with first, second:
+        assert second.meta.prompt_kept
+        assert "surprisal" not in phases
+        np.testing.assert_array_equal(stored(first), stored(second))
+
+
 def test_the_trace_refuses_another_number_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Surprisals.whole
     monkeypatch.setattr(Surprisals, "whole", lambda self, *told: whole(self, *told)[:-1])
