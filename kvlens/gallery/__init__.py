@@ -140,6 +140,8 @@ def verdict_sentence(found: Verdict) -> str:
     if (missed := found.missed) is None:
         return f"{said}; what was missed most was not recorded."
     masses = f"full KV's mass on it {missed.full:.2f}, this run's {missed.mass:.2f}"
+    if said_of_effect := missed.effect_words():
+        masses = f"{said_of_effect}; {masses}"
     return (
         f"{said}; L{missed.layer} KV{missed.kv_head} missed span {missed.span}, tokens "
         f"{missed.tok_start}–{missed.tok_end - 1}: {masses}."

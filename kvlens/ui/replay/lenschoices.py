@@ -1,9 +1,10 @@
-"""What of a run may be held or dropped, in words: the selected span, what was lost inside it, the needle, what was
-missed most."""
+"""What of a run may be held or dropped, in words: what had most effect on the choice, the selected span, what was lost
+inside it, the needle, what was missed most."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kvlens.lens.lines import inside, joined, ranges_in_words, ranked
 from kvlens.lens.pieces import Piece
@@ -12,12 +13,19 @@ from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.payload import needle_tokens
 
 
+MOST = 5
+"""things of most effect, or missed most, that are offered together"""
+
+
 def choices_of(reader: TraceReader, span: int | None, found: Verdict | None) -> dict[str, tuple[Piece, ...]]:
-    """What is offered, by its words: the span, where one is chosen; the needle's spans where that one is not all of it;
-    of a run that lost, the tokens lost inside the span and the five lines missed most at the step of loss, spans and
-    tokens lost inside spans. found: None of a run that lost nothing, or of which that is not known."""
+    """What is offered, by its words: where the span is the one that the verdict names, what had most effect, each for
+    the KV head that missed it; the span, where one is chosen; the needle's spans where that one is not all of it; of a
+    run that lost, the tokens lost inside the span and the lines missed most at the step of loss, spans and tokens lost
+    inside spans. found: None of a run that lost nothing, or of which that is not known."""
     step = reader.n_steps - 1 if found is None else found.step
     choices: dict[str, tuple[Piece, ...]] = {}
+    if found is not None and found.missed is not None and found.missed.span == span:
+        choices |= _of_most_effect(reader, step)
     spans = reader.spans()
     if span is not None and span not in set(spans.loc[spans["kind"] == "window", "span"]):
         choices[f"span {span}"] = (Piece(span),)
@@ -41,7 +49,19 @@ def choices_of(reader: TraceReader, span: int | None, found: Verdict | None) -> 
     return choices
 
 
-def _most_missed(reader: TraceReader, step: int, most: int = 5) -> tuple[list[int], tuple[tuple[int, int], ...]]:
+def _of_most_effect(reader: TraceReader, step: int) -> dict[str, tuple[Piece, ...]]:
+    """The first by effect on the choice, each for its KV head; {} where no effects were recorded."""
+    window = set(reader.spans().query("kind == 'window'")["span"])
+    lines = [line for line in ranked(reader, (step,)) if line.effect > 0 and (line.tokens or line.span not in window)]
+    pieces = [
+        replace(piece, layer=line.layer, kv_head=line.kv_head)
+        for line in lines[:MOST]
+        for piece in (_pieces(tokens=line.tokens) or _pieces([line.span]))
+    ]
+    return {f"the {len(lines[:MOST])} of most effect": tuple(pieces)} if len(lines) > 1 else {}
+
+
+def _most_missed(reader: TraceReader, step: int, most: int = MOST) -> tuple[list[int], tuple[tuple[int, int], ...]]:
     """The spans and ranges of tokens of the lines missed most, which may name one of them for several KV heads."""
     spans: dict[int, None] = {}
     tokens: tuple[tuple[int, int], ...] = ()

@@ -114,6 +114,9 @@ def _offered(
     key = f"hold_what_{reader.uid}_{span}"
     asks += " Drop" if hangs else " Hold" if found is not None else ""
     what = first.selectbox(asks, list(choices), key=key, persist_state="session")
+    if any(piece.layer is not None for piece in choices[str(what)]):
+        second.selectbox("for", ["the KV head that missed each"], disabled=True)
+        return choices[str(what)], int(start)
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
     at_layer, at_head = places[str(where)]
     return tuple(replace(piece, layer=at_layer, kv_head=at_head) for piece in choices[str(what)]), int(start)
