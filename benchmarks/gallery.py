@@ -168,7 +168,8 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)
         assert said is not None
         assert said.restored is not None
-        made.append((stored.uid, words, said))
+        named = any(piece.layer is not None for piece in choice)
+        made.append((stored.uid, f"{words}, each for the KV head that missed it" if named else words, said))
         if said.restored:
             break
     held, words, said = made[-1] if made[-1][2].restored else made[0]
