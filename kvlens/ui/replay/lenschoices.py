@@ -12,7 +12,6 @@ from kvlens.lens.verdict import Verdict
 from kvlens.ui.common.data import TraceReader
 from kvlens.ui.common.player.payload import needle_tokens
 
-
 MOST = 5
 """things of most effect, or missed most, that are offered together"""
 

@@ -1,0 +1,67 @@
+"""Replay offers to hold what had most effect on the choice, each for the KV head that missed it."""
+
+from __future__ import annotations
+
+import pytest
+from lensruns import STEP, LensRuns, write_lens_runs
+from streamlit.testing.v1 import AppTest
+from test_lens_on_replay import finished, press
+from uiruns import Visit
+
+from kvlens.lens.attribution import attribute
+from kvlens.lens.pieces import Piece
+from kvlens.lens.verdict import verdict
+from kvlens.store.reader import TraceReader
+from kvlens.ui.common import lensjobs
+from kvlens.ui.common.request import TryChoice
+from kvlens.ui.replay.lenschoices import MOST, choices_of
+
+OFFER = f"the {MOST} of most effect"
+
+
+@pytest.fixture(scope="module")
+def lens(tmp_path_factory: pytest.TempPathFactory) -> LensRuns:
+    return write_lens_runs(tmp_path_factory.mktemp("lens-runs"))
+
+
+def boxes(app: AppTest) -> tuple[AppTest, AppTest]:
+    """What to hold, and for which KV heads."""
+    at = [box.label for box in app.selectbox].index("for")
+    return app.selectbox[at - 1], app.selectbox[at]
+
+
+def test_it_is_what_the_button_holds_first(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[TryChoice] = []
+    monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
+    app = visit(lens.folder, "replay", run=lens.repeated)
+    what, whose = boxes(app)
+    assert what.value == what.options[0] == OFFER
+    assert (whose.options, whose.disabled) == (["the KV head that missed each"], True)
+    press(app, "Hold it resident")
+    with TraceReader.open(lens.folder, lens.repeated) as reader:
+        first = attribute(reader).head(MOST)
+    assert first["effect"].gt(0).all()
+    triples = first[["span", "layer", "kv_head"]].astype(int).itertuples(index=False, name=None)
+    assert asked == [TryChoice(tuple(Piece(span, None, layer, head) for span, layer, head in triples), STEP)]
+
+
+def test_a_span_is_held_for_the_heads_that_are_chosen(visit: Visit, lens: LensRuns) -> None:
+    app = visit(lens.folder, "replay", run=lens.repeated)
+    what, _ = boxes(app)
+    app = what.set_value(what.options[1]).run()
+    what, whose = boxes(app)
+    assert what.value.startswith("span ")
+    assert (whose.value, whose.disabled) == ("all KV heads", False)
+
+
+def test_it_is_offered_where_the_verdict_points_and_where_effects_were_recorded(lens: LensRuns) -> None:
+    with TraceReader.open(lens.folder, lens.repeated) as reader:
+        found = verdict(reader)
+        assert found is not None
+        assert found.missed is not None
+        span = found.missed.span
+        assert next(iter(choices_of(reader, span, found))) == OFFER
+        assert OFFER not in choices_of(reader, span + 1, found)
+        bare = reader.triples(STEP).assign(effect=float("nan"))
+        reader.triples = lambda step: bare  # type: ignore[method-assign]
+        assert next(iter(choices_of(reader, span, found))) == f"span {span}"
