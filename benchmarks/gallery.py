@@ -2,8 +2,8 @@
 
 Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER]. For each method the lengths and, under each, the
 seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV gives and
-the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and what the Replay
-offers to hold is held, as `kvlens whatif` does, in the order in which it is offered, until the answer is back.
+the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and of what the Replay
+offers to hold each is held, as `kvlens whatif` does; what brings the answer back with the fewest bytes is shown.
 `--methods`: others keep what they have."""
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def recorded(found: Found, runs: Path, folder: Path) -> gallery.Loss:
 
 
 def restored(runs: Path, uid: str) -> gallery.Held:
-    """The first of what may be held that brings the answer back; the first of all where none does."""
+    """What brings the answer back with the fewest bytes, of what may be held; the first of it where nothing does."""
     with TraceReader.open(runs, uid) as reader:
         found = verdict(reader)
         assert found is not None
@@ -167,12 +167,10 @@ def restored(runs: Path, uid: str) -> gallery.Held:
     for words, choice in list(choices.items())[:HOLDS]:
         stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)
         assert said is not None
-        assert said.restored is not None
+        assert said.held_bytes is not None
         named = any(piece.layer is not None for piece in choice)
         made.append((stored.uid, f"{words}, each for the KV head that missed it" if named else words, said))
-        if said.restored:
-            break
-    held, words, said = made[-1] if made[-1][2].restored else made[0]
+    held, words, said = min(made, key=lambda one: (not one[2].restored, one[2].held_bytes if one[2].restored else 0))
     assert said.kl_before is not None
     assert said.kl_after is not None
     assert said.held_bytes is not None

@@ -30,12 +30,15 @@ def boxes(app: AppTest) -> tuple[AppTest, AppTest]:
     return app.selectbox[at - 1], app.selectbox[at]
 
 
-def test_it_is_what_the_button_holds_first(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_held_for_its_kv_head(visit: Visit, lens: LensRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[TryChoice] = []
     monkeypatch.setattr(lensjobs, "whatif_command", lambda uid, hold, runs: asked.append(hold) or finished(lens.held))
     app = visit(lens.folder, "replay", run=lens.repeated)
     what, whose = boxes(app)
-    assert what.value == what.options[0] == OFFER
+    assert (what.value, whose.value, whose.disabled) == (what.options[0], "all KV heads", False)
+    app = what.set_value(OFFER).run()
+    what, whose = boxes(app)
+    assert what.value == OFFER
     assert (whose.options, whose.disabled) == (["the KV head that missed each"], True)
     press(app, "Hold it resident")
     with TraceReader.open(lens.folder, lens.repeated) as reader:
@@ -45,23 +48,14 @@ def test_it_is_what_the_button_holds_first(visit: Visit, lens: LensRuns, monkeyp
     assert asked == [TryChoice(tuple(Piece(span, None, layer, head) for span, layer, head in triples), STEP)]
 
 
-def test_a_span_is_held_for_the_heads_that_are_chosen(visit: Visit, lens: LensRuns) -> None:
-    app = visit(lens.folder, "replay", run=lens.repeated)
-    what, _ = boxes(app)
-    app = what.set_value(what.options[1]).run()
-    what, whose = boxes(app)
-    assert what.value.startswith("span ")
-    assert (whose.value, whose.disabled) == ("all KV heads", False)
-
-
 def test_it_is_offered_where_the_verdict_points_and_where_effects_were_recorded(lens: LensRuns) -> None:
     with TraceReader.open(lens.folder, lens.repeated) as reader:
         found = verdict(reader)
         assert found is not None
         assert found.missed is not None
         span = found.missed.span
-        assert next(iter(choices_of(reader, span, found))) == OFFER
+        assert list(choices_of(reader, span, found))[:2] == [f"span {span}", OFFER]
         assert OFFER not in choices_of(reader, span + 1, found)
         bare = reader.triples(STEP).assign(effect=float("nan"))
         reader.triples = lambda step: bare  # type: ignore[method-assign]
-        assert next(iter(choices_of(reader, span, found))) == f"span {span}"
+        assert OFFER not in choices_of(reader, span, found)

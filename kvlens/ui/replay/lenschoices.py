@@ -1,5 +1,5 @@
-"""What of a run may be held or dropped, in words: what had most effect on the choice, the selected span, what was lost
-inside it, the needle, what was missed most."""
+"""What of a run may be held or dropped, in words: the selected span, what had most effect on the choice, what was lost
+inside the span, the needle, what was missed most."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ MOST = 5
 
 
 def choices_of(reader: TraceReader, span: int | None, found: Verdict | None) -> dict[str, tuple[Piece, ...]]:
-    """What is offered, by its words: where the span is the one that the verdict names, what had most effect, each for
-    the KV head that missed it; the span, where one is chosen; the needle's spans where that one is not all of it; of a
-    run that lost, the tokens lost inside the span and the lines missed most at the step of loss, spans and tokens lost
-    inside spans. found: None of a run that lost nothing, or of which that is not known."""
+    """What is offered, by its words: the span, where one is chosen; where the verdict names that one, what had most
+    effect at the step of loss, each for the KV head that missed it (the answer's later tokens may need more); the
+    needle's spans where the span is not all of it; of a run that lost, the tokens lost inside the span and the lines
+    missed most at the step of loss, spans and tokens lost inside spans. found: None of a run that lost nothing, or of
+    which that is not known."""
     step = reader.n_steps - 1 if found is None else found.step
     choices: dict[str, tuple[Piece, ...]] = {}
-    if found is not None and found.missed is not None and found.missed.span == span:
-        choices |= _of_most_effect(reader, step)
     spans = reader.spans()
     if span is not None and span not in set(spans.loc[spans["kind"] == "window", "span"]):
         choices[f"span {span}"] = (Piece(span),)
+    if found is not None and found.missed is not None and found.missed.span == span:
+        choices |= _of_most_effect(reader, step)
     lost = [] if found is None else inside(reader, step)
     for line in lost:
         if line.span == span or line is lost[0]:
