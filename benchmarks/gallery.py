@@ -1,10 +1,11 @@
 """Makes the gallery of recorded losses: `kvlens/gallery/losses.json` and a file of two runs per method.
 
-Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER]. For each method the lengths and, under each, the
-seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV gives and
-the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and of what the Replay
-offers to hold each is held, as `kvlens whatif` does; what brings the answer back with the fewest bytes is shown.
-`--methods`: others keep what they have."""
+Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER] [--doc]. For each method the lengths and, under
+each, the seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV
+gives and the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and of what
+the Replay offers to hold each is held, as `kvlens whatif` does; what brings the answer back with the fewest bytes is
+shown. `--methods`: others keep what they have. docs/reading-a-loss.md quotes them; `--doc` renews that and makes
+nothing."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from typing import Any
 
 import torch
 
-from kvlens import gallery, methods, tasks
+from kvlens import REPOSITORY, gallery, methods, tasks
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import DEPTHS, settings
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.lens.asked import Asked as Holding
+from kvlens.lens.lines import ranges_in_words
+from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import verdict
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
@@ -44,6 +47,7 @@ METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streami
 """the papers' five, and four that everybody knows"""
 BUDGET = "20%"
 TASK, LENGTHS, SEEDS, STEPS = "niah_single", (384, 512, 640), 20, 8
+DOC = REPOSITORY / "docs" / "reading-a-loss.md"
 HOLDS = 8
 """of the things that may be held, how many are tried at most"""
 
@@ -168,8 +172,7 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         stored, said = whatif(runs, uid, Holding(pieces=choice, from_step=found.step), silent)
         assert said is not None
         assert said.held_bytes is not None
-        named = any(piece.layer is not None for piece in choice)
-        made.append((stored.uid, f"{words}, each for the KV head that missed it" if named else words, said))
+        made.append((stored.uid, _words(words, choice), said))
     held, words, said = min(made, key=lambda one: (not one[2].restored, one[2].held_bytes if one[2].restored else 0))
     assert said.kl_before is not None
     assert said.kl_after is not None
@@ -185,12 +188,48 @@ def restored(runs: Path, uid: str) -> gallery.Held:
     )
 
 
+def _words(offered: str, choice: tuple[Piece, ...]) -> str:
+    """What was held, within a sentence."""
+    if any(piece.layer is not None for piece in choice):
+        return f"{offered}, each for the KV head that missed it"
+    tokens = tuple(piece.tokens for piece in choice if piece.tokens is not None)
+    return ranges_in_words(tokens) if len(tokens) == len(choice) else offered
+
+
+def quoted(loss: gallery.Loss) -> str:
+    """A loss as the page quotes it, Markdown."""
+    preset = f", preset `{loss.preset}`" if loss.preset else ""
+    made = f"{loss.limit}{preset}, {loss.prompt_tokens} tokens"
+    lines = (
+        f"*{loss.question}* Full KV: {loss.expected}. This run, {made}: {loss.came}",
+        loss.verdict,
+        f"Why it was not there: {loss.why}.",
+        loss.held.sentence(loss.full_kv_bytes),
+    )
+    return "\n>\n".join(f"> {line}" for line in lines)
+
+
+def with_losses(page: str) -> str:
+    """The page with every quotation made anew; each stands between two marks that name its method."""
+    for loss in gallery.losses():
+        before, mark, rest = page.partition(f"<!-- loss of {loss.method}: begin -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not mark or not end:
+            raise ValueError(f"the page has no marks for the loss of {loss.method}.")
+        page = f"{before}{mark}{quoted(loss)}\n{end}{after}"
+    return page
+
+
 def main() -> None:
     """Makes the losses and writes the index."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--keep", type=Path, help="folder for the whole runs; default: none is kept")
+    parser.add_argument("--doc", action="store_true", help="renew what docs/reading-a-loss.md quotes, and nothing else")
     given = parser.parse_args()
+    if given.doc:
+        DOC.write_text(with_losses(DOC.read_text(encoding="utf-8")), encoding="utf-8")
+        return
     names = tuple(given.methods.split(","))
     if unknown := set(names) - set(METHODS):
         parser.error(f"the gallery has no place for {', '.join(sorted(unknown))}; it has {', '.join(METHODS)}")

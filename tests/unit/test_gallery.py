@@ -78,6 +78,18 @@ def test_what_holding_gave_back_is_what_the_index_says(loss: gallery.Loss, broug
         assert tasks.is_right(loss.task, loss.expected, str(said.answer_after)) is loss.held.restored
 
 
+def test_the_page_quotes_every_loss_as_it_is() -> None:
+    from benchmarks.gallery import DOC, with_losses
+
+    page = DOC.read_text(encoding="utf-8")
+    assert with_losses(page) == page, "run: python -m benchmarks.gallery --doc"
+    for loss in LOSSES:
+        assert loss.verdict in page
+        assert loss.held.sentence(loss.full_kv_bytes) in page
+    with pytest.raises(ValueError, match="no marks for the loss of sekv"):
+        with_losses("another page")
+
+
 def test_a_loss_that_is_there_is_left_as_it_is(brought: Path) -> None:
     before = (brought / LOSSES[0].uid / "run.json").stat().st_mtime_ns
     assert gallery.bring(LOSSES[0], brought) == LOSSES[0].uid
