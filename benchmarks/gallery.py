@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from kvlens import REPOSITORY, gallery, methods, tasks
+from benchmarks.gallery_page import DOC, with_losses
+from kvlens import gallery, methods, tasks
 from kvlens.bench.provenance import about, origin
 from kvlens.bench.trials import DEPTHS, settings
 from kvlens.engine.engine import Engine
@@ -47,7 +48,6 @@ METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streami
 """the papers' five, and four that everybody knows"""
 BUDGET = "20%"
 TASK, LENGTHS, SEEDS, STEPS = "niah_single", (384, 512, 640), 20, 8
-DOC = REPOSITORY / "docs" / "reading-a-loss.md"
 HOLDS = 8
 """of the things that may be held, how many are tried at most"""
 
@@ -194,30 +194,6 @@ def _words(offered: str, choice: tuple[Piece, ...]) -> str:
         return f"{offered}, each for the KV head that missed it"
     tokens = tuple(piece.tokens for piece in choice if piece.tokens is not None)
     return ranges_in_words(tokens) if len(tokens) == len(choice) else offered
-
-
-def quoted(loss: gallery.Loss) -> str:
-    """A loss as the page quotes it, Markdown."""
-    preset = f", preset `{loss.preset}`" if loss.preset else ""
-    made = f"{loss.limit}{preset}, {loss.prompt_tokens} tokens"
-    lines = (
-        f"*{loss.question}* Full KV: {loss.expected}. This run, {made}: {loss.came}",
-        loss.verdict,
-        f"Why it was not there: {loss.why}.",
-        loss.held.sentence(loss.full_kv_bytes),
-    )
-    return "\n>\n".join(f"> {line}" for line in lines)
-
-
-def with_losses(page: str) -> str:
-    """The page with every quotation made anew; each stands between two marks that name its method."""
-    for loss in gallery.losses():
-        before, mark, rest = page.partition(f"<!-- loss of {loss.method}: begin -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        if not mark or not end:
-            raise ValueError(f"the page has no marks for the loss of {loss.method}.")
-        page = f"{before}{mark}{quoted(loss)}\n{end}{after}"
-    return page
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def test_what_holding_gave_back_is_what_the_index_says(loss: gallery.Loss, broug
 
 
 def test_the_page_quotes_every_loss_as_it_is() -> None:
-    from benchmarks.gallery import DOC, with_losses
+    from benchmarks.gallery_page import DOC, with_losses
 
     page = DOC.read_text(encoding="utf-8")
     assert with_losses(page) == page, "run: python -m benchmarks.gallery --doc"

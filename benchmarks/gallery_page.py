@@ -1,0 +1,31 @@
+"""docs/reading-a-loss.md quotes the gallery's losses: each between two marks that name its method."""
+
+from __future__ import annotations
+
+from kvlens import REPOSITORY, gallery
+
+DOC = REPOSITORY / "docs" / "reading-a-loss.md"
+
+
+def quoted(loss: gallery.Loss) -> str:
+    """A loss as the page quotes it, Markdown."""
+    preset = f", preset `{loss.preset}`" if loss.preset else ""
+    made = f"{loss.limit}{preset}, {loss.prompt_tokens} tokens"
+    lines = (
+        f"*{loss.question}* Full KV: {loss.expected}. This run, {made}: {loss.came}",
+        loss.verdict,
+        f"Why it was not there: {loss.why}.",
+        loss.held.sentence(loss.full_kv_bytes),
+    )
+    return "\n>\n".join(f"> {line}" for line in lines)
+
+
+def with_losses(page: str) -> str:
+    """The page with every quotation made anew; each stands between two marks that name its method."""
+    for loss in gallery.losses():
+        before, mark, rest = page.partition(f"<!-- loss of {loss.method}: begin -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not mark or not end:
+            raise ValueError(f"the page has no marks for the loss of {loss.method}.")
+        page = f"{before}{mark}{quoted(loss)}\n{end}{after}"
+    return page
