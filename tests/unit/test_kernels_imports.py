@@ -14,7 +14,7 @@ from kvlens.kernels import choice
 
 ROOT = Path(__file__).resolve().parents[2]
 KNOWN = {"math", "__future__", "dataclasses", "importlib", "os", "sys", "typing", "torch"}
-TOOLS = {"argparse", "collections", "functools", "json", "pathlib", "subprocess", "tempfile", "triton"}
+TOOLS = {"argparse", "collections", "functools", "hashlib", "json", "pathlib", "subprocess", "tempfile", "triton"}
 """what the ahead-of-time compiler, which no run imports, may use beside"""
 
 
