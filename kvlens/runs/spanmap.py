@@ -21,6 +21,10 @@ SEED, MIN_DIST = 0, 0.1
 LEAST_SPANS = 15
 """below this UMAP's picture says more of its own random start than of the spans"""
 
+INTERPRETED = 100
+"""up to so many spans UMAP's code runs as Python, which is done before its compiler is: 80 spans take 9 s of a core;
+compiled, 13 s where the compiler has kept parts from before, 32 s where not (AMD EPYC, umap-learn 0.5.12)"""
+
 
 def settings(layer: int, kv_head: int, neighbors: int) -> dict[str, Any]:
     """What decides a map, besides the run."""
@@ -40,6 +44,8 @@ def say(**report: Any) -> None:
 
 def fit(keys: np.ndarray, neighbors: int) -> np.ndarray:
     """keys [S, D] -> points [S, 2]. One thread, since only that is repeatable."""
+    if len(keys) <= INTERPRETED:
+        os.environ["NUMBA_DISABLE_JIT"] = "1"  # read when the compiler is imported, which nothing here has done before
     from umap import UMAP
 
     say(phase="fit")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -171,14 +172,12 @@ for out in sys.argv[5:]:
 
 
 def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path) -> None:
-    """umap-learn's code as Python, which its compiler takes three times as long to compile as this takes to run;
-    compiled, as people run it, it is in tests/browser/test_span_clicks.py."""
+    """umap-learn's code as Python, as it is for so few spans."""
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 24, prompt_tokens=300)
     out = [tmp_path / "maps" / name for name in ("a.json", "b.json")]
     done = subprocess.run(
         [sys.executable, "-c", TWICE, str(tmp_path), uid, "1", "0", *map(str, out)],
         cwd=Path(__file__).parents[2],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -193,6 +192,23 @@ def test_umap_in_its_process_is_repeatable_and_stored(tmp_path: Path) -> None:
     assert found is not None
     assert found.shape == (len(spans), 2)
     assert np.ptp(found, axis=0).min() > 0
+
+
+@pytest.mark.parametrize("spans", [umapjob.INTERPRETED, umapjob.INTERPRETED + 1])
+def test_umap_is_compiled_where_that_is_quicker(spans: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    class Mapper:
+        def __init__(self, **asked: object) -> None:
+            seen.append(os.environ.get("NUMBA_DISABLE_JIT"))
+
+        def fit_transform(self, keys: np.ndarray) -> np.ndarray:
+            return keys[:, :2]
+
+    monkeypatch.setitem(sys.modules, "umap", SimpleNamespace(UMAP=Mapper))
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
+    assert umapjob.fit(np.zeros((spans, 4)), 5).shape == (spans, 2)
+    assert seen == ["1" if spans <= umapjob.INTERPRETED else "0"]
 
 
 @pytest.mark.parametrize(
