@@ -62,7 +62,12 @@ WHOLE = (
         CeilingRow("bf16 matmul", "n", 1.0, 7e14, "FLOP/s", 7e14),
         CeilingRow("zero-copy gather", "16 units, 8 CTAs", 1.0, 5e10, "B/s", 5e10),
     ),
-    entry("checks", CheckRow("k1: output", 1e-3, 1e-2, True), CheckRow("k2 MaxQ", 0.5, 1e-2, False)),
+    entry(
+        "checks",
+        CheckRow("k1: output", 1e-3, 1e-2, True),
+        CheckRow("k2 MaxQ", 0.5, 1e-2, False),
+        CheckRow("bytes, behind a tie of choices", 0.5, 0.0, None),
+    ),
     entry(
         "kernels",
         KernelRow("k1", "32768 tokens", 1e-4, 1e8, 1e12, "device copy", 0.33, 0.8),
@@ -114,7 +119,8 @@ def test_shows_device_date_figures_and_what_failed(visit: Visit, runs: Runs, res
     assert "Made Up 9000, driver 1.2, torch 2, measured 2026-01-02; clocks as found: SM 1 MHz" in said
     assert "random weights" in said
     assert [metric.value for metric in app.metric] == ["3.00 TB/s", "700 TFLOP/s"]
-    assert app.error[0].value.replace("\\", "") == "1 of 3 checks failed on this device: k2 MaxQ."
+    told = "1 of 3 checks failed on this device: k2 MaxQ. Not compared, behind a tie: 1."
+    assert app.error[0].value.replace("\\", "") == told
     warned = " ".join(box.value for box in app.warning).replace("\\", "")
     assert "decode sweep 1" in warned
     assert "recording: The device ran out of memory: x. Try: less." in warned
@@ -165,11 +171,31 @@ def test_offload_is_a_table_and_what_failed_is_said(visit: Visit, runs: Runs, re
     table = next(frame.value for frame in app.dataframe if "tokens/s" in frame.value)
     assert table["to the device (MB)"][0] == 240.0
     assert table["beside the model, at least"][0] == 0.75
-    assert list(table["notes"]) == ["", "peak", "needs 40.0% of full KV on the device"]
-    assert "smollm2 in float16, a prompt of 8,168 tokens" in " ".join(box.value for box in app.caption).replace(
-        "\\", ""
-    )
-    assert "offload, sekv" in app.error[0].value.replace("\\", "")
+    assert list(table["notes"]) == ["", "peak; tokens differ when recorded", "needs 40.0% of full KV on the device"]
+    assert "run of" not in table, "all are of one model, prompt and budget"
+    said = " ".join(box.value for box in app.caption).replace("\\", "")
+    assert "smollm2 in float16, a prompt of 8,168 tokens, 20% of full KV on the device, 24 steps, through" in said
+    # what was refused is no check
+    assert app.error[0].value.replace("\\", "") == "1 of 2 checks failed on this device: offload, sekv."
+
+
+def test_runs_that_pass_are_counted_and_what_each_is_of_is_said(visit: Visit, runs: Runs, results: Path) -> None:
+    passed = OFFLOAD.rows[0]
+    assert isinstance(passed, OffloadRow)
+    other = replace(passed, method="sekv", model="demo", context=500)
+    page = result(entry("offload", passed, other), entry("ledger", LedgerRow("copies", 1, 1, 1, "profiler", True)))
+    (results / "gpu-made-up-9000.json").write_text(json.dumps(page))
+    app = visit(runs.folder, "benchmarks")
+    table = next(frame.value for frame in app.dataframe if "tokens/s" in frame.value)
+    rest = "20% of full KV on the device, 24 steps"
+    assert list(table["run of"]) == [
+        f"smollm2 in float16, a prompt of 8,168 tokens, {rest}",
+        f"demo in float16, a prompt of 500 tokens, {rest}",
+    ]
+    said = [box.value.replace("\\", "") for box in app.caption]
+    assert "All 3 checks of kernels, engine, ledger and offload passed on this device." in said
+    assert any(line.startswith("Real offload: runs of a pretrained model, as each row says, through") for line in said)
+    assert not app.error
 
 
 def test_a_dry_run_is_not_shown(visit: Visit, runs: Runs, results: Path) -> None:

@@ -3,7 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +11,9 @@ import pytest
 import torch
 from fakecuda import FakeCuda, on_cuda
 
-from kvlens.engine.engine import Engine
-from kvlens.engine.options import Result
 from kvlens.gpu.bench import tier
 from kvlens.gpu.bench.choices import DRAWS, TIE, Choice, Probe, Verdict, _placed, _selected, compare, watched
-from kvlens.gpu.bench.tier import Ground, Sink, Way, choice_row, token_row
+from kvlens.gpu.bench.tier import Ground, Way, choice_row
 from kvlens.memory.kept import Kept
 from kvlens.memory.placement import Blend, Placement, Selection
 from kvlens.methods.base import Method
@@ -112,35 +109,6 @@ def test_an_eviction_is_a_tie_where_both_gave_up_as_little(score: float, passes:
     assert choice_row("m", compare([host], [ours])).passed is passes
 
 
-# tokens
-
-
-def result(ids: list[int], *logits: list[float]) -> Result:
-    made = Result(ids, "", torch.zeros(1), [], "", 0.0, 0.0, [], 0, [])
-    made.logits = [torch.tensor(row) for row in logits]
-    return made
-
-
-CLOSE, WIDE = [5.0, 4.99999, 0.0], [5.0, 1.0, 0.0]
-
-
-@pytest.mark.parametrize(
-    ("ours", "logits", "verdict", "passes", "said"),
-    [
-        ([0, 0], WIDE, Verdict("equal"), True, "share of tokens that differ"),
-        ([0, 1], WIDE, Verdict("equal"), False, "first at step 1, logits 0.8 of the largest apart"),
-        ([0, 1], CLOSE, Verdict("equal"), True, "a tie"),
-        ([0, 1], WIDE, Verdict("x", 1e-6, 1), True, "behind a tie of choices"),
-        ([1, 0], WIDE, Verdict("x", 1e-6, 1), False, "first at step 0"),
-        ([0, 1], WIDE, Verdict("x", 0.5, 1), False, "first at step 1"),
-    ],
-)
-def test_tokens_that_differ(ours: list[int], logits: list[float], verdict: Verdict, passes: bool, said: str) -> None:
-    row = token_row("m", result([0, 0], logits, logits), result(ours, logits, logits), verdict)
-    assert row.passed is passes
-    assert said in row.name
-
-
 # a choice without scores
 
 
@@ -178,38 +146,7 @@ def test_without_scores_the_host_is_asked_with_its_query_moved(apart: float, pas
     assert f"of {DRAWS} draws" in verdict.text
 
 
-# recorded against not recorded, and bytes behind a tie
-
-
-def test_one_bit_of_a_logit_is_a_difference() -> None:
-    assert tier.unlike(result([1], [0.0, 1.0]), result([1], [0.0, 1.0])) == 0
-    assert tier.unlike(result([1], [0.0, 1.0]), result([1], [-0.0, 1.0])) == 1
-    assert tier.unlike(result([1, 2], [0.0], [0.0]), result([1, 1], [0.0], [0.0])) == 0.5
-
-
-class Drifting(Way):
-    """Every run comes to other logits; only a recorded one where it is steady otherwise."""
-
-    def run(self, ground: Any, sink: Any, *more: Any) -> Result:
-        self.overrides["runs"] += 1
-        steady = self.overrides["steady"] and sink is None
-        return result([1], [0.0 if steady else float(self.overrides["runs"])])
-
-
-@pytest.mark.parametrize("steady", [True, False])
-def test_what_recording_changes_is_a_failed_check(steady: bool) -> None:
-    way = Drifting("m", {"runs": 0, "steady": steady}, 0.0, 1)
-    rows = list(tier._recording("m", way, dict.fromkeys(tier.DTYPES, cast(Ground, None))))
-    assert [row.passed for row in rows] == [False, False]
-    assert [row.name.endswith("not deterministic on this device") for row in rows] == [not steady] * 2
-    assert {row.name.split(", ")[1] for row in rows} == {"fp32", "bf16"}
-
-
-@pytest.mark.parametrize(("verdict", "passes"), [(Verdict("equal"), False), (Verdict("x", 1e-6, 1), True)])
-def test_bytes_are_compared_unless_a_tie_explains_them(verdict: Verdict, passes: bool) -> None:
-    host, ours = Sink({"h2d": 100, "d2h": 0}), Sink({"h2d": 90, "d2h": 0})
-    row = tier._bytes("m", Way("m", {}, 0.0, 1), host, ours, verdict)
-    assert (row.passed, round(row.error, 6)) == (passes, 0.1)
+# a device
 
 
 def test_what_is_noted_of_a_device_lies_on_the_host() -> None:
@@ -239,30 +176,3 @@ def test_what_is_noted_of_a_device_lies_on_the_host() -> None:
     found = [tensor for choice in (*placed, *chosen) for tensor in (choice.chosen, choice.score) if tensor is not None]
     assert len(found) == 15
     assert not any(tensor.is_cuda for tensor in found)
-
-
-# two models that differ in rounding, and in more
-
-
-def moved(ground: Ground, share: float) -> Ground:
-    """The same with weights that are moved by a share of themselves, and the prompt read in other chunks."""
-    loaded = copy.copy(ground.loaded)
-    loaded.model = copy.deepcopy(ground.loaded.model)
-    generator = torch.Generator().manual_seed(0)
-    for weight in loaded.model.parameters():
-        weight.data.mul_(1 + share * torch.randn(weight.shape, generator=generator))
-    return Ground(loaded, ground.prompt, Engine(loaded).read(ground.prompt, 100, 128, True))
-
-
-@pytest.fixture(scope="module")
-def host() -> Ground:
-    return Ground.of("cpu", "float32", 6)
-
-
-@pytest.mark.parametrize(("share", "passes"), [(1e-6, True), (1e-3, False)])
-def test_rounding_passes_and_another_model_does_not(host: Ground, share: float, passes: bool) -> None:
-    device = moved(host, share)
-    for name in ("snapkv", "tova", "infllm", "pqcache"):
-        rows = list(tier._against_host(name, Way(name, {}, 0.0, 6), host, device))
-        assert rows[0].passed is passes, rows[0].name
-        assert all(row.passed for row in rows) or not passes

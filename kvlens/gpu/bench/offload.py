@@ -48,7 +48,8 @@ SMALLER = "take a smaller model: --model demo"
 
 def measure(bench: Bench) -> Iterator[OffloadRow]:
     """A method that is refused, or fails, is a row that says why. Raises Lacking with one sentence where the model or a
-    package is not here, and where the time is over; rows of an earlier sitting are not measured again."""
+    package is not here, and where the time is over; rows of an earlier sitting with the same model are not measured
+    again."""
     for package in NEEDED:
         if importlib.util.find_spec(package) is None:
             reason = f"the package '{package}' is not installed here, and offload is run and stored with it"
@@ -93,6 +94,11 @@ def _request(bench: Bench, name: str) -> RunRequest:
 
 def _model(bench: Bench) -> str:
     return DEMO if bench.dry else bench.offloaded
+
+
+def _asked(bench: Bench, row: dict[str, Any]) -> bool:
+    """A row of another model is none of this call's."""
+    return bool(row["model"] == _model(bench))
 
 
 def _untrained(bench: Bench, name: str) -> dict[str, Any]:
@@ -213,4 +219,5 @@ def _silent(phase: str, done: int, total: int) -> None:
     """The bench reports parts, not phases."""
 
 
-PART = Part(NAME, measure, ("offload.py", "copiesseen.py", "tier.py", *MEMORY), SMALLER, runs_methods=True)
+FILES = ("offload.py", "copiesseen.py", "tier.py", *MEMORY)
+PART = Part(NAME, measure, FILES, SMALLER, runs_methods=True, asked=_asked)

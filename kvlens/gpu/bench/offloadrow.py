@@ -46,6 +46,11 @@ class OffloadRow:
     kind: Literal["offload"] = "offload"
 
     @property
-    def passed(self) -> bool:
-        """Of what was run, nothing is wrong."""
-        return not self.failed and self.same is not False
+    def wrong(self) -> tuple[str, ...]:
+        """What is wrong with what was run, each in a few words."""
+        return (*self.failed, *(["tokens differ when recorded"] if self.same is False else []))
+
+    @property
+    def passed(self) -> bool | None:
+        """Of what was run, nothing is wrong; None: it was not run."""
+        return None if self.reason is not None else not self.wrong

@@ -51,9 +51,11 @@ class Bench:
         return time.monotonic() > self.until
 
     def held(self, part: Part) -> list[dict[str, Any]]:
-        """Rows that an earlier call has left of the part, by the code of today."""
+        """Rows that an earlier call has left of the part, by the code of today, and of what this call asks for."""
         entry = self.result["entries"].get(part.name)
-        return [] if entry is None or entry["sources"] != part.sources else list(entry["rows"])
+        if entry is None or entry["sources"] != part.sources:
+            return []
+        return [row for row in entry["rows"] if part.asked is None or part.asked(self, row)]
 
     @property
     def dry(self) -> bool:
@@ -105,6 +107,8 @@ class Part:
     """what to try when memory runs out"""
     runs_methods: bool = False
     """it makes steps of methods at recorded rates, so that other code or other rates make an old entry stale as well"""
+    asked: Callable[[Bench, dict[str, Any]], bool] | None = None
+    """whether a row of an earlier call is of what this call asks for; None: every row is"""
 
     @property
     def sources(self) -> str:

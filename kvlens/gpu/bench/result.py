@@ -37,7 +37,8 @@ class CheckRow:
     name: str
     error: float
     tolerance: float
-    passed: bool
+    passed: bool | None
+    """None: not compared, since something explains any difference; neither passed nor failed"""
     kind: Literal["check"] = "check"
 
 

@@ -117,10 +117,10 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
     parts = [
         part for part in all_parts(contexts, batches) if not request.parts or part.name.startswith(tuple(request.parts))
     ]
-    missing = [part.name for part in parts if not _done(result, part)]
+    missing = [part.name for part in parts if not _done(bench, part)]
     # what failed before comes last, so that a part which breaks the device does not keep the others from being measured
     order = sorted(
-        (part for part in parts if not _done(result, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
+        (part for part in parts if not _done(bench, part)), key=lambda p: (_arithmetic(p), _broke(result, p))
     )
     said = False
     for part in order:
@@ -131,8 +131,11 @@ def measure(request: Request, say: Say, device: DryDevice | None = None) -> Path
                 said = True
             continue
         say(f"{part.name} ...")
+        before = result["entries"].get(part.name)
         entry, broken = _measure_part(bench, part, path)
         put(result, entry)
+        if entry.lacking and not entry.rows and _whole(before, part):
+            result["entries"][part.name] = before  # another model's: not given up for one that is not here
         if not entry.lacking:
             missing.remove(part.name)
         result["missing"] = missing
@@ -157,9 +160,15 @@ def _broke(result: dict[str, Any], part: Part) -> bool:
     return entry is not None and not entry.get("lacking", False)
 
 
-def _done(result: dict[str, Any], part: Part) -> bool:
-    entry = result["entries"].get(part.name)
-    return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources and not _arithmetic(part))
+def _whole(entry: dict[str, Any] | None, part: Part) -> bool:
+    """It was measured to its end by the code of today."""
+    return bool(entry and entry["status"] == "done" and entry["sources"] == part.sources)
+
+
+def _done(bench: Bench, part: Part) -> bool:
+    """It is whole, and all of it is of what this call asks for."""
+    entry = bench.result["entries"].get(part.name)
+    return _whole(entry, part) and len(bench.held(part)) == len(entry["rows"]) and not _arithmetic(part)
 
 
 def _measure_part(bench: Bench, part: Part, path: Path) -> tuple[Entry, bool]:
@@ -205,7 +214,7 @@ def _lacks(rows: Sequence[Row]) -> list[str]:
         reason, name = _missing(row), _name(row)
         if reason is not None:
             whose.setdefault(reason, []).append(name)
-        elif isinstance(row, CheckRow | LedgerRow | OffloadRow) and not row.passed:
+        elif isinstance(row, CheckRow | LedgerRow | OffloadRow) and row.passed is False:
             whose.setdefault("FAILED", []).append(name)
     return [f"{'; '.join(names)}: {reason}" for reason, names in whose.items()]
 

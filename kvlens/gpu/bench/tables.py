@@ -18,6 +18,8 @@ from kvlens.gpu.bench.result import (
 )
 from kvlens.gpu.bench.settings import title
 
+OUTCOMES = {True: "passed", False: "**FAILED**", None: "not compared"}
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
@@ -59,7 +61,7 @@ def device(result: Result) -> str:
                 lines += table(("ceiling", "setting", "us", "rate"), cells)
             case CheckRow():
                 cells = [
-                    [r.name, f"{r.error:.2g}", f"{r.tolerance:g}", "passed" if r.passed else "**FAILED**"]
+                    [r.name, f"{r.error:.2g}", f"{r.tolerance:g}", OUTCOMES[r.passed]]
                     for r in rows
                     if isinstance(r, CheckRow)
                 ]
@@ -168,7 +170,6 @@ def _offload(row: OffloadRow) -> list[str]:
     what = f"{row.model} in {row.dtype}, {row.context} tokens, {row.budget}"
     if row.tokens_per_s is None:
         return [row.method, what, row.reason or "", *[""] * (len(OFFLOAD_HEAD) - 3)]
-    checks = "**tokens differ when recorded**" if row.same is False else f"{row.checks} passed"
     return [
         row.method,
         what,
@@ -179,7 +180,7 @@ def _offload(row: OffloadRow) -> list[str]:
         ms((row.moving or 0) / row.steps),
         share(row.overlapped),
         f"{(row.peak_bytes or 0) / 1e6:.1f}",
-        f"**FAILED**: {', '.join(row.failed)}" if row.failed else checks,
+        f"**FAILED**: {', '.join(row.wrong)}" if row.wrong else f"{row.checks} passed",
         row.trace or "",
     ]
 

@@ -5,7 +5,7 @@ pinned memory, streams, events and the kernels as sessions use them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ RECORDED = 8
 """steps that are made recorded and not recorded"""
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 SMALLER = "free memory of the device"
+BEHIND = "behind a tie of choices"
 
 
 @dataclass
@@ -132,18 +133,19 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
     yield CheckRow(name, gap, 0.0, gap == 0)
-    yield from rows(bench.device.at, 3 if bench.dry else NEW)
+    yield from rows(bench.device.at, ways(3 if bench.dry else NEW))
 
 
-def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
-    """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
+def rows(device: torch.device, tried: Sequence[Way]) -> Iterator[CheckRow]:
+    """For each way: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
     check, and the others go on."""
     from kvlens.memory.links import link_name
 
+    steps = max(way.steps for way in tried)
     host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
-    for way in ways(steps):
-        label = f"{way.title}, demo, fp32, {steps} steps, {links}"
+    for way in tried:
+        label = f"{way.title}, demo, fp32, {way.steps} steps, {links}"
         try:
             yield from _against_host(label, way, host, ours["float32"])
             yield from _recording(f"{way.title}, demo", way, ours)
@@ -167,11 +169,11 @@ def _against_host(label: str, way: Way, host: Ground, device: Ground) -> Iterato
 
 
 def _bytes(label: str, way: Way, host: Sink, ours: Sink, verdict: Verdict) -> CheckRow:
-    """Behind a tie of choices other things are moved, and nothing is compared."""
+    """Behind a tie of choices other things are moved, and bytes are not compared."""
     gap = max(abs(ours.bytes[side] - host.bytes[side]) / max(1, host.bytes[side]) for side in host.bytes)
     name = f"{label}: share of the ledger's {sum(host.bytes.values())} B that differs"
     if verdict.tie:
-        return CheckRow(f"{name}, behind a tie of choices", gap, 1.0, True)
+        return CheckRow(f"{name}, {BEHIND}", gap, way.tolerance, None)
     return CheckRow(name, gap, way.tolerance, gap <= way.tolerance)
 
 
@@ -183,20 +185,21 @@ def choice_row(label: str, verdict: Verdict) -> CheckRow:
 
 
 def token_row(label: str, host: Result, ours: Result, verdict: Verdict) -> CheckRow:
-    """Share of tokens that differ. Behind a tie of choices, and from a tie of two logits on, the contexts differ and
-    nothing is compared."""
+    """Share of tokens that differ. Behind a tie of choices the contexts differ, and tokens are not compared. Where two
+    logits tie, how far they lie apart is what is judged; tokens after it are not compared."""
     pairs = list(zip(host.ids, ours.ids, strict=True))
     first = next((step for step, (one, two) in enumerate(pairs) if one != two), None)
     if first is None:
         return CheckRow(f"{label}: share of tokens that differ", 0.0, 0.0, True)
     logits, (one, two) = host.logits[first], pairs[first]
     apart = float((logits[one] - logits[two]) / logits.abs().max())
-    where = f"share of tokens that differ, first at step {first}, logits {apart:.2g} of the largest apart"
+    where = f"first at step {first}, logits {apart:.2g} of the largest apart"
     wrong = sum(one != two for one, two in pairs) / len(pairs)
-    if apart <= TIE or (verdict.tie and verdict.step is not None and first >= verdict.step):
-        why = "a tie" if apart <= TIE else "behind a tie of choices"
-        return CheckRow(f"{label}: {where}, {why}", wrong, 1.0, True)
-    return CheckRow(f"{label}: {where}", wrong, 0.0, False)
+    if verdict.tie and verdict.step is not None and first >= verdict.step:
+        return CheckRow(f"{label}: share of tokens that differ, {where}, {BEHIND}", wrong, 0.0, None)
+    if apart <= TIE:
+        return CheckRow(f"{label}: tokens that differ, {where}, a tie", apart, TIE, True)
+    return CheckRow(f"{label}: share of tokens that differ, {where}", wrong, 0.0, False)
 
 
 def _explained(verdict: Verdict, way: Way, host: Ground, chosen: tuple[list[Choice], list[Choice]]) -> Verdict:

@@ -3,7 +3,6 @@ are not shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,29 +11,19 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from kvlens.figures.drawn import drawn
-from kvlens.figures.gpu import kernel_shares, recording, step_times, zero_copy
+from kvlens.figures.gpu import kernel_shares, recording, zero_copy
 from kvlens.gpu.bench.offloadrow import OffloadRow
-from kvlens.gpu.bench.rates import WORDS, words
-from kvlens.gpu.bench.result import (
-    CeilingRow,
-    CheckRow,
-    HeadlineRow,
-    KernelRow,
-    LedgerRow,
-    RecordingRow,
-    Result,
-    StepRow,
-)
+from kvlens.gpu.bench.rates import WORDS
+from kvlens.gpu.bench.result import CeilingRow, CheckRow, HeadlineRow, KernelRow, LedgerRow, RecordingRow, Result
 from kvlens.gpu.bench.schema import measured, read
 from kvlens.gpu.bench.settings import title
 from kvlens.ui.benchmarks.gpuoffload import show_offload
+from kvlens.ui.benchmarks.gpusteps import show_steps
 from kvlens.ui.benchmarks.measured import folder
 from kvlens.ui.common.chart import chart
 from kvlens.ui.common.widgets import error, plain
 
 Kind = TypeVar("Kind")
-SCOPES = {"decode": "Whole decode steps", "compiled": "Whole steps, compiled"}
-"""what was timed -> title; a result has those that were measured"""
 
 
 def show_gpu() -> None:
@@ -51,7 +40,7 @@ def show_gpu() -> None:
     _ceilings(result)
     show_offload(rows(result, OffloadRow))
     _kernels(result)
-    _steps(result)
+    show_steps(result)
     _recording(result)
     _headlines(result)
 
@@ -117,13 +106,20 @@ def _failures(result: Result) -> None:
                     + (f". Try: {entry.suggestion}." if entry.suggestion else "")
                 )
             )
-    checks: list[CheckRow | LedgerRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
-    wrong, done = [row.name for row in checks if not row.passed], len(checks)
-    wrong += [f"offload, {row.method}" for row in rows(result, OffloadRow) if not row.passed]
+    checks: list[CheckRow | LedgerRow | OffloadRow] = [*rows(result, CheckRow), *rows(result, LedgerRow)]
+    checks += rows(result, OffloadRow)
+    wrong = [_name(row) for row in checks if row.passed is False]
+    done = sum(row.passed is not None for row in checks)
+    untold = sum(isinstance(row, CheckRow) and row.passed is None for row in checks)
+    rest = f" Not compared, behind a tie: {untold}." if untold else ""
     if wrong:
-        error(f"{len(wrong)} of {done} checks failed on this device: {'; '.join(wrong)}.")
+        error(f"{len(wrong)} of {done} checks failed on this device: {'; '.join(wrong)}.{rest}")
     elif done:
-        st.caption(plain(f"All {done} checks of kernels, engine and ledger passed on this device."))
+        st.caption(plain(f"All {done} checks of kernels, engine, ledger and offload passed on this device.{rest}"))
+
+
+def _name(row: CheckRow | LedgerRow | OffloadRow) -> str:
+    return f"offload, {row.method}" if isinstance(row, OffloadRow) else row.name
 
 
 def _draw(figure: go.Figure, key: str, alt: str) -> None:
@@ -158,89 +154,6 @@ def _kernels(result: Result) -> None:
     if any(row.share is not None for row in found):
         _draw(kernel_shares(found), key="gpu_kernels", alt="Share of the ceiling each kernel reaches")
         st.caption("Blue reaches its aim of 80 %, orange does not, grey has none.")
-
-
-def _steps(result: Result) -> None:
-    every = [
-        row
-        for name, entry in result.entries.items()
-        if "sweep" not in name
-        for row in entry.rows
-        if isinstance(row, StepRow)
-    ]
-    scopes = [scope for scope in SCOPES if any(row.scope == scope for row in every)]
-    if not scopes:
-        return
-    scope = scopes[0]
-    if len(scopes) > 1:
-        asked = st.segmented_control(
-            "What was timed",
-            scopes,
-            default=scope,
-            format_func=lambda scope: SCOPES[scope],
-            key="gpu_scope",
-            required=True,
-        )
-        scope = str(asked or scope)
-    found = [row for row in every if row.scope == scope]
-    cells = {f"{c // 1024}K x {b}": (c, b) for c, b in sorted({(row.context, row.batch) for row in found})}
-    cell = st.segmented_control(
-        "Context and batch", list(cells), default=next(iter(cells)), key=f"gpu_cell_{scope}", required=True
-    )
-    context, batch = cells.get(str(cell), next(iter(cells.values())))
-    data = _step_table([row for row in found if (row.context, row.batch) == (context, batch)])
-    name = f"gpu-steps-{scope}-{context}-{batch}"
-    chart(step_times(found, context, batch), data, name, "gpu_steps", "Time of one step by method, with its floor")
-    st.caption(plain(f"{SCOPES[scope]}. {result.note} The floor counts bytes at the rates measured on this device."))
-    st.dataframe(data, hide_index=True)
-    _sweeps(result, scope)
-
-
-def _sweeps(result: Result, scope: str) -> None:
-    """What no random weights can decide, at other rates."""
-    found = [
-        row
-        for name, entry in result.entries.items()
-        if "sweep" in name
-        for row in entry.rows
-        if isinstance(row, StepRow) and row.scope == scope
-    ]
-    if found:
-        first = found[0]
-        st.caption(plain(f"At other rates, the papers' among them, {first.context // 1024}K x {first.batch}:"))
-        st.dataframe(_step_table(found), hide_index=True)
-
-
-def _step_table(found: Sequence[StepRow]) -> pd.DataFrame:
-    def ms(value: float | None) -> float | None:
-        return None if value is None else round(1e3 * value, 3)
-
-    def gb(value: int | None) -> float | None:
-        return None if value is None else value / 1e9
-
-    return pd.DataFrame(
-        [
-            {
-                "method": title(row.method),
-                "replayed rates": words(row.rates, row.rates_from),
-                "sequences": row.batch,
-                "steps": row.steps,
-                "in a CUDA graph": row.graph,
-                "attended by": "k1" if row.kernels == "triton" else "PyTorch",
-                "median (ms)": ms(row.median),
-                "95th percentile (ms)": ms(row.p95),
-                "in the decode loop, mean (ms)": ms(row.loop),
-                "floor (ms)": ms(row.floor),
-                "achieved / floor": row.over_floor,
-                "stall (ms)": ms(row.stall),
-                "over the bus per step, by the rates (GB)": gb(row.host_bytes),
-                "by the run's counter (GB)": gb(row.counted_bytes),
-                "peak on the device (GB)": gb(row.peak_bytes),
-                "notes": "; ".join(part for part in (row.note, row.reason or "") if part),
-            }
-            for row in found
-        ]
-    )
 
 
 def _recording(result: Result) -> None:

@@ -15,15 +15,24 @@ def show_offload(found: Sequence[OffloadRow]) -> None:
     """A table, and what it says of what; nothing where nothing was run."""
     if not found:
         return
-    first = found[0]
-    st.dataframe(pd.DataFrame([_line(row) for row in found]), hide_index=True)
+    ran = list(dict.fromkeys(_ran(row) for row in found))
+    alike = len(ran) == 1
+    lines = [_line(row) if alike else {"run of": _ran(row), **_line(row)} for row in found]
+    st.dataframe(pd.DataFrame(lines), hide_index=True)
+    what = ran[0] if alike else "runs of a pretrained model, as each row says"
     st.caption(
         plain(
-            f"Real offload: {first.model} in {first.dtype}, a prompt of {first.context:,} tokens, {first.budget} of "
-            f"full KV on the device, {first.steps} steps through the engine, not recorded and recorded. Bytes and "
-            "times are of all steps of the recorded run, from measured copies; its run's Memory page shows them one by "
-            "one."
+            f"Real offload: {what}, through the engine, not recorded and recorded. Bytes and times are of all steps of "
+            "the recorded run, from measured copies; its run's Memory page shows them one by one."
         )
+    )
+
+
+def _ran(row: OffloadRow) -> str:
+    """The model, its prompt and what it had, in words."""
+    return (
+        f"{row.model} in {row.dtype}, a prompt of {row.context:,} tokens, {row.budget} of full KV on the device, "
+        f"{row.steps} steps"
     )
 
 
@@ -41,5 +50,5 @@ def _line(row: OffloadRow) -> dict[str, object]:
         "copies under way (ms)": times(row.moving, 1e3),
         "beside the model, at least": row.overlapped,
         "run": row.trace or "",
-        "notes": "; ".join(part for part in (*row.failed, row.note, row.reason or "") if part),
+        "notes": "; ".join(part for part in (*row.wrong, row.note, row.reason or "") if part),
     }
