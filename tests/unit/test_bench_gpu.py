@@ -17,7 +17,6 @@ from kvlens.gpu.bench import ceilings, ledger, run
 from kvlens.gpu.bench.__main__ import main as bare_main
 from kvlens.gpu.bench.decode import followers
 from kvlens.gpu.bench.device import DryDevice
-from kvlens.gpu.bench.failures import sentence
 from kvlens.gpu.bench.part import Bench, Part
 from kvlens.gpu.bench.rates import read as read_rates
 from kvlens.gpu.bench.report import MARKS, page, with_tables
@@ -46,7 +45,8 @@ def dry(folder: Path, parts: tuple[str, ...] = QUICK, **more: Any) -> Request:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Measured by a process that finds torch and transformers, but nothing of pages, stores, and the command line's
-    schemas: what a bare CUDA machine has."""
+    schemas: what a bare CUDA machine has. Where methods go through the engine, one of each family does: all of them do
+    in tests/unit/test_bench_gpu_engine.py and, for the ledger, in tests/unit/test_bench_gpu_offload.py."""
     folder = tmp_path_factory.mktemp("gpu")
     code = f"""
 import sys
@@ -65,6 +65,10 @@ from kvlens.gpu.bench import __main__
 sys.path.append("tests")
 from interpreted import quick_interpreter
 quick_interpreter()
+from kvlens import methods
+from kvlens.gpu.bench import tier
+every = tier.ways
+tier.ways = lambda steps: list({{methods.get(way.name).family: way for way in every(steps)}}.values())
 gc.freeze()  # garbage is collected after every part: the imported libraries are none
 sys.argv = ["gpu", "--dry-run", "--out", {str(folder)!r}, "--parts", {",".join(WHOLE)!r}, "--contexts", "256"]
 sys.argv += ["--batches", "1"]
@@ -161,18 +165,6 @@ def test_the_time_limit_stops_between_parts(tmp_path: Path) -> None:
     measure(Request(tmp_path, 1e-9, QUICK, True, (256,), (1,)), said.append)
     assert said[0] == "1e-09 minutes are over; run again for: ceilings, ledger."
     assert [line for line in said if line.endswith("...")] == ["headlines ..."], "arithmetic takes no time"
-
-
-@pytest.mark.parametrize(
-    ("problem", "begins"),
-    [
-        (MemoryError(), "The host ran out of memory."),
-        (RuntimeError("Cannot pin memory"), "Pinned host memory could not be had"),
-        (KeyError("x"), "KeyError"),
-    ],
-)
-def test_failures_in_words(problem: Exception, begins: str) -> None:
-    assert sentence(problem, "less")[0].startswith(begins)
 
 
 @pytest.mark.parametrize("wrong", [{"parts": ("x",)}, {"minutes": 0}, {"contexts": (1000,)}, {"batches": (0,)}])

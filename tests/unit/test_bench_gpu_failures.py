@@ -47,3 +47,15 @@ def test_a_shortage_is_said_once() -> None:
         "of memory)"
     )
     assert reason.lower().count("could not be had") == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "begins"),
+    [
+        (MemoryError(), "The host ran out of memory."),
+        (RuntimeError("Cannot pin memory"), "Pinned host memory could not be had"),
+        (KeyError("x"), "KeyError"),
+    ],
+)
+def test_failures_in_words(problem: Exception, begins: str) -> None:
+    assert sentence(problem, "less")[0].startswith(begins)

@@ -44,8 +44,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[OffloadR
     return folder, list(measure(bench(folder)))
 
 
-def test_what_moves_is_found_by_what_it_asks_of_the_memory() -> None:
-    names = {way.name for way in moving()}
+@pytest.fixture(scope="module")
+def moved() -> list[Way]:
+    return moving()
+
+
+def test_what_moves_is_found_by_what_it_asks_of_the_memory(moved: list[Way]) -> None:
+    names = {way.name for way in moved}
     assert {"sekv", "freekv", "sentkv", "arkvale", "pqcache"} <= names
     assert not names & {"full", "streaming_llm", "snapkv", "quest", "kivi"}
 
@@ -69,6 +74,8 @@ def test_rows_are_what_their_traces_say(found: tuple[Path, list[OffloadRow]]) ->
         assert 0 <= row.overlapped <= 1
         assert len(_offload(row)) == len(OFFLOAD_HEAD)
     assert _offload(OffloadRow("m", "x", "float16", 8, "20%", 3, reason="it broke"))[2] == "it broke"
+    wrong = replace(rows[0], failed=("peak",), same=False)
+    assert _offload(wrong)[OFFLOAD_HEAD.index("self-checks")] == "**FAILED**: peak, tokens differ when recorded"
 
 
 def test_traces_are_spread_over_the_families() -> None:
@@ -140,6 +147,20 @@ def test_what_an_earlier_sitting_left_is_not_run_again(
     assert [asdict(row) for row in measure(bench(tmp_path, *rows))] == [asdict(row) for row in rows]
 
 
+def test_rows_of_another_model_are_not_held(
+    found: tuple[Path, list[OffloadRow]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, rows = found
+    other = replace(rows[0], model="smollm2", tokens_per_s=1.0)
+    assert bench(tmp_path, other, rows[1]).held(PART) == [asdict(rows[1])]
+    monkeypatch.setattr(offload, "_prepared", lambda bench, names: None)
+    monkeypatch.setattr(offload, "_row", lambda bench, prepared, name, traced: replace(rows[0], note="run again"))
+    assert [(row.model, row.method, row.note) for row in measure(bench(tmp_path, other, rows[1]))] == [
+        ("demo", rows[1].method, rows[1].note),
+        ("demo", rows[0].method, "run again"),
+    ]
+
+
 def test_a_prompt_is_as_long_as_the_models_context_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "entry", lambda name: SimpleNamespace(context=400))
     made = bench(tmp_path)
@@ -163,15 +184,19 @@ def ground() -> Ground:
     return Ground.of("cpu", "float32", 2)
 
 
-def engine_rows(ground: Ground) -> list[LedgerRow]:
+def engine_rows(ground: Ground, way: Way) -> list[LedgerRow]:
     dry = Bench(DryDevice(), (256,), (1,), {"entries": {}})
-    return list(ledger._of_engine(dry, Way("freekv", {}, 0.0, 2), ground, "m"))
+    return list(ledger._of_engine(dry, replace(way, steps=2), ground, way.title))
 
 
-def test_the_ledgers_rows_are_the_bytes_that_a_link_wrote(ground: Ground) -> None:
-    rows = engine_rows(ground)
-    assert [row.name for row in rows] == ["m, h2d", "m, d2h"]
-    assert all(row.passed and row.counted == row.seen > 0 and row.events > 0 for row in rows)
+def test_the_ledgers_rows_are_the_bytes_that_a_link_wrote(ground: Ground, moved: list[Way]) -> None:
+    for way in moved:
+        there, back = engine_rows(ground, way)
+        assert (there.name, back.name) == (f"{way.title}, h2d", f"{way.title}, d2h")
+        assert there.passed
+        assert back.passed
+        assert there.counted == there.seen > 0 < there.events
+        assert back.counted == back.seen > 0 < back.events
 
 
 def test_a_row_that_is_missing_is_a_difference(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +205,7 @@ def test_a_row_that_is_missing_is_a_difference(ground: Ground, monkeypatch: pyte
             super()._add(replace(record, transfers=record.transfers[1:]))
 
     monkeypatch.setattr(ledger, "Sink", Forgetful)
-    assert not any(row.passed for row in engine_rows(ground))
+    assert not any(row.passed for row in engine_rows(ground, Way("freekv", {}, 0.0, 2)))
 
 
 def test_of_a_profile_the_copies_beside_the_models_stream_are_the_links() -> None:

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from kvlens.gpu.bench import ceilings, kernel_checks
+from kvlens.gpu.bench import ceilings, kernel_checks, offload
 from kvlens.gpu.bench.device import DryDevice
 from kvlens.gpu.bench.failures import Lacking
+from kvlens.gpu.bench.offloadrow import OffloadRow
 from kvlens.gpu.bench.part import Bench
 from kvlens.gpu.bench.result import CeilingRow, CheckRow, KernelRow, Row
 from kvlens.gpu.bench.run import Request, measure
 from kvlens.gpu.bench.schema import read
+from kvlens.gpu.bench.tables import device
 
 pytestmark = pytest.mark.usefixtures("quick_gc")
 
@@ -136,3 +138,37 @@ def test_one_tf32_product_is_a_failed_check_of_fp32(monkeypatch: pytest.MonkeyPa
     rows = list(kernel_checks.measure(Bench(DryDevice(), (256,), (1,), {"entries": {}})))
     failed = {row.name for row in rows if not row.passed}
     assert failed == {f"k2 {pooling}, fp32" for pooling in kernel_checks.page_scores.POOLINGS}
+
+
+def test_what_is_not_compared_is_neither_passed_nor_failed(sitting: Any, tmp_path: Path) -> None:
+    said, _ = sitting(lambda bench: [CheckRow("bytes, behind a tie", 0.5, 0.0, None), CheckRow("k4", 1.0, 0.0, False)])
+    assert [line for line in said if "FAILED" in line] == ["  k4: FAILED"]
+    shown = device(read(tmp_path / "gpu-dry-run.json"))
+    assert "| bytes, behind a tie | 0.5 | 0 | not compared |" in shown
+    assert "| k4 | 1 | 0 | **FAILED** |" in shown
+
+
+def test_the_part_is_done_only_for_the_model_of_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a model that is not here costs nothing of what another came to."""
+
+    def run(bench: Bench) -> Iterator[OffloadRow]:
+        if bench.offloaded == "nowhere":
+            raise Lacking("the model is not here", "bring it")
+        yield OffloadRow("freekv", bench.offloaded, "float16", 100, "20%", 3, 1.0)
+
+    def sitting(model: str) -> tuple[list[str], list[str]]:
+        """What was measured, and whose rows the file then has."""
+        said: list[str] = []
+        path = measure(Request(tmp_path, 10, (offload.NAME,), True, (256,), (1,), model), said.append)
+        rows = [row.model for row in read(path).entries[offload.NAME].rows if isinstance(row, OffloadRow)]
+        return [line.partition(" in ")[0] for line in said], rows
+
+    monkeypatch.setattr(offload, "_model", lambda bench: bench.offloaded)
+    monkeypatch.setattr(offload, "PART", replace(offload.PART, run=run))
+    done, failed = (["offload ...", f"offload: {status}"] for status in ("done", "failed"))
+    assert sitting("one") == (done, ["one"])
+    assert sitting("one") == ([], ["one"])
+    assert sitting("nowhere") == (failed, ["one"])
+    assert sitting("one") == ([], ["one"])
+    assert sitting("other") == (done, ["other"])
+    assert sitting("one") == (done, ["one"])

@@ -5,7 +5,7 @@ pinned memory, streams, events and the kernels as sessions use them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -133,19 +133,18 @@ def measure(bench: Bench) -> Iterator[CheckRow]:
     gap, tokens = stock_gap(str(bench.device.at.type))
     name = f"engine against the stock model, demo, fp32, {tokens} tokens: largest logit difference"
     yield CheckRow(name, gap, 0.0, gap == 0)
-    yield from rows(bench.device.at, ways(3 if bench.dry else NEW))
+    yield from rows(bench.device.at, 3 if bench.dry else NEW)
 
 
-def rows(device: torch.device, tried: Sequence[Way]) -> Iterator[CheckRow]:
-    """For each way: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
+def rows(device: torch.device, steps: int = NEW) -> Iterator[CheckRow]:
+    """For each method: choices, tokens, bytes by the ledger, self-checks, recording. A method that fails is a failed
     check, and the others go on."""
     from kvlens.memory.links import link_name
 
-    steps = max(way.steps for way in tried)
     host, ours = Ground.of("cpu", "float32", steps), {dtype: Ground.of(str(device), dtype, steps) for dtype in DTYPES}
     links = f"{link_name(device)} against {link_name(torch.device('cpu'))}"
-    for way in tried:
-        label = f"{way.title}, demo, fp32, {way.steps} steps, {links}"
+    for way in ways(steps):
+        label = f"{way.title}, demo, fp32, {steps} steps, {links}"
         try:
             yield from _against_host(label, way, host, ours["float32"])
             yield from _recording(f"{way.title}, demo", way, ours)
