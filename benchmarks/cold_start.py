@@ -35,7 +35,7 @@ def cold(options: list[str], prompt: dict[str, Any], rounds: int) -> dict[str, f
 
 
 def once(asked: list[str]) -> dict[str, float]:
-    """The same of one process."""
+    """The same of one process. Raises RuntimeError where it fails."""
     reached: dict[str, float] = {}
     start = time.perf_counter()
     with subprocess.Popen([sys.executable, "-m", "kvlens", *asked], stdout=subprocess.PIPE, text=True) as process:
@@ -45,6 +45,8 @@ def once(asked: list[str]) -> dict[str, float]:
             name = POINTS.get(told["phase"])
             if name is not None and told["done"] and f"{name}_s" not in reached:
                 reached |= {f"{name}_s": time.perf_counter() - start, f"{name}_cpu_s": cpu_s(process.pid)}
+    if process.returncode:
+        raise RuntimeError(f"`kvlens {' '.join(asked)}` ended with {process.returncode}: nothing was measured.")
     return reached
 
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -137,10 +138,23 @@ class Clock:
         return {"prefill": result.prefill_s, "step": step, "after": ended - self._stepped, "total": ended - self._began}
 
 
-def measure(model: str, length: int, rounds: int, names: list[str], say: Callable[[str], None]) -> dict[str, Any]:
-    """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV."""
+def measure(
+    model: str,
+    length: int,
+    rounds: int,
+    names: list[str],
+    say: Callable[[str], None],
+    before: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """All ratios, and the milliseconds behind them; `names`: the methods beside FullKV; `before`: what an earlier
+    sitting found, with which `kept` will be asked. Raises SystemExit, before anything is measured, where that was
+    measured on something else."""
     torch.set_num_threads(1)
     speed = Speed(model, length)
+    sizes = {"prompt_tokens": len(speed.prompt.ids), "steps": STEPS, "budget": BUDGET, "rounds": rounds}
+    made = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
+    if before is not None:
+        refuse_other(before["about"], made)
     queries = max([128, *(methods.get(name).observed_queries for name in names)])
     read = speed.engine.read(speed.prompt, queries=queries, received=True)
     arms: dict[str, Callable[[], Times]] = {
@@ -164,8 +178,6 @@ def measure(model: str, length: int, rounds: int, names: list[str], say: Callabl
             if turn:  # the first turn warms up
                 seconds[name].append(took)
         say(f"round {turn} of {rounds}")
-    sizes = {"prompt_tokens": len(speed.prompt.ids), "steps": STEPS, "budget": BUDGET, "rounds": rounds}
-    made = about((methods.REFERENCE, *names), model) | {"model": model, "presets": speed.presets} | sizes
     return {"about": made, "refused": refused, "ratios": ratios(seconds), "cold": speed.cold(rounds)}
 
 
@@ -190,12 +202,15 @@ def ratios(seconds: dict[str, list[Times]]) -> list[dict[str, Any]]:
     return lines
 
 
-def kept(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
-    """Lines of arms that were measured before and not now, each with the date of its sitting. Raises SystemExit where
-    they were measured on something else."""
+def refuse_other(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raises SystemExit where two sittings, by what each says of itself, measured on something else."""
     alike = ("model", "prompt_tokens", "steps", "budget", "machine")
-    if any(before["about"][name] != now["about"][name] for name in alike):
+    if any(before[name] != now[name] for name in alike):
         raise SystemExit("the file holds figures of another model, prompt or machine: give another --out.")
+
+
+def kept(before: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
+    """Lines of arms that were measured before and not now, each with the date of its sitting."""
     arms, date = {line["arm"] for line in now["ratios"]}, before["about"]["date"]
     now["about"]["presets"] = before["about"]["presets"] | now["about"]["presets"]
     return [{"date": date} | line for line in before["ratios"] if line["arm"] not in arms]
@@ -211,9 +226,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     names = [name for name in given.methods.split(",") if name and name != methods.REFERENCE]
-    found = measure(
-        given.model, given.length, given.rounds, names, lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    before = json.loads(given.out.read_text(encoding="utf-8")) if given.out and given.out.is_file() else None
+    found = measure(given.model, given.length, given.rounds, names, partial(print, file=sys.stderr, flush=True), before)
     for line in found["ratios"]:
         print(
             f"{line['arm']:30} {line['part']:8} {line['ratio']:.2f} x {line['against']} "
@@ -223,8 +237,8 @@ def main() -> None:
         print(f"{name:30} {why}")
     print("cold start: " + ", ".join(f"{name} {value:.1f}" for name, value in found["cold"].items()))
     if given.out:
-        if given.out.is_file():
-            found["ratios"] += kept(json.loads(given.out.read_text(encoding="utf-8")), found)
+        if before is not None:
+            found["ratios"] += kept(before, found)
         given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

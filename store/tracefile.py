@@ -13,21 +13,20 @@ import numpy as np
 import pyarrow as pa
 
 from kvlens.instruments import Effects
-from kvlens.rows import MASS_COLUMNS, PrefillRecord, SelfCheck
+from kvlens.rows import PrefillRecord, SelfCheck
 from kvlens.store import rollup
 from kvlens.store.blocks import Block
+from kvlens.store.checks import stored_checks
 from kvlens.store.effects import effect_table
-from kvlens.store.errors import TraceError
 from kvlens.store.guarded import guarded
 from kvlens.store.oracles import span_key_table
 from kvlens.store.rowtables import copied, loss_rows, moved_bytes, rows_table, step_tables
 from kvlens.store.runinfo import clean_text, plain
 from kvlens.store.schema import ORACLE_CODEC, statements
+from kvlens.store.surprisals import put_surprisals
 from kvlens.store.versions import upgrades
 
 _CONFIG = {"threads": "1", "wal_autocheckpoint": "16MB", "default_block_size": "65536"}
-#: Sum of the masses over roles of every row that logged them all; allowed error as in kvlens.rows.
-_MASS_TOLERANCE = 1e-3
 #: What is written in one transaction: a block of steps, what prefill found, surprisals that it did not know, or effects
 #: at lost steps.
 Job: TypeAlias = Block | PrefillRecord | np.ndarray | Sequence[Effects]
@@ -137,7 +136,7 @@ class TraceFile:
                     }
                 )
             elif isinstance(job, np.ndarray):
-                self._put_surprisals(job)
+                put_surprisals(con, job, self._prompt_tokens)
             con.commit()
         except BaseException:
             with contextlib.suppress(duckdb.Error):
@@ -167,22 +166,6 @@ class TraceFile:
         self._con.register("incoming", table)
         try:
             self._con.execute(f"INSERT INTO {name} BY NAME SELECT * FROM incoming")
-        finally:
-            self._con.unregister("incoming")
-
-    def _put_surprisals(self, nats: np.ndarray) -> None:
-        if nats.shape != (self._prompt_tokens,):
-            raise TraceError(
-                f"{nats.size} surprisals are logged of a prompt of {self._prompt_tokens} tokens; this is a bug in what "
-                "logs them."
-            )
-        known = pa.array(nats.astype(np.float32), mask=np.isnan(nats))
-        self._con.register("incoming", pa.table({"pos": np.arange(nats.size), "surprisal": known}))
-        try:
-            self._con.execute(
-                "UPDATE token SET surprisal = incoming.surprisal FROM incoming "
-                "WHERE token.pos = incoming.pos AND token.step IS NULL"
-            )
         finally:
             self._con.unregister("incoming")
 
@@ -250,39 +233,3 @@ class TraceFile:
             self._peak = max(self._peak, record.peak_bytes)
             if record.step >= self._asked:
                 self._text.append(record.text)
-
-
-def stored_checks(con: duckdb.DuckDBPyConnection) -> list[SelfCheck]:
-    """What the store itself promises: no row missing, and masses that add up as stored."""
-    row = con.execute("SELECT last_step FROM run_state").fetchone()
-    sizes = {key: json.loads(value) for key, value in con.execute("SELECT key, value FROM meta").fetchall()}
-    steps = (row[0] if row else -1) + 1
-    want = steps * sizes["layers"] * sizes["q_heads"]
-    counted = con.execute("SELECT count(*), count(DISTINCT (step, layer, q_head)) FROM head_step").fetchone()
-    assert counted is not None
-    logged = [
-        name for name in MASS_COLUMNS if con.execute(f"SELECT count({name}) > 0 FROM head_step").fetchone() == (True,)
-    ]
-    checks = [
-        SelfCheck(
-            "stored_rows_complete",
-            counted == (want, want),
-            float(counted[0]),
-            f"{counted[0]} rows of steps x layers x query heads stored, {want} expected",
-        )
-    ]
-    if logged:
-        # a NaN is stored as NULL: a mass that is recorded in some rows has to be a number in all of them
-        total, numbers = " + ".join(logged), " AND ".join(f"isfinite({name})" for name in logged)
-        found = con.execute(
-            f"SELECT max(abs({total} - 1)), count(*) FILTER (NOT coalesce({numbers}, false)) FROM head_step"
-        ).fetchone()
-        assert found is not None
-        worst, none = found
-        passed = none == 0 and worst is not None and worst <= _MASS_TOLERANCE
-        detail = (
-            f"largest |sum of masses over roles - 1| over all steps, layers and query heads, as stored; "
-            f"allowed {_MASS_TOLERANCE}; {none} rows with a mass that is no number"
-        )
-        checks.append(SelfCheck("stored_masses_sum_to_one", passed, None if worst is None else round(worst, 6), detail))
-    return checks

@@ -116,9 +116,15 @@ class TraceWriter:
             self._block = None
             self._work.put(block)
 
+    def hand_over_steps(self) -> None:
+        """Hands over the steps logged so far, so that they survive the process while something is computed that takes
+        its time."""
+        self._check_open()
+        self._hand_over_block()
+
     def surprisals(self, nats: np.ndarray) -> None:
-        """Hands over the surprisals of the prompt's tokens, float32 [tokens], where prefill did not know them; once,
-        when all steps are logged."""
+        """Hands over the surprisals of the prompt's tokens, float32 [tokens], NaN: not known, where `prefill` did not
+        know them. The run fails, by a later call, where the prompt has another number of tokens."""
         self._check_open()
         self._work.put(nats)
 

@@ -1,4 +1,5 @@
-"""Reading the prompt: chunked, exact, with each token's surprisal; and a prompt once read, for runs that share it."""
+"""Reading the prompt: chunked, exact, with what its tokens' surprisals are computed from; and a prompt once read, for
+runs that share it."""
 
 from __future__ import annotations
 

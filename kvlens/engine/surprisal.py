@@ -21,7 +21,10 @@ class Surprisals:
     The output layer over a whole prompt costs a fourth of the prefill of a small model with a large vocabulary, and few
     methods place a prompt by it. So the prompt's hidden states wait here, on the model's device and in its number
     format, until somebody asks. The last token's surprisal, which step 0 is told, is computed alone in any case, so
-    that it is the same number whoever asks for the others.
+    that it is the same number whoever asks for the others and however many wait; only a model that says logits as a
+    whole (`tell`) computes it beside others where these are wanted too.
+
+    Threads may share one, as long as only one works at a time: a turn may be handed on inside `progress`.
     """
 
     def __init__(self, loaded: LoadedModel | None, ids: Sequence[int], every: bool = True) -> None:
@@ -31,8 +34,12 @@ class Surprisals:
         self._targets = torch.tensor(ids[1:], device=None if loaded is None else loaded.model.device)
         self._waiting: list[torch.Tensor] = []
         """hidden states [m, d], of the first tokens"""
+        self._came: list[torch.Tensor] = []
+        """surprisals [m], of the first of those that wait, as far as somebody who asked has come"""
         self._told: list[torch.Tensor] = []
-        """surprisals [m], of the tokens after those"""
+        """surprisals [m], of the tokens after all that wait"""
+        self._end: torch.Tensor | None = None
+        """hidden state [1, d] of the last token that was waited for"""
         self._last: float | None = None
         self.known: torch.Tensor | None = None
         """float32 [tokens], NaN at position 0, which nothing predicts, and wherever `every` was False; None: nobody has
@@ -51,7 +58,7 @@ class Surprisals:
         if "surprisal" in found:
             return cls.of(found["surprisal"])
         made = cls(loaded, ids)
-        made._waiting = [found["hidden"]]
+        made._waiting, made._end = [found["hidden"]], found["hidden"][-1:]
         return made
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -64,9 +71,10 @@ class Surprisals:
         """The next tokens have gone through a model whose logits are its output layer's, nothing after it: hidden
         [m, d] after the final norm."""
         held = sum(part.nbytes for part in self._waiting)
+        self._end = hidden[-1:].clone()
         if not self._every:
-            self._waiting = [hidden[-1:].clone()]
-        elif not self._told and held + hidden.nbytes <= WAITING_BYTES:
+            return
+        if not self._told and held + hidden.nbytes <= WAITING_BYTES:
             self._waiting.append(hidden)
         else:
             first = sum(map(len, (*self._waiting, *self._told)))
@@ -81,28 +89,40 @@ class Surprisals:
     def last(self) -> float:
         """The last token's."""
         if self._last is None:
-            self._last = float((self._told or list(self._computed(self._waiting[-1][-1:], self._targets[-1:])))[-1][-1])
+            alone = self._told if self._end is None else list(self._computed(self._end, self._targets[-1:]))
+            self._last = float(alone[-1][-1])
         return self._last
 
-    @torch.inference_mode()
     def whole(self, progress: Callable[[int, int], None] = lambda done, total: None) -> torch.Tensor:
-        """All of them, as `known`; computed by whoever asks first. progress(done, total): before every few rows; what
-        it raises leaves all as it was."""
-        if self.known is None:
-            last, parts, done = self.last, [], 0
-            hidden = torch.cat(self._waiting) if self._waiting else None
-            waiting = 0 if hidden is None else len(hidden)
-            targets = self._targets[len(self._targets) - sum(map(len, self._told)) - waiting :]
-            if hidden is not None:
-                for part in self._computed(hidden, targets[:waiting]):
-                    progress(done, waiting)
-                    parts.append(part)
-                    done += len(part)
-            nats = torch.full((len(self._targets) + 1,), torch.nan, device=self._targets.device)
-            nats[len(nats) - len(targets) :] = torch.cat([*parts, *self._told])
-            nats[-1] = last
-            self.known, self._waiting, self._told = nats, [], []
+        """All of them, as `known`; computed once, by whoever asks. progress(done, total): before every few rows; what
+        it raises, and who comes to ask meanwhile, leaves the rest to the next."""
+        waiting = sum(map(len, self._waiting))
+        while self.known is None:
+            if waiting:
+                progress(sum(map(len, self._came)), waiting)
+            self._go_on()
         return self.known
+
+    @torch.inference_mode()
+    def _go_on(self) -> None:
+        """The next few rows, where somebody else has not come to the end meanwhile; with the last all are known."""
+        if self.known is not None:
+            return
+        done, waiting = sum(map(len, self._came)), sum(map(len, self._waiting))
+        after = len(self._targets) - sum(map(len, self._told))
+        if done < waiting:
+            if len(self._waiting) > 1:
+                self._waiting = [torch.cat(self._waiting)]
+            rows, first = self._waiting[0][done : done + ROWS], after - waiting + done
+            self._came += self._computed(rows, self._targets[first : first + len(rows)])
+            done += len(rows)
+        if done < waiting:
+            return
+        nats = torch.full((len(self._targets) + 1,), torch.nan, device=self._targets.device)
+        if self._came or self._told:
+            nats[after - waiting + 1 :] = torch.cat([*self._came, *self._told])
+        nats[-1] = self.last
+        self.known, self._waiting, self._came, self._told = nats, [], [], []
 
     def _computed(self, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[torch.Tensor]:
         """Surprisals of targets [m] after hidden [m, d], ROWS at a time."""

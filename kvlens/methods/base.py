@@ -122,7 +122,8 @@ class Method(ABC):
     """the last prompt token's query, key and value under full attention are wanted at `prefill_end`, though step 0
     feeds that token"""
     needs_surprisal: ClassVar[bool] = False
-    """every prompt token's surprisal is wanted at `prefill_end`; where nobody wants it, it is not computed"""
+    """every prompt token's surprisal is wanted at `prefill_end`; else a recorded run computes them after its last step,
+    and an unrecorded one never"""
     watches: ClassVar[bool] = False
     """`attended` is called with every step's attention weights, which are computed for it beside the attention"""
     needs_received: ClassVar[bool] = False

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+
+HASHING, DRAWING = "kvlens-fingerprint", "kvlens-bar"
+"""names of the threads that may be there while libraries are imported: one hashes a model's files, one draws a progress
+bar; neither wants SciPy"""
 
 
 @contextmanager
@@ -43,6 +48,18 @@ def unseen(package: str) -> Iterator[None]:
 
 def import_transformers() -> None:
     """transformers imports SciPy where it is installed, for losses of models that find objects in pictures; nobody
-    trains one here. So it is imported as where there is no SciPy; where it insists, whoever imports it next has it."""
+    trains one here. So it is imported as where there is no SciPy; where it insists, whoever imports it next has it.
+
+    SciPy is out of sight for all threads meanwhile. So where there is another thread, of kvlens as a library or of a
+    server, which might look for SciPy just then, nothing is hidden, and whoever imports transformers next has it with
+    SciPy: only the main thread is known to want none, and those named HASHING and DRAWING."""
+    if not _alone():
+        return
     with suppress(ImportError), unseen("scipy"):
         import transformers.modeling_utils  # noqa: F401
+
+
+def _alone() -> bool:
+    """No thread is there but the main one and those that want no SciPy."""
+    main = threading.main_thread()
+    return all(thread is main or thread.name in (HASHING, DRAWING) for thread in threading.enumerate())

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvlens.engine.models import LoadedModel
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.find import ready, resolve
+from kvlens.models.find import located, ready, resolve
+from kvlens.models.importing import HASHING
 
 _NAMES = (
     "config.json",
@@ -25,15 +26,16 @@ _NAMES = (
 
 def ahead(name: str) -> threading.Thread:
     """Hashes the files of a model that lies ready in a folder, on a thread of its own while libraries are imported:
-    `fingerprint` finds them done. What is wrong with a file is left to those who load it."""
+    `fingerprint` finds them done. A hub model is known by its revision, so nothing of it is hashed. What is wrong with
+    a file is left to those who load it."""
 
     def work() -> None:
         with contextlib.suppress(UnsupportedModel, OSError):
-            folder = ready(name)
+            folder = None if located(name) is None else ready(name)
             if folder is not None:
                 _of_folder(folder)
 
-    thread = threading.Thread(target=work, name="kvlens-fingerprint", daemon=True)
+    thread = threading.Thread(target=work, name=HASHING, daemon=True)
     thread.start()
     return thread
 

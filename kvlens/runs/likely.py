@@ -22,7 +22,8 @@ class Likely:
     """What runs of the model here say of another one."""
 
     prefill_s: float | None
-    """None: all of them took a prompt that was read before"""
+    """of the prompt, with the surprisals of its tokens, whenever they are computed; None: all of the runs took a prompt
+    that was read before"""
     decode_s: float
     """for all its steps"""
     trace_bytes: int
@@ -42,7 +43,9 @@ def likely(runs_dir: Path, model: str, method: str, prompt_tokens: int, steps: i
     known = [found for uid in used["uid"].head(MOST) if (found := _times(runs_dir, uid)) is not None]
     if not known:
         return None
-    prefill = [one["prefill_s"] / one["prompt_tokens"] for one in known if one["prefill_s"] is not None]
+    prefill = [
+        (one["prefill_s"] + one["surprisal_s"]) / one["prompt_tokens"] for one in known if one["prefill_s"] is not None
+    ]
     sizes = [
         one["disk_bytes"] + TOKEN_BYTES * (prompt_tokens - one["prompt_tokens"]) + step_bytes * (steps - one["steps"])
         for one in known
@@ -64,8 +67,9 @@ def _times(runs_dir: Path, uid: str) -> dict[str, Any] | None:
         return None
     extra = info.get("extra")
     said = {name: info.get(name) for name in ("prompt_tokens", "steps", "disk_bytes")}
-    said |= {name: extra.get(name) for name in ("prefill_s", "decode_s")} if isinstance(extra, dict) else {}
+    times = ("prefill_s", "surprisal_s", "decode_s")
+    said |= {name: extra.get(name) for name in times} if isinstance(extra, dict) else {}
     numbers = {name: value for name, value in said.items() if isinstance(value, int | float) and value > 0}
     if not {"prompt_tokens", "steps", "disk_bytes", "decode_s"} <= numbers.keys():
         return None
-    return {"prefill_s": None} | numbers
+    return {"prefill_s": None, "surprisal_s": 0.0} | numbers

@@ -6,10 +6,7 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from kvlens import methods
@@ -18,10 +15,10 @@ from kvlens.methods import FIT
 from kvlens.methods.fitting import Chosen, Sizes, choose, refusal, smallest_fit
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import ready
+from kvlens.models.sizes import sizes_in
 from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.preparing import check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
-from kvlens.shape import KVShape
 from kvlens.tasks.encoding import encoding_in
 from kvlens.text.prompts import BadPrompt, PromptText
 
@@ -76,7 +73,7 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
     source = ready(request.model)
     if source is None:
         return f"'{request.model}' has not been converted yet: its size is known when it has been loaded once."
-    shape, positions = _shape(str(source), ITEMSIZE.get(request.dtype, 4))
+    shape, positions = sizes_in(source, ITEMSIZE.get(request.dtype, 4))
     if not (source / "tokenizer.json").is_file():
         return "The model has no tokenizer.json: its tokens can be counted only when it has been loaded."
     counted = encoding_in(source, request.chat, request.system)
@@ -209,7 +206,7 @@ def fits(model: str, method: str) -> list[dict[str, Any]]:
     kind, source = methods.get(method), ready(model)
     if source is None:
         return []
-    shape, found = _shape(str(source), ITEMSIZE["float32"])[0], []
+    shape, found = sizes_in(source, ITEMSIZE["float32"])[0], []
     for tokens, share in POINTS:
         budget = Budget.parse(default_budget(method) if kind.keeps_all else share)
         sizes = Sizes(shape, tokens - 1, NEW, budget.bytes(shape, tokens + NEW))
@@ -234,18 +231,3 @@ def _too_long(found: Foreseen, steps: int) -> str:
         f"Prompt and output are {found.tokens + steps:,} tokens, the model takes {found.positions:,}: shorten the "
         "prompt or lower --max-new."
     )
-
-
-@lru_cache(maxsize=8)
-def _shape(source: str, itemsize: int) -> tuple[KVShape, int]:
-    """KV sizes and positions by config.json, of numbers of so many bytes."""
-    config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config", config)
-    q_heads = text.get("num_attention_heads") or text.get("n_head")
-    layers = text.get("num_hidden_layers") or text.get("n_layer")
-    hidden = text.get("hidden_size") or text.get("n_embd")
-    if not (q_heads and layers and hidden):
-        raise UnsupportedModel(f"'{source}' has a config.json without layers, heads and hidden size.")
-    head_dim = text.get("head_dim") or hidden // q_heads
-    shape = KVShape(layers, q_heads, text.get("num_key_value_heads") or q_heads, head_dim, itemsize)
-    return shape, int(text.get("max_position_embeddings") or text.get("n_positions") or 1 << 30)

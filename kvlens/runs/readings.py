@@ -9,13 +9,15 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvlens.runs.preparing import Kept, Plan, Prepared
 
 if TYPE_CHECKING:
+    import torch
+
     from kvlens.engine.prefill import ReadPrompt
     from kvlens.engine.surprisal import Surprisals
     from kvlens.methods.base import Method
@@ -39,7 +41,7 @@ class Reading:
         self.kept = False
         """whether an earlier run had read it"""
         self._path: Path | None = None
-        """where it lies without its surprisals"""
+        """where it lies; None: nowhere, or its surprisals lie there too"""
 
     def __call__(self) -> ReadPrompt:
         prompt, method, kept = self._prepared.prompt, self._planned.method, self._prepared.kept
@@ -68,14 +70,13 @@ class Reading:
         return found
 
     def learned(self, surprisal: Surprisals) -> None:
-        """A run has asked for the surprisals of the prompt: the folder keeps them in place of what they are made of, so
-        that its other runs need not compute them."""
+        """A run has asked for the surprisals of the prompt: the folder keeps them beside what they are made of, so that
+        its other runs need not compute them. Whatever goes wrong costs those the time and this one nothing: it has
+        ended."""
         if self._path is None or surprisal.known is None:
             return
-        found = _load(self._path, self._prepared)
-        if found is not None:
-            with contextlib.suppress(OSError):
-                _save(self._path, replace(found, surprisal=surprisal))
+        with contextlib.suppress(Exception):
+            _put(_beside(self._path), {"surprisal": surprisal.known})
         self._path = None
 
 
@@ -126,17 +127,31 @@ def _key(prepared: Prepared, planned: Plan) -> str:
 
 
 def _save(path: Path, read: ReadPrompt) -> None:
-    """Whole or not at all; then what is too much goes."""
-    from safetensors.torch import save_file
-
+    """See `_put`."""
     tensors = {name: getattr(read, name) for name in ("keys", "values", "last_queries", "received")}
     tensors |= read.surprisal.state()
     tensors |= {f"peeked.{field.name}": getattr(read.peeked, field.name) for field in fields(read.peeked)}
+    _put(path, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+
+
+def _beside(path: Path) -> Path:
+    """Where the surprisals lie that a run computed of a reading without them: 4 bytes a token, where the reading is
+    half a gigabyte at most."""
+    return path.with_suffix(f".surprisal{path.suffix}")
+
+
+def _put(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Whole or not at all; then what is too much in the folder goes. Raises OSError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
     path.parent.mkdir(mode=0o700, exist_ok=True)
     part = path.with_suffix(f".{os.getpid()}")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, part)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, part)
         part.replace(path)
+    except SafetensorError as error:  # which is how it tells of a full disk
+        raise OSError(str(error)) from error
     finally:
         part.unlink(missing_ok=True)
     kept = sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
@@ -158,7 +173,7 @@ def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
 
     ids = prepared.prompt.ids
     try:
-        found = load_file(path)
+        found = load_file(path) | _known(path, len(ids))
         peeked = Peeked(*(found[f"peeked.{field.name}"] for field in fields(Peeked)))
         return ReadPrompt(
             ids,
@@ -171,3 +186,16 @@ def _load(path: Path, prepared: Prepared) -> ReadPrompt | None:
         )
     except (OSError, SafetensorError, KeyError):
         return None
+
+
+def _known(path: Path, tokens: int) -> dict[str, torch.Tensor]:
+    """{"surprisal": float32 [tokens]} where a run has put them beside a reading; {} where none has, or what lies there
+    is damaged: then they are computed again."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(_beside(path))["surprisal"]
+    except (OSError, SafetensorError, KeyError):
+        return {}
+    return {"surprisal": found} if found.shape == (tokens,) else {}

@@ -91,16 +91,16 @@ def store(
         phases[0] = phase
         report(phase, done, total)
 
-    def follow(phase: str, done: int, total: int) -> None:
-        if cancelled():
-            raise Cancelled
-        tell(phase, done, total)
-
     def asked() -> bool:
         began = time.monotonic()
         stop = cancelled()
         writer.stood_s += time.monotonic() - began
         return stop
+
+    def follow(phase: str, done: int, total: int) -> None:
+        if asked():
+            raise Cancelled
+        tell(phase, done, total)
 
     try:
         read = reading(prepared, planned, follow)
@@ -120,28 +120,29 @@ def store(
             follow=watcher,
             drops=pairing.drops,
         )
+        writer.hand_over_steps()  # who kills the run during what follows loses none of them
         checks, kept = result.checks, read is not None and read.kept
         no_surprisal, began = None, time.monotonic()
         if sink.surprisals_wait:
-            no_surprisal = surprisals.add(result.surprisal, writer, follow)
+            no_surprisal = surprisals.add(result.surprisal, writer, follow, tell)
         surprisal_s = time.monotonic() - began
+        peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if read is not None:
             read.learned(result.surprisal)
-        peak = None if raced else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         no_effects: str | None = None
         if lost is not None and lost.any:
-            began = time.monotonic()
+            began, stood = time.monotonic(), writer.stood_s
             report("effect", 0, 1)
             found, no_effects = lost.effects(prepared, planned, read, follow, partial(follow, "effect", 0, 1))
             writer.effects(found)
-            writer.stood_s += time.monotonic() - began
+            writer.stood_s = stood + time.monotonic() - began
         outcome = Outcome(
             output_text=result.text,
             stopped=result.stopped,
             prefill_s=None if kept else round(result.prefill_s, 4),
             prompt_kept=kept,
             decode_s=round(result.decode_s, 4),
-            surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait else None,
+            surprisal_s=round(surprisal_s, 4) if sink.surprisals_wait and not raced else None,
             no_surprisal=no_surprisal,
             process_peak_bytes=peak,
             kernels=result.kernels,

@@ -16,17 +16,26 @@ PHASE = "surprisal"
 """how far this is, as it is reported"""
 
 
-def add(surprisals: Surprisals, writer: TraceWriter, follow: Report) -> str | None:
+def add(surprisals: Surprisals, writer: TraceWriter, follow: Report, tell: Report) -> str | None:
     """Have the trace know them -> why it does not; None: it does. What `follow` raises to stop, and whatever goes
-    wrong, costs them and nothing else: the run has ended."""
+    wrong, costs them and nothing else: the run has ended. `tell`, which stops nothing, hears of the end."""
     from kvlens.engine.engine import Cancelled
 
+    rows = 0
+
+    def follow_rows(done: int, total: int) -> None:
+        nonlocal rows
+        rows = total
+        follow(PHASE, done, total)
+
     try:
-        found = surprisals.whole(lambda done, total: follow(PHASE, done, total))
+        found = surprisals.whole(follow_rows)
     except Cancelled:
         return "it was cancelled"
     except Exception as failure:
         short = shortage(failure)
         return str(short) if short is not None else f"it failed ({type(failure).__name__}: {failure})"
     writer.surprisals(found.numpy(force=True))
+    if rows:
+        tell(PHASE, rows, rows)
     return None

@@ -19,6 +19,15 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4_000_000, 4_000_000))
 """
+STANDS = """
+import pathlib, time
+from kvlens.engine.surprisal import Surprisals
+def whole(self, progress):
+    progress(0, 1)
+    pathlib.Path("{begun}").touch()
+    time.sleep(600)
+Surprisals.whole = whole
+"""
 Kvlens = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -71,6 +80,27 @@ def test_kill_9_leaves_a_readable_run(warm: WarmProcess, tmp_path: Path, kvlens:
     assert shown["steps"] >= 32
     table = kvlens("export", uid, "--what", "head-steps")
     assert len(table.stdout.splitlines()) == 1 + shown["steps"] * 48
+
+
+def test_kill_9_after_the_last_step_costs_no_step(warm: WarmProcess, tmp_path: Path, kvlens: Kvlens) -> None:
+    prompt = tmp_path / "p.txt"
+    prompt.write_text("The river was wide and the bridge was old. " * 20)
+    options = ["--method", "streaming_llm", "--max-new", "5", "--ignore-eos", "--no-coverage"]
+    begun = tmp_path / "begun"
+    pid = warm.begin(
+        tmp_path, STANDS.format(begun=begun), "run", str(prompt), *options, "--runs", str(tmp_path / "runs")
+    )
+    until = time.monotonic() + 240
+    while not begun.exists() and alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(1)  # for the thread that writes
+    os.kill(pid, signal.SIGKILL)
+    assert warm.end().returncode == -signal.SIGKILL
+    (listed,) = json.loads(kvlens("runs", "--json").stdout)
+    recovered = kvlens("runs", "recover", listed["uid"])
+    assert recovered.returncode == 0, recovered.stderr
+    shown = json.loads(kvlens("runs", "show", listed["uid"], "--json").stdout)
+    assert (shown["status"], shown["steps"]) == ("interrupted", 5)
 
 
 def test_sigterm_cancels_and_keeps_what_was_recorded(warm: WarmProcess, tmp_path: Path, kvlens: Kvlens) -> None:

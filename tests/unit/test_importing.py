@@ -6,6 +6,9 @@ import gc
 import importlib.util
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,9 @@ import pytest
 import torch
 
 from kvlens.engine import wholeness
-from kvlens.models import importing
+from kvlens.models import find, importing
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.importing import import_transformers, uncollected, unseen
+from kvlens.models.importing import DRAWING, HASHING, import_transformers, uncollected, unseen
 from kvlens.runs import fingerprint as hashing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +87,7 @@ def test_a_package_is_unseen_only_meanwhile(tmp_path: Path, monkeypatch: pytest.
 
 def test_where_transformers_insists_it_is_left_to_who_imports_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "scipy", raising=False)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
     import_transformers()
     assert "scipy" not in sys.modules
@@ -99,6 +103,37 @@ before = sorted({"scipy", "sklearn", "pandas"} & set(sys.modules))
 import scipy.optimize
 print(before, loaded.shape.layers > 0, scipy.optimize.linear_sum_assignment is not None)"""
     assert in_a_fresh_process(code) == "[] True True"
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("somebody's", False), (HASHING, True), (DRAWING, True)])
+def test_scipy_is_hidden_only_where_no_other_thread_could_want_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, hidden: bool
+) -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def note(package: str) -> Iterator[None]:
+        seen.append(package)
+        yield
+
+    main, thread = threading.main_thread(), threading.Thread(name=name)
+    monkeypatch.setattr(importing, "unseen", note)
+    monkeypatch.setattr(threading, "enumerate", lambda: [main, thread])
+    import_transformers()
+    assert seen == ["scipy"] * hidden
+
+
+def test_a_progress_bar_is_no_reason_to_import_scipy() -> None:
+    code = """
+import sys
+from rich.console import Console
+from kvlens.cli.progress import Bar
+from kvlens.models.importing import import_transformers
+bar = Bar(Console(stderr=True))
+import_transformers()
+bar.done("", "")
+print("transformers.modeling_utils" in sys.modules, "scipy" in sys.modules)"""
+    assert in_a_fresh_process(code) == "True False"
 
 
 def test_a_run_begins_without_pandas() -> None:
@@ -117,6 +152,17 @@ def test_a_model_is_hashed_before_it_is_asked_for(demo: Any, monkeypatch: pytest
     monkeypatch.setattr(hashing.hashlib, "file_digest", None)
     assert hashing.fingerprint(demo) == usual
     hashing.ahead("no such model").join()
+
+
+def test_a_hub_model_is_known_by_its_revision_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[Path] = []
+    monkeypatch.setattr(find, "_hub_folder", lambda name: find.located("demo"))
+    monkeypatch.setattr(hashing, "_of_folder", hashed.append)
+    hashing.ahead("org/model").join()
+    assert find.ready("org/model") is not None
+    assert not hashed
+    hashing.ahead("demo").join()
+    assert len(hashed) == 1
 
 
 def weights(*values: float, dtype: torch.dtype = torch.float32) -> torch.nn.Module:

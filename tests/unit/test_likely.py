@@ -45,6 +45,14 @@ def test_by_the_method_s_own_runs_where_there_are_any(tmp_path: Path) -> None:
     assert likely(tmp_path, "another", "a", 1000, 10, 1_000) is None
 
 
+def test_the_surprisals_are_part_of_reading_the_prompt_whenever_they_were_computed(tmp_path: Path) -> None:
+    stored(tmp_path, 1, {"prefill_s": 2.0, "surprisal_s": 0.5, "decode_s": 1.0})
+    stored(tmp_path, 2, {"prefill_s": 2.5, "surprisal_s": None, "decode_s": 1.0})
+    found = likely(tmp_path, "m", "a", 2000, 10, 1_000)
+    assert found is not None
+    assert (found.prefill_s, found.decode_s) == (5.0, 1.0)
+
+
 @pytest.mark.parametrize("extra", [None, [], {"decode_s": "long"}, {"decode_s": -1}, {"prefill_s": 1.0}])
 def test_a_run_that_says_too_little_counts_for_nothing(tmp_path: Path, extra: object) -> None:
     stored(tmp_path, 1, extra)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 
+from kvlens.engine import surprisal
+from kvlens.engine.surprisal import Surprisals
 from kvlens.recording import recorder
 from kvlens.runs import races
 from kvlens.runs.carrying import carry_out
@@ -231,6 +235,30 @@ def test_cancelled_every_lane_keeps_what_was_recorded(tmp_path: Path) -> None:
         with TraceReader.open(tmp_path, str(lane.uid)) as reader:
             assert 0 < reader.n_steps < 200
             assert reader.self_checks()["passed"].all()
+
+
+def test_lanes_share_the_surprisals_where_full_kv_was_stored_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surprisal, "ROWS", 40)
+    before = raced(tmp_path, "snapkv", "keydiff", "h2o")
+    computed, counted = [], Surprisals._computed
+
+    def count(self: Surprisals, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[torch.Tensor]:
+        computed.append(len(hidden))
+        return counted(self, hidden, targets)
+
+    monkeypatch.setattr(Surprisals, "_computed", count)
+    after = raced(tmp_path, "snapkv", "keydiff", "h2o")
+    assert after.lanes[0].uid == before.lanes[0].uid
+    assert len(computed) > 5, "the turn was handed on meanwhile"
+    for first, second in zip(before.lanes[1:], after.lanes[1:], strict=True):
+        with TraceReader.open(tmp_path, str(first.uid)) as one, TraceReader.open(tmp_path, str(second.uid)) as other:
+            assert sum(computed) == other.meta.prompt_tokens, "every row once, and the last alone"
+            assert (other.meta.no_surprisal, other.meta.surprisal_s) == (None, None)
+            tokens = other.tokens()
+            assert tokens[tokens["step"].isna()]["surprisal"].isna().sum() == 1
+            pd.testing.assert_frame_equal(one.tokens().drop(columns="t_us"), tokens.drop(columns="t_us"))
 
 
 def test_an_audience_that_fails_ends_the_race(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
 
 from kvlens.cli import warm as keeping
 from kvlens.engine import kept, models
@@ -55,6 +58,11 @@ def ran(runs: Path, method: str = "snapkv", cancelled: int | None = None) -> tup
         return reader.meta, tables
 
 
+def readings_in(folder: Path) -> list[Path]:
+    """Without what lies beside them."""
+    return [path for path in folder.glob("*") if ".surprisal" not in path.name]
+
+
 def same(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> None:
     for name, table in one.items():
         pd.testing.assert_frame_equal(table, other[name], check_exact=True, obj=name)
@@ -74,7 +82,7 @@ def test_a_run_on_a_kept_prompt_is_the_run_that_reads_it_itself(tmp_path: Path, 
     assert first.prefill_s
     assert again.prefill_s is None, "no prefill was timed"
     assert plain.prefill_peak_bytes == first.prefill_peak_bytes == again.prefill_peak_bytes
-    assert len(list(folder.glob("*"))) == 1
+    assert len(readings_in(folder)) == 1
     assert folder.stat().st_mode & 0o077 == 0, "prompts are their owner's alone"
 
 
@@ -106,13 +114,13 @@ def test_what_another_method_asks_for_beside_is_read_again_and_serves_both(tmp_p
         True,
         True,
     ]
-    assert len(list(folder.glob("*"))) == 1
+    assert len(readings_in(folder)) == 1
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"\xff" * 400])
 def test_a_damaged_reading_is_made_again(tmp_path: Path, folder: Path, damage: object) -> None:
     _, itself = ran(tmp_path)
-    path = next(folder.glob("*"))
+    path = readings_in(folder)[0]
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
     meta, found = ran(tmp_path)
     assert not meta.prompt_kept
@@ -124,7 +132,7 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran(tmp_path)
-    first = next(folder.glob("*"))
+    first = readings_in(folder)[0]
     monkeypatch.setattr(readings, "MOST_BYTES", int(2.5 * first.stat().st_size))
     monkeypatch.setattr(readings, "_size", lambda *_: 0)
     for number in range(2):
@@ -132,7 +140,7 @@ def test_what_was_used_longest_ago_goes_when_there_is_too_much(
     first.unlink()
     os.utime(folder / "1.safetensors", (0, 0))
     assert not ran(tmp_path)[0].prompt_kept
-    assert sorted(path.name for path in folder.glob("*")) == sorted(["0.safetensors", first.name])
+    assert sorted(path.name for path in readings_in(folder)) == sorted(["0.safetensors", first.name])
 
 
 def test_a_prompt_that_would_not_fit_is_read_by_the_run_itself(
@@ -148,6 +156,15 @@ def test_a_folder_that_cannot_be_written_costs_the_head_start_alone(
 ) -> None:
     monkeypatch.setenv(readings.FOLDER, str(tmp_path / "gone" / "readings"))
     assert [ran(tmp_path)[0].prompt_kept for _ in range(2)] == [False, False]
+
+
+def test_a_full_disk_costs_the_head_start_alone(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert [ran(tmp_path)[0].prompt_kept for _ in range(2)] == [False, False]
+    assert not list(folder.glob("*"))
 
 
 def test_reading_can_be_cancelled(tmp_path: Path, folder: Path) -> None:

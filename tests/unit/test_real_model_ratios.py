@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.real_model import Times, kept, ratios
+from benchmarks import real_model
+from benchmarks.cold_start import once
+from benchmarks.real_model import Times, kept, measure, ratios
 
 
 def times(prefill: float, step: float, after: float = 0.0, total: float = 1.0) -> Times:
@@ -43,6 +45,18 @@ def test_lines_that_were_not_measured_again_stay_with_their_date() -> None:
     now = {"about": about | {"date": "now", "presets": {"full": None}}, "ratios": [{"arm": "full", "ratio": 3.0}]}
     assert kept(before, now) == [{"date": "then", "arm": "snapkv", "ratio": 2.0}]
     assert now["about"]["presets"] == {"full": None, "snapkv": "paper"}
-    now["about"]["steps"] = 3
+
+
+def test_a_file_of_another_sitting_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[object] = []
+    monkeypatch.setattr(real_model.Engine, "run", lambda *given: measured.append(given))
+    monkeypatch.setattr(real_model.Engine, "read", lambda *given, **named: measured.append(given))
+    about = {"model": "demo", "prompt_tokens": 9, "steps": 2, "budget": "20%", "machine": {}, "date": "then"}
     with pytest.raises(SystemExit, match="another model, prompt or machine"):
-        kept(before, now)
+        measure("demo", 256, 1, [], lambda line: None, {"about": about | {"presets": {}}, "ratios": []})
+    assert not measured
+
+
+def test_a_process_that_fails_is_no_cold_start() -> None:
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        once(["run", "no-such-prompt.json", "--model", "demo", "--progress-json"])

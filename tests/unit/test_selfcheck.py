@@ -17,9 +17,9 @@ from kvlens.recording.selfcheck import Tally, worse
 from kvlens.recording.snapshot import Measured
 from kvlens.rows import MASS_COLUMNS, SelfCheck
 from kvlens.shape import KVShape
+from kvlens.store.checks import stored_checks
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
-from kvlens.store.tracefile import stored_checks
 from tests.support import ListSink, random_prompt, run
 
 SHAPE = KVShape(2, 4, 2, 8, 4)

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save
 from support import ListSink, preset_of, random_llama, random_prompt, run, share_of
 
 from kvlens.engine import surprisal
@@ -76,6 +79,7 @@ def test_what_waits_and_what_is_computed_at_once_are_the_same_numbers(
     assert found.known is nats
     assert found.whole() is nats
     assert not found._waiting, "nothing is held for what is known"
+    assert not found._came
     again = Surprisals.restored(model, prompt.ids, found.state())
     assert (again.last, again.whole() is nats) == (float(nats[-1]), True)
 
@@ -92,7 +96,45 @@ def test_it_does_not_matter_how_the_prompt_was_cut_nor_where_they_waited() -> No
     assert torch.equal(Surprisals.restored(model, prompt.ids, parts.state()).whole()[1:], whole.whole()[1:])
 
 
-def test_what_progress_raises_leaves_them_to_the_next_who_asks() -> None:
+@pytest.mark.parametrize("room", [0, 64 * 4 * 50, 1 << 20])
+def test_the_last_is_the_same_whoever_asks_and_however_many_wait(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    model, prompt = random_llama(), random_prompt(300)
+    monkeypatch.setattr(surprisal, "WAITING_BYTES", room)
+    hidden, last = 30 * torch.randn(299, 64), []
+    for every in (True, False):
+        found = Surprisals(model, prompt.ids, every)
+        for part in hidden.split(64):
+            found.wait(part)
+        last.append(found.last)
+        assert float(found.whole()[-1]) == found.last
+        assert bool(torch.isfinite(found.whole()[1:-1]).all()) == every
+    assert last[0] == last[1]
+
+
+def test_who_is_given_the_turn_meanwhile_goes_on_where_the_other_stood(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = random_llama(), random_prompt(300)
+    monkeypatch.setattr(surprisal, "ROWS", 50)
+    alone, shared = (Engine(model).read(prompt).surprisal for _ in range(2))
+    computed, told = [], []
+    counted = Surprisals._computed
+
+    def count(self: Surprisals, hidden: torch.Tensor, targets: torch.Tensor) -> Any:
+        computed.append(len(hidden))
+        return counted(self, hidden, targets)
+
+    def turn(done: int, total: int) -> None:
+        told.append(done)
+        if done == 100:
+            shared.whole()
+
+    monkeypatch.setattr(Surprisals, "_computed", count)
+    found = shared.whole(turn)
+    assert told == [0, 50, 100]
+    assert sum(computed) == 299 + 1, "every row once, and the last alone"
+    assert torch.equal(found[1:], alone.whole()[1:])
+
+
+def test_what_progress_raises_leaves_the_rest_to_the_next_who_asks() -> None:
     model, prompt = random_llama(), random_prompt(600)
     found, told = Engine(model).read(prompt).surprisal, []
 
@@ -173,7 +215,12 @@ def test_a_kept_prompt_gets_them_from_the_first_run_that_comes_to_its_end(
 ) -> None:
     monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
     stopped, _ = ran(tmp_path, cancel=lambda told: "surprisal" in told)
+    (read,) = (tmp_path / "readings").glob("*")
+    before = read.stat().st_ino, read.stat().st_size
     first, _ = ran(tmp_path)
+    (beside,) = set((tmp_path / "readings").glob("*")) - {read}
+    assert (read.stat().st_ino, read.stat().st_size) == before, "the reading itself is not written again"
+    assert beside.stat().st_size < 200 + 4 * first.meta.prompt_tokens
     second, phases = ran(tmp_path)
     with stopped, first, second:
         assert [reader.meta.prompt_kept for reader in (stopped, first, second)] == [False, True, True]
@@ -187,6 +234,59 @@ def test_a_kept_prompt_gets_them_from_the_first_run_that_comes_to_its_end(
     itself, _ = ran(tmp_path)
     with itself:
         np.testing.assert_array_equal(stored(itself), found)
+
+
+@pytest.mark.parametrize("failure", [SafetensorError("I/O error"), MemoryError(), OSError("no space")])
+def test_where_they_cannot_be_kept_the_next_run_computes_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    save = safetensors.torch.save_file
+
+    def fails(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if "surprisal" in tensors:
+            raise failure
+        save(tensors, path)
+
+    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    monkeypatch.setattr(safetensors.torch, "save_file", fails)
+    for _ in range(2):
+        reader, phases = ran(tmp_path)
+        with reader:
+            assert reader.status == "completed"
+            assert known(stored(reader))
+            assert "surprisal" in phases
+    assert len(list((tmp_path / "readings").glob("*"))) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 400, save({"surprisal": torch.zeros(3)}), save({})])
+def test_where_they_are_damaged_they_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: bytes
+) -> None:
+    monkeypatch.setenv(readings.FOLDER, str(tmp_path / "readings"))
+    first, _ = ran(tmp_path)
+    (beside,) = (tmp_path / "readings").glob("*.surprisal.*")
+    beside.write_bytes(damage)
+    second, phases = ran(tmp_path)
+    with first, second:
+        assert second.meta.prompt_kept
+        assert "surprisal" in phases
+        np.testing.assert_array_equal(stored(first), stored(second))
+
+
+def test_how_far_they_are_ends_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surprisal, "ROWS", 100)
+    told: list[tuple[int, int]] = []
+    request = RunRequest(model="demo", method="snapkv", budget="40%", max_new=2, ignore_eos=True)
+    carry_out(
+        request,
+        PromptText(TEXT),
+        tmp_path,
+        lambda phase, done, total: told.append((done, total)) if phase == "surprisal" else None,
+        lambda: False,
+    )
+    rows = told[0][1]
+    assert rows > 200
+    assert told == [*((done, rows) for done in range(0, rows, 100)), (rows, rows)]
 
 
 def test_a_method_that_places_by_them_leaves_them_to_the_others(

@@ -46,10 +46,11 @@ class Job:
     """seconds since the epoch"""
     state: str = "queued"
     phase: str = ""
-    """load | check | reference | prefill | place | decode | again | search | store, as the engine reports it"""
+    """convert | load | check | reference | prefill | place | decode | surprisal | effect | again | search | store, as
+    the run reports it"""
     done: int = 0
     total: int = 0
-    """tokens (prefill), steps (decode)"""
+    """tokens (prefill, surprisal), steps (decode)"""
     tokens_per_s: float | None = None
     uid: str | None = None
     """of the stored run, once there is one; of a race that of full KV"""

@@ -101,7 +101,7 @@ def took(like: Likely | None, found: dict[str, Any]) -> str:
     if like is None:
         return "How long it takes is known when a run of this model is stored here."
     steps = f"{duration(like.decode_s * 1e6)} for at most {counted(found['steps'], 'step')}"
-    read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} to read the prompt and "
+    read = "" if like.prefill_s is None else f"{duration(like.prefill_s * 1e6)} for the prompt and "
     whose = "of this method" if like.own else "of other methods"
     by = f"by {'the newest run' if like.runs == 1 else f'the newest {like.runs} runs'} {whose} on this model here"
     return f"Time: about {read}{steps}, {by}; loading the model and a full-KV reference come on top."

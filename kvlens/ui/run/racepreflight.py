@@ -88,7 +88,7 @@ def _took(like: Sequence[Likely | None], found: Sequence[dict[str, Any]]) -> str
         return ""
     steps = sum(one.decode_s for one in known)
     read = next((one.prefill_s for one in known if one.prefill_s is not None), None)
-    before = "" if read is None else f"{duration(read * 1e6)} to read the prompt once and "
+    before = "" if read is None else f"{duration(read * 1e6)} for the prompt, once, and "
     return (
         f"Time: about {before}{duration(steps * 1e6)} for {counted(len(known), 'lane')} of at most "
         f"{counted(found[0]['steps'], 'step')}, by stored runs of this model here; loading the model comes on top."
