@@ -3,9 +3,9 @@
 Usage: python -m benchmarks.gallery [--methods NAMES] [--keep FOLDER] [--doc]. For each method the lengths and, under
 each, the seeds are gone through in order, from another seed on for each method; the first prompt whose answer full KV
 gives and the method does not is the one. It is then run as `kvlens run --against-full --oracle all` does, and of what
-the Replay offers to hold each is held, as `kvlens whatif` does; what brings the answer back with the fewest bytes is
-shown. `--methods`: others keep what they have. docs/reading-a-loss.md quotes them; `--doc` renews that and makes
-nothing."""
+the Replay offers to hold each is held, as `kvlens whatif` does; shown is what brings the answer back with the fewest
+bytes and leaves a tenth of the KL at the step of loss. `--methods`: others keep what they have.
+docs/reading-a-loss.md quotes them; `--doc` renews that and makes nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from kvlens.lens.pieces import Piece
 from kvlens.lens.verdict import verdict
 from kvlens.lens.whatif import whatif
 from kvlens.memory.budget import BudgetInfeasible
+from kvlens.meta import Counterfactual
 from kvlens.models.find import SMOLLM2
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.fingerprint import fingerprint
@@ -48,6 +49,8 @@ METHODS = ("sekv", "chess", "freekv", "sentkv", "compresskv", "snapkv", "streami
 """the papers' five, and four that everybody knows"""
 BUDGET = "20%"
 TASK, LENGTHS, SEEDS, STEPS = "niah_single", (384, 512, 640), 20, 8
+LEFT = 0.1
+"""of the KL at the step of loss, what a hold may leave to be shown before one of fewer bytes"""
 HOLDS = 8
 """of the things that may be held, how many are tried at most"""
 
@@ -173,7 +176,7 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         assert said is not None
         assert said.held_bytes is not None
         made.append((stored.uid, _words(words, choice), said))
-    held, words, said = min(made, key=lambda one: (not one[2].restored, one[2].held_bytes if one[2].restored else 0))
+    held, words, said = min(made, key=lambda one: _order(one[2]))
     assert said.kl_before is not None
     assert said.kl_after is not None
     assert said.held_bytes is not None
@@ -186,6 +189,17 @@ def restored(runs: Path, uid: str) -> gallery.Held:
         kl_after=said.kl_after,
         bytes=said.held_bytes,
     )
+
+
+def _order(said: Counterfactual) -> tuple[int, int]:
+    """First what brings the answer back and full KV's choice at the step of loss with it, then what brings back the
+    answer alone, by a choice that stays close; of each the fewest bytes. The rest as it was tried."""
+    assert said.kl_before is not None
+    assert said.kl_after is not None
+    assert said.held_bytes is not None
+    if not said.restored:
+        return 2, 0
+    return int(said.kl_after > LEFT * said.kl_before), said.held_bytes
 
 
 def _words(offered: str, choice: tuple[Piece, ...]) -> str:

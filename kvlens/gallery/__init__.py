@@ -46,7 +46,8 @@ class Held(BaseModel):
         """What holding it gave back, and for how much."""
         cost = f"{si_bytes(self.bytes)}, {self.bytes / full_kv_bytes:.2%} of full KV"
         came = "brings the answer back" if self.restored else f"leaves it lost: “{self.answer}”"
-        return f"Holding {self.words} ({cost}) {came}."
+        kl = f"KL at the step of loss {self.kl_before:.3g} → {self.kl_after:.3g} nats"
+        return f"Holding {self.words} ({cost}) {came}; {kl}."
 
 
 class Loss(BaseModel):

@@ -168,7 +168,8 @@ def _not_read(facts: Facts) -> Reason:
             )
         if facts.born == facts.step:
             return Reason("not_corrected", f"{said}, and the span left the window only afterwards")
-        return Reason("not_corrected", f"{said}: {before.cut()}")
+        now = "" if ranking.candidates is None else f"; by this step's own query: {ranking.cut()}"
+        return Reason("not_corrected", f"{said}; by that step's query: {before.cut()}{now}")
     if facts.refused:
         return Reason(
             "refused", f"it was wanted{ranking.words()} but did not fit the budget's room for recalled tokens"
