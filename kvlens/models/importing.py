@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 
 HASHING, DRAWING = "kvlens-fingerprint", "kvlens-bar"
 """names of the threads that may be there while libraries are imported: one hashes a model's files, one draws a progress
@@ -25,10 +26,16 @@ def uncollected() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
-            gc.freeze()
-            gc.unfreeze()
+        _settled()
         gc.enable()
+
+
+@cache
+def _settled() -> None:
+    """Once, since the libraries are imported once, and since counting what is frozen takes its time."""
+    if gc.get_freeze_count() == 0:  # what somebody has frozen stays frozen
+        gc.freeze()
+        gc.unfreeze()
 
 
 @contextmanager
