@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from kvlens.figures.heads import map_height
 from kvlens.figures.metrics import Metric, head_label, value_text
-from kvlens.figures.theme import GREY, finish, outline
+from kvlens.figures.theme import finish, outline, unrecorded
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -20,7 +20,6 @@ TEXT_CELLS = 96
 #: Height that a layer's number takes.
 TICK_PIXELS = 14
 #: Transparent, so that only hover is left of a cell.
-_PLAIN = [[0, GREY], [1, GREY]]
 
 
 def run_maps(
@@ -66,18 +65,7 @@ def run_maps(
             **scale,
             **place,
         )
-        if np.isnan(values).any():
-            figure.add_heatmap(
-                z=np.where(np.isnan(values), 1.0, np.nan),
-                colorscale=_PLAIN,
-                showscale=False,
-                xgap=1,
-                ygap=1,
-                hoverinfo="skip",
-                texttemplate="n/r" if values.size <= 4 * TEXT_CELLS else None,
-                textfont={"size": 10, "color": "#111"},
-                **place,
-            )
+        unrecorded(figure, values, values.size <= 4 * TEXT_CELLS, **place)
         outline(figure, selected, **place)
     _axes(figure, layers, heads, group, rows)
     finish(figure, rows * _height(layers, rows), uirevision=f"compare-{layers}-{heads}")

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvlens.figures.metrics import Metric, head_label, value_text
-from kvlens.figures.theme import BLUE, GREY, SELECTED, finish, outline
+from kvlens.figures.theme import BLUE, SELECTED, finish, outline, unrecorded
 
 #: Up to this many cells each carries its number.
 TEXT_CELLS = 160
@@ -67,22 +67,7 @@ def head_map(
         row=2,
         col=1,
     )
-    if np.isnan(values).any():
-        missing = np.where(np.isnan(values), 1.0, np.nan)
-        figure.add_trace(
-            go.Heatmap(
-                z=missing,
-                colorscale=[[0, GREY], [1, GREY]],
-                showscale=False,
-                hoverinfo="skip",
-                xgap=1,
-                ygap=1,
-                texttemplate="n/r" if values.size <= TEXT_CELLS * 4 else None,
-                textfont={"size": 10, "color": "#111"},
-            ),
-            row=2,
-            col=1,
-        )
+    unrecorded(figure, values, values.size <= TEXT_CELLS * 4, row=2, col=1)
     figure.add_trace(_targets(values, metric, group), row=2, col=1)
     means = {"marker_color": BLUE, "showlegend": False}
     names = [f"Q{q} (KV{q // group})" for q in range(heads)]

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline, unrecorded
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -104,17 +104,7 @@ def byte_map(values: np.ndarray, title: str, selected: tuple[int, int], uirevisi
             },
         )
     )
-    if np.isnan(values).any():
-        figure.add_heatmap(
-            z=np.where(np.isnan(values), 1.0, np.nan),
-            colorscale=[[0, GREY], [1, GREY]],
-            showscale=False,
-            hoverinfo="skip",
-            xgap=1,
-            ygap=1,
-            texttemplate="n/r" if values.size <= 4 * TEXT_CELLS else None,
-            textfont={"size": 10, "color": "#111"},
-        )
+    unrecorded(figure, values, values.size <= 4 * TEXT_CELLS)
     rows, columns = np.divmod(np.arange(values.size), heads)
     hover = [
         f"L{r} KV{c}: {si_bytes(float(values[r, c]))}" for r, c in zip(rows.tolist(), columns.tolist(), strict=True)

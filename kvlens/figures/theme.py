@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plotly.graph_objects as go
 
 #: Okabe-Ito.
@@ -40,5 +41,25 @@ def outline(figure: go.Figure, selected: tuple[int, int], **place: int) -> None:
         y0=layer - 0.5,
         y1=layer + 0.5,
         line={"color": SELECTED, "width": 3},
+        **place,
+    )
+
+
+def unrecorded(figure: go.Figure, values: np.ndarray, labelled: bool, **place: int) -> None:
+    """Grey over what of a map [rows, columns] is NaN, with 'n/r' where `labelled`; nothing where all is known. place:
+    as for `outline`."""
+    missing = np.isnan(values)
+    if not missing.any():
+        return
+    figure.add_heatmap(
+        z=np.where(missing, 1.0, np.nan),
+        text=np.where(missing, "n/r", ""),  # a template alone is written into cells without a value too
+        texttemplate="%{text}" if labelled else None,
+        textfont={"size": 10, "color": "#111"},
+        colorscale=[[0, GREY], [1, GREY]],
+        showscale=False,
+        hoverinfo="skip",
+        xgap=1,
+        ygap=1,
         **place,
     )

@@ -113,6 +113,7 @@ def test_a_chart_is_saved_as_image_and_as_data(pair: PairRuns, at: Server, open_
     menu = page.locator(".st-key-save_compare_maps").get_by_role("button")
     starts = {"SVG image": b"<svg", "PNG image": b"\x89PNG", "CSV data": b'"layer","q_head"', "Parquet data": b"PAR1"}
     for name, start in starts.items():
+        settled(page)  # a menu that opens while the page is made anew is closed by that
         menu.scroll_into_view_if_needed()
         menu.click()
         file = tmp_path / "chart"

@@ -39,7 +39,9 @@ def test_a_missing_value_is_grey_and_named_never_zero(values: np.ndarray) -> Non
     assert np.isnan(main.z[2][5])
     assert missing.z[2][5] == 1
     assert np.isnan(missing.z[0][0])
-    assert missing.texttemplate == "n/r"
+    assert missing.texttemplate == "%{text}"
+    assert [(row, column) for row, column in np.ndindex(4, 8) if missing.text[row][column] == "n/r"] == [(2, 5)]
+    assert set(missing.text.ravel()) == {"", "n/r"}, "a label in a cell with a value would lie over it"
     targets = next(trace for trace in figure.data if trace.type == "scatter")
     assert "not recorded" in targets.hovertext[2 * 8 + 5]
 

@@ -32,6 +32,12 @@ def in_a_fresh_process(code: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
+@pytest.fixture(autouse=True)
+def first_time() -> None:
+    """As in a process that has imported nothing through it yet."""
+    importing._settled.cache_clear()
+
+
 def test_nothing_is_collected_meanwhile_and_what_was_made_is_old_afterwards() -> None:
     seen: list[str] = []
 
