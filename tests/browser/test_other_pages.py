@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from playwright.sync_api import expect
 from uiruns import Runs
 from uiserver import Open, Server, click_panel, download, player
@@ -43,6 +44,7 @@ def test_a_file_that_is_not_utf8_is_refused_with_its_sentence(server: Server, op
     expect(page.get_by_role("button", name="Run", exact=True)).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_the_sample_run_opens_its_replay(tmp_path: Path, open_page: Open, start_server: Callable[..., Server]) -> None:
     page = open_page(start_server(tmp_path / "empty", warm=True).url)
     page.get_by_role("button", name="Run the sample prompt").click()

@@ -6,10 +6,12 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 from uiserver import Open, Server, choose, settled
 
 
+@pytest.mark.slow
 def test_a_race_is_begun_watched_and_opened_again(
     tmp_path: Path, open_page: Open, start_server: Callable[[Path], Server]
 ) -> None:

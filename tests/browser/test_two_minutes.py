@@ -115,6 +115,7 @@ def _list_and_undo(page: Page, span: int) -> None:
     settled(page)
 
 
+@pytest.mark.slow
 def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_page: Open) -> None:
     page = open_page(f"{server_there.url}/benchmarks")
     grid = page.get_by_test_id("stPlotlyChart").first
