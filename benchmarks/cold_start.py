@@ -58,6 +58,8 @@ def cpu_s(pid: int) -> float:
 
 def main() -> None:
     """Print the medians."""
+    if len(sys.argv) < 2:
+        sys.exit("Name a prompt's file, as `kvlens prompt --json --out PROMPT.json` makes it.")
     prompt = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     rounds, options = (sys.argv[2:3] or ["5"])[0], sys.argv[3:]
     print(json.dumps(cold(options, prompt, int(rounds)), indent=1))
