@@ -109,7 +109,7 @@ def markdown(result: dict[str, Any]) -> str:
         presets = line.get("presets") or [said.get("presets", {}).get(line["method"]) or "defaults"]
         first = f"{methods.get(line['method']).title}, {' or '.join(presets)}, {line['task']}, {line['budget']}"
         cells = (
-            [_cell(line["arms"][arm]) if arm in line["arms"] else "not measured" for arm in arms]
+            [_cell(line["arms"][arm], line["n"]) if arm in line["arms"] else "not measured" for arm in arms]
             if line["n"]
             else ["no lost trial"] * len(arms)
         )
@@ -128,5 +128,7 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def _cell(share: dict[str, float]) -> str:
-    return f"{share['share']:.2f} ({share['low']:.2f}-{share['high']:.2f})"
+def _cell(share: dict[str, float], n: int) -> str:
+    """n: of the line; an arm that was measured on fewer says on how many."""
+    fewer = "" if share.get("n", n) == n else f", {share['n']} of {n}"
+    return f"{share['share']:.2f} ({share['low']:.2f}-{share['high']:.2f}){fewer}"

@@ -13,7 +13,6 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from kvlens.models.importing import DRAWING
 from kvlens.runs.frames import Frame, Maps
 from kvlens.runs.races import Lane, RaceInfo, begun_line, frame_line, lane_line, maps_line
 from kvlens.text.plaintext import json_text, terminal
@@ -93,10 +92,7 @@ class Bar:
         )
         self._progress = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
-        others = set(threading.enumerate())
         self._progress.start()
-        for thread in set(threading.enumerate()) - others:
-            thread.name = DRAWING  # known to kvlens.models.importing
 
     def report(self, phase: str, done: int, total: int) -> None:
         if not self._rate.due(phase, done, total):

@@ -12,7 +12,7 @@ from kvlens.models.convert import PROVENANCE
 from kvlens.models.device import settle
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import absent, resolve, stay_offline
-from kvlens.models.importing import import_transformers, uncollected
+from kvlens.models.importing import uncollected
 from kvlens.shape import KVShape
 from kvlens.text import chat
 
@@ -139,7 +139,6 @@ def load(name: str, device: str = "cpu", dtype: str = "float32", told: Told = _s
     if (device, dtype) == ("cpu", "float32") and (found := kept(name)) is not None:
         return cast(LoadedModel, found)
     source = resolve(name, told)
-    import_transformers()
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import logging

@@ -11,7 +11,6 @@ from pathlib import Path
 from kvlens.engine.models import LoadedModel
 from kvlens.models.errors import UnsupportedModel
 from kvlens.models.find import located, ready, resolve
-from kvlens.models.importing import HASHING
 
 _NAMES = (
     "config.json",
@@ -35,7 +34,7 @@ def ahead(name: str) -> threading.Thread:
             if folder is not None:
                 _of_folder(folder)
 
-    thread = threading.Thread(target=work, name=HASHING, daemon=True)
+    thread = threading.Thread(target=work, name="kvlens-fingerprint", daemon=True)
     thread.start()
     return thread
 

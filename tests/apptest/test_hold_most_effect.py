@@ -39,7 +39,7 @@ def test_each_is_held_for_its_kv_head(visit: Visit, lens: LensRuns, monkeypatch:
     app = what.set_value(OFFER).run()
     what, whose = boxes(app)
     assert what.value == OFFER
-    assert (whose.options, whose.disabled) == (["the KV head that missed each"], True)
+    assert (whose.options, whose.disabled) == (["its KV head"], True)
     press(app, "Hold it resident")
     with TraceReader.open(lens.folder, lens.repeated) as reader:
         first = attribute(reader).head(MOST)

@@ -11,7 +11,8 @@ import pytest
 
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain import ExplainRequest, measure
-from kvlens.bench.explain_table import ARMS, document, summarise
+from kvlens.bench.explain_table import ARMS, document, markdown, summarise
+from kvlens.bench.provenance import about
 from kvlens.cli.results import beside, results, write
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
@@ -101,6 +102,18 @@ def test_shares_are_of_the_lost_trials_only() -> None:
         "high": 1.0,
         "n": 1,
     }
+
+
+def test_an_arm_that_was_measured_on_fewer_says_so() -> None:
+    point = ("chess", "multikey", "10%")
+    row = {"method": point[0], "task": point[1], "budget": point[2], "candidates": 10, "lost": True}
+    back: dict[str, Any] = dict.fromkeys(ARMS, True)
+    lines = list(summarise([row | back, row | back | {"effect_top1": None}], [point]))
+    said = about(("chess",), "demo") | {"model": "demo", "length": 2048}
+    (text,) = (line for line in markdown({"about": said, "lines": lines}).splitlines() if line.startswith("| CHESS"))
+    cells = [cell.strip() for cell in text.strip("|").split("|")]
+    assert cells[1] == "2 (10)"
+    assert [cell.endswith(", 1 of 2") for cell in cells[2:]] == [True] + [False] * (len(cells) - 3)
 
 
 def test_regret_of_a_record_is_the_mean_over_the_group_by_hand() -> None:

@@ -1,14 +1,10 @@
-"""What a cold start leaves out: garbage collection, libraries nobody needs, waiting for a hash."""
+"""What a cold start leaves out: garbage collection, pandas, waiting for a hash."""
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +14,7 @@ import torch
 from kvlens.engine import wholeness
 from kvlens.models import find, importing
 from kvlens.models.errors import UnsupportedModel
-from kvlens.models.importing import DRAWING, HASHING, import_transformers, uncollected, unseen
+from kvlens.models.importing import uncollected
 from kvlens.runs import fingerprint as hashing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,70 +72,6 @@ def test_who_had_switched_it_off_or_frozen_something_finds_it_so() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_a_package_is_unseen_only_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lenspart.py").write_text("NUMBER = 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with unseen("lenspart"):
-        assert importlib.util.find_spec("lenspart") is None
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module("lenspart")
-    found: Any = importlib.import_module("lenspart")
-    with unseen("lenspart"):
-        assert importlib.import_module("lenspart") is found, "what is in memory stays"
-    assert sys.modules.pop("lenspart").NUMBER == 7
-
-
-def test_where_transformers_insists_it_is_left_to_who_imports_it_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "scipy", raising=False)
-    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
-    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
-    import_transformers()
-    assert "scipy" not in sys.modules
-    assert importing.gc.isenabled()
-
-
-def test_a_model_is_loaded_without_scipy_which_is_there_for_who_wants_it() -> None:
-    code = """
-import sys
-from kvlens.engine.models import load
-loaded = load("demo")
-before = sorted({"scipy", "sklearn", "pandas"} & set(sys.modules))
-import scipy.optimize
-print(before, loaded.shape.layers > 0, scipy.optimize.linear_sum_assignment is not None)"""
-    assert in_a_fresh_process(code) == "[] True True"
-
-
-@pytest.mark.parametrize(("name", "hidden"), [("somebody's", False), (HASHING, True), (DRAWING, True)])
-def test_scipy_is_hidden_only_where_no_other_thread_could_want_it(
-    monkeypatch: pytest.MonkeyPatch, name: str, hidden: bool
-) -> None:
-    seen: list[str] = []
-
-    @contextmanager
-    def note(package: str) -> Iterator[None]:
-        seen.append(package)
-        yield
-
-    main, thread = threading.main_thread(), threading.Thread(name=name)
-    monkeypatch.setattr(importing, "unseen", note)
-    monkeypatch.setattr(threading, "enumerate", lambda: [main, thread])
-    import_transformers()
-    assert seen == ["scipy"] * hidden
-
-
-def test_a_progress_bar_is_no_reason_to_import_scipy() -> None:
-    code = """
-import sys
-from rich.console import Console
-from kvlens.cli.progress import Bar
-from kvlens.models.importing import import_transformers
-bar = Bar(Console(stderr=True))
-import_transformers()
-bar.done("", "")
-print("transformers.modeling_utils" in sys.modules, "scipy" in sys.modules)"""
-    assert in_a_fresh_process(code) == "True False"
 
 
 def test_a_run_begins_without_pandas() -> None:

@@ -179,7 +179,7 @@ def _margin(one: Choice, two: Choice, head: int) -> tuple[float, float] | None:
     if one.score is None or two.score is None:
         return None
     a, b = one.chosen[head].double(), two.chosen[head].double()
-    mine, other = (x.score[head if len(x.score) > 1 else 0].double().expand_as(a) for x in (one, two))  # type: ignore[union-attr, index, arg-type]
+    mine, other = (score[head if len(score) > 1 else 0].double().expand_as(a) for score in (one.score, two.score))
     taken, left = a > b, a < b
     concerned = torch.cat((mine[taken | left], other[taken | left]))
     if not concerned.isfinite().all():

@@ -115,7 +115,7 @@ def _offered(
     asks += " Drop" if hangs else " Hold" if found is not None else ""
     what = first.selectbox(asks, list(choices), key=key, persist_state="session")
     if any(piece.layer is not None for piece in choices[str(what)]):
-        second.selectbox("for", ["the KV head that missed each"], disabled=True)
+        second.selectbox("for", ["its KV head"], disabled=True, help="Each for the KV head that missed it.")
         return choices[str(what)], int(start)
     where = second.selectbox("for", list(places), key=f"hold_for_{reader.uid}_{layer}_{head}", persist_state="session")
     at_layer, at_head = places[str(where)]
