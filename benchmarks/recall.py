@@ -125,7 +125,7 @@ def measure(make: Callable[[], tuple[Memory, Callable[[], None]]]) -> dict[str, 
                 began = time.perf_counter()
                 work()
                 row["seconds"] = min(row["seconds"], time.perf_counter() - began)
-        rows = memory.drain_transfers()
+        rows = memory.told.transfers()
         told["placement"]["lines"] = sum(row.direction == "d2h" for row in rows)
         told["recall"]["lines"] = sum(row.direction == "h2d" for row in rows)
         memory.close()

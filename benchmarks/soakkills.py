@@ -38,7 +38,7 @@ class Told(TraceWriter):
     def step(self, record: Any) -> None:
         super().step(record)
         time.sleep(0.001)
-        print(self._n_stored, flush=True)
+        print(self._flusher.stored, flush=True)
 
 
 class DyingWriter(TraceWriter):
@@ -46,8 +46,8 @@ class DyingWriter(TraceWriter):
 
     def finish(self, *arguments: Any) -> None:
         if self._block is not None and self._block.n:
-            self._work.put(self._block)
-        self._stop_thread()
+            self._flusher.put(self._block)
+        self._flusher.stop()
         self._write_info()
         os._exit(0)
 

@@ -88,7 +88,7 @@ def _write(
     return uid, {
         "put_us_median": round(float(np.median(put)), 1),
         "put_us_p99": round(float(np.percentile(put, 99)), 1),
-        "waits_for_disk": _TimedWriter.last.stalls,
+        "waits_for_disk": _TimedWriter.last._flusher.stalls,
         "kb_per_step": round(size / steps / 1e3, 1),
         "file_mb": round(size / 1e6, 2),
         "write_s": round(time.perf_counter() - start, 2),

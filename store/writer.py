@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,15 +20,14 @@ from kvlens.meta import RunMeta
 from kvlens.rows import PrefillRecord, SelfCheck, StepRecord
 from kvlens.store.blocks import Block, Shape
 from kvlens.store.errors import RunBusy, TraceError
+from kvlens.store.flusher import Flusher
 from kvlens.store.lease import Lease
 from kvlens.store.runinfo import check_uid, first_info, freeze, new_uid, now, save_prompt, sentence, write_info
 from kvlens.store.schema import MASS_CODEC, SCHEMA_VERSION, TRACE_LEVELS
-from kvlens.store.tracefile import Job, TraceFile
+from kvlens.store.tracefile import TraceFile
 
-_HEARTBEAT_S = 2.0
 #: A block is flushed when it is full or this old, so that a slow run loses little when it dies.
 _BLOCK_AGE_S = 5.0
-_BLOCKS = 3
 #: Room kept on disk so that a run can still be marked failed when the disk is full.
 _RESERVE_BYTES = 64 * 1024
 
@@ -53,17 +50,13 @@ class TraceWriter:
         self.folder = Path(runs_dir) / self.uid
         self.trace_level, self.block_steps = trace_level, block_steps
         self._started = time.monotonic()
-        self.stalls = 0
-        """how often the engine's thread had to wait for the flush thread"""
         self.stood_s = 0.0
         """how long the run has stood still for others, which is no part of its duration"""
         self._shape: tuple[int, int, int] | None = None
         self._block: Block | None = None
-        self._free: queue.Queue[Block] = queue.Queue()
-        self._work: queue.Queue[Job | None] = queue.Queue()
-        self._blocks_made = 0
+        self._full_shape: Shape | None = None
+        self._flusher = Flusher(trace_level, self._describe, self._write_info)
         self._n_steps = 0
-        self._n_stored = 0
         self._error: TraceError | None = None
         self._closed = False
 
@@ -89,13 +82,12 @@ class TraceWriter:
             raise TraceError(
                 f"Run {self.uid} cannot be created ({sentence(error)}); check the disk and --runs."
             ) from error
-        self._thread = threading.Thread(target=self._flush_loop, name=f"kvlens-trace-{self.uid}", daemon=True)
-        self._thread.start()
+        self._flusher.start(self._file, f"kvlens-trace-{self.uid}")
 
     def prefill(self, record: PrefillRecord) -> None:
         """Hands over what prefill found."""
         self._check_open()
-        self._work.put(record)
+        self._flusher.put(record)
 
     def step(self, record: StepRecord) -> None:
         """Copies one decode step; blocks only while all blocks wait for the disk."""
@@ -114,7 +106,7 @@ class TraceWriter:
         self._n_steps += 1
         if block.n == block.capacity or time.monotonic() - self._block_since > _BLOCK_AGE_S:
             self._block = None
-            self._work.put(block)
+            self._flusher.put(block)
 
     def hand_over_steps(self) -> None:
         """Hands over the steps logged so far, so that they survive the process while something is computed that takes
@@ -126,13 +118,13 @@ class TraceWriter:
         """Hands over the surprisals of the prompt's tokens, float32 [tokens], NaN: not known, where `prefill` did not
         know them. The run fails, by a later call, where the prompt has another number of tokens."""
         self._check_open()
-        self._work.put(nats)
+        self._flusher.put(nats)
 
     def effects(self, found: Sequence[Effects]) -> None:
         """Hands over what was found of lost steps when all steps are logged; once, before the run ends."""
         self._check_open()
         self._hand_over_block()
-        self._work.put(tuple(found))
+        self._flusher.put(tuple(found))
 
     def finish(self, status: str, error: str | None, checks: list[SelfCheck], extra: dict[str, Any]) -> None:
         """Ends the run: last block, self-checks, rollups, checkpoint; afterwards its files are immutable.
@@ -147,12 +139,12 @@ class TraceWriter:
             return
         self._check_open()
         self._hand_over_block()
-        self._stop_thread()
+        self._flusher.stop()
         self._check_open()
         try:
             self._info["status"] = "finalizing"
             self._write_info()
-            self._file.finish(status, error, checks, extra | {"trace_stalls": self.stalls}, self.trace_level)
+            self._file.finish(status, error, checks, extra | {"trace_stalls": self._flusher.stalls}, self.trace_level)
         except Exception as failure:
             self._abort(self._describe(failure))
         self._close(status, error, extra)
@@ -181,7 +173,7 @@ class TraceWriter:
     def _write_info(self, override: dict[str, Any] | None = None) -> None:
         self._info |= {
             "heartbeat": now(),
-            "steps": self._n_stored,
+            "steps": self._flusher.stored,
             "duration_s": round(time.monotonic() - self._started - self.stood_s, 3),
             "progress": {"step": self._n_steps, "max_new": self._info.get("max_new")},
             **self._file.totals(),
@@ -204,59 +196,23 @@ class TraceWriter:
         finally:
             self._lease.release()
 
-    # ---- the flush thread --------------------------------------------------------------------------------------------
+    # ---- what is handed to the flush thread --------------------------------------------------------------------------
 
     def _next_block(self, record: StepRecord) -> Block:
         assert self._shape is not None
-        if self._blocks_made < _BLOCKS and self._free.empty():
-            keep = self.trace_level == "spans"
-            top_k = record.top_span.shape[-1] if keep else 0
-            if not self._blocks_made:
-                self._full_shape = Shape(*self._shape, top_k)
-            self._blocks_made += 1
-            block = Block(self._full_shape, self.block_steps, keep)
-        else:
-            block = self._wait_for_block()
-        self._block, self._block_since = block, time.monotonic()
-        return block
-
-    def _wait_for_block(self) -> Block:
-        with contextlib.suppress(queue.Empty):
-            return self._free.get_nowait()
-        self.stalls += 1
-        while True:
-            try:
-                return self._free.get(timeout=0.5)
-            except queue.Empty:
-                self._check_open()
+        keep = self.trace_level == "spans"
+        if self._full_shape is None:
+            self._full_shape = Shape(*self._shape, record.top_span.shape[-1] if keep else 0)
+        full = self._full_shape
+        self._block = self._flusher.block(lambda: Block(full, self.block_steps, keep), self._check_open)
+        self._block_since = time.monotonic()
+        return self._block
 
     def _hand_over_block(self) -> None:
         """The steps logged since the last full block, if any."""
         if self._block is not None and self._block.n:
-            self._work.put(self._block)
+            self._flusher.put(self._block)
         self._block = None
-
-    def _flush_loop(self) -> None:
-        beat = time.monotonic()
-        while True:
-            try:
-                job = self._work.get(timeout=_HEARTBEAT_S)
-                if job is None:
-                    return
-                if self._error is None:
-                    self._file.flush(job, self.trace_level)
-                    self._n_stored += job.n if isinstance(job, Block) else 0
-                if isinstance(job, Block):
-                    job.reset()
-                    self._free.put(job)
-            except queue.Empty:
-                pass
-            except BaseException as error:
-                self._error = self._describe(error)
-            if self._error is None and time.monotonic() - beat > _HEARTBEAT_S:
-                beat = time.monotonic()
-                with contextlib.suppress(OSError):  # only a display; the trace itself is what must not fail
-                    self._write_info()
 
     def _describe(self, error: BaseException) -> TraceError:
         if isinstance(error, TraceError):
@@ -267,17 +223,13 @@ class TraceWriter:
             "what was flushed before stays readable."
         )
 
-    def _stop_thread(self) -> None:
-        self._work.put(None)
-        self._thread.join()
-
     def _check_open(self) -> None:
         if self._shape is None:
             raise TraceError("The trace has not been begun; call begin() first.")
         if self._closed:
             raise self._error or TraceError(f"Run {self.uid} has ended; nothing more can be logged to it.")
-        if self._error is not None:
-            self._abort(self._error)
+        if self._flusher.error is not None:
+            self._abort(self._flusher.error)
 
     def _abort(self, error: TraceError) -> None:
         """Marks the run failed as far as the disk allows, then raises `error`.
@@ -285,13 +237,11 @@ class TraceWriter:
         What was logged before a record that does not fit is still written, and the run rolled up; after an error of the
         flush thread nothing more is.
         """
-        if self._thread.is_alive():
-            if self._error is None:
-                self._hand_over_block()
-            self._stop_thread()
-            if self._error is None:
-                with contextlib.suppress(Exception):
-                    self._file.finish("failed", str(error), [], {}, self.trace_level)
+        if self._flusher.error is None:
+            self._hand_over_block()
+        if self._flusher.stop() and self._flusher.error is None:
+            with contextlib.suppress(Exception):
+                self._file.finish("failed", str(error), [], {}, self.trace_level)
         self._error = error
         with contextlib.suppress(Exception):
             self._close("failed", str(error), {})

@@ -24,7 +24,8 @@ from kvlens.memory.placer import Placer
 from kvlens.memory.prompt import PromptStore
 from kvlens.memory.recaller import Recaller
 from kvlens.memory.spantable import WINDOW, SpanTable
-from kvlens.rows import CutRow, EventRow, SpanHeadRow, SpanRow, TransferRow
+from kvlens.memory.told import Told
+from kvlens.rows import SpanRow
 from kvlens.shape import KVShape
 
 
@@ -96,6 +97,7 @@ class Memory:
             self.held,
             self.dropped,
         )
+        self.told = Told(self.spans, self.keeper, self.placer, self.packed, self.events, self.ledger, self.link)
         self.account.hold("hot", *self.hot.tensors())
         self.account.hold("held", *self.held.tensors())
         self.account.hold("dropped", *self.dropped.tensors())
@@ -224,11 +226,6 @@ class Memory:
         self.ledger.step += 1
         self.recaller.settle()
 
-    def drain_transfers(self, step: int | None = None) -> list[TransferRow]:
-        """Rows of the finished copies (of one step that is over), with their measured times; see Ledger.drain."""
-        self.link.resolve(step)
-        return self.ledger.drain(step)
-
     def recall(self, layer: int, selection: Selection, later: bool) -> None:
         """Bring the wishes of the KV heads that are due to the device: before the attention, which waits for them, or
         `later`."""
@@ -273,23 +270,3 @@ class Memory:
     def close(self) -> None:
         """Give back the link and the cold tier's memory."""
         self.link.close()
-
-    def drain_events(self) -> list[EventRow]:
-        return self.events.drain()
-
-    def drain_cuts(self) -> list[CutRow]:
-        return self.keeper.drain_cuts()
-
-    def drain_span_heads(self) -> list[SpanHeadRow]:
-        """How what went to the cold tier, or was packed, since the last call lies there."""
-        packed = [] if self.packed is None else self.packed.drain_rows()
-        return packed + self.placer.drain()
-
-    def forget(self) -> None:
-        """Nobody wants what the drains would hand over now: in a run that is not recorded, none of it piles up."""
-        for log in (self.events, self.ledger, self.placer):
-            log.forget()
-        self.keeper.drain_cuts()
-        self.spans.drain_born()
-        if self.packed is not None:
-            self.packed.drain_rows()

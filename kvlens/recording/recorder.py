@@ -113,16 +113,16 @@ class Recorder:
         memory = self.memory
         record = PrefillRecord(
             tokens=tokens,
-            spans=memory.spans.drain_born(),
-            span_heads=memory.drain_span_heads(),
-            transfers=memory.drain_transfers(),
-            events=memory.drain_events(),
+            spans=memory.told.born(),
+            span_heads=memory.told.span_heads(),
+            transfers=memory.told.transfers(),
+            events=memory.told.events(),
             prefill_us=prefill_us,
             prefill_peak_bytes=peak_bytes,
             cold_bytes=memory.cold.bytes,
             resident_bytes=memory.account.resident,
             journal=self._journal(),
-            cuts=memory.drain_cuts(),
+            cuts=memory.told.cuts(),
             span_keys=self._span_keys(),
         )
         self._tally.opened(memory.ledger.opened)
@@ -149,11 +149,11 @@ class Recorder:
             peak_bytes=account.peak,
             cold_bytes=memory.cold.bytes,
             kv=self._kv_columns(memory.ledger.opened),
-            events=memory.drain_events(),
-            spans=memory.spans.drain_born(),
-            span_heads=memory.drain_span_heads(),
+            events=memory.told.events(),
+            spans=memory.told.born(),
+            span_heads=memory.told.span_heads(),
             journal=self._journal(),
-            cuts=memory.drain_cuts(),
+            cuts=memory.told.cuts(),
             record_us=(time.perf_counter_ns() - began) // 1000,
         )
         if self._follow is not None:
@@ -173,7 +173,7 @@ class Recorder:
             return
         seen, self._newest = self._newest, None
         step = seen.facts.step
-        settled = Settled(seen, self.memory.drain_transfers(step), self.memory.ledger.waited_ns(step) // 1000)
+        settled = Settled(seen, self.memory.told.transfers(step), self.memory.ledger.waited_ns(step) // 1000)
         self._tally.rows(settled.transfers)
         self._batch.append(settled)
         if len(self._batch) >= self._together(seen.shot):

@@ -30,7 +30,7 @@ from kvlens.store.writer import TraceWriter
 class Dies(TraceWriter):
     def __init__(self, folder, uid, level): super().__init__(folder, uid, level, block_steps=8)
     def finish(self, *arguments):
-        self._stop_thread()
+        self._flusher.stop()
         self._write_info()
         os._exit(9)
 write_synthetic(Path(sys.argv[1]), 2, 4, 2, steps=int(sys.argv[3]), spans=12, uid=sys.argv[2], writer_class=Dies)

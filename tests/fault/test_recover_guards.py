@@ -183,7 +183,7 @@ from pathlib import Path
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
 class Dies(TraceWriter):
-    def finish(self, *arguments): self._work.put(self._block); self._stop_thread(); os._exit(9)
+    def finish(self, *arguments): self._flusher.put(self._block); self._flusher.stop(); os._exit(9)
 write_synthetic(Path(sys.argv[1]), 4, 8, 4, steps=200, spans=40, uid=sys.argv[2], writer_class=Dies)
 """
 
@@ -220,7 +220,7 @@ def test_listed_steps_are_stored_steps(tmp_path: Path) -> None:
     for step in range(11):
         writer.step(make_step(np.random.default_rng(step), step, sizes))
     until = time.monotonic() + 30
-    while not writer._free.qsize() and time.monotonic() < until:  # the first block is on the disk
+    while not writer._flusher.free.qsize() and time.monotonic() < until:  # the first block is on the disk
         time.sleep(0.01)
     writer._write_info()
     info = json.loads((tmp_path / UID / "run.json").read_text())

@@ -80,10 +80,10 @@ def test_a_run_that_nobody_records_piles_up_no_log(name: str) -> None:
             Generation(engine.loaded, prompt, session, options).go(None)
         memory = session.memory
         memory.settle()
-        logged = [*memory.drain_events(), *memory.drain_cuts(), *memory.drain_transfers()]
-        steps = {row.step for row in logged} | {span.born_step for span in memory.spans.drain_born()}
+        logged = [*memory.told.events(), *memory.told.cuts(), *memory.told.transfers()]
+        steps = {row.step for row in logged} | {span.born_step for span in memory.told.born()}
         assert steps <= {23}, "the last step's alone"
-        assert len(memory.drain_span_heads()) <= context.shape.layers * context.shape.kv_heads
+        assert len(memory.told.span_heads()) <= context.shape.layers * context.shape.kv_heads
         assert memory.ledger.total["d2h"] > 0 or name != "arkvale", "what was counted stays counted"
     finally:
         session.close()

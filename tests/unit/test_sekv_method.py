@@ -173,7 +173,7 @@ def test_small_case_worked_out_by_hand(tmp_path: Path) -> None:
     assert coarse[0, 2] == pytest.approx(4 / total, rel=1e-5)
     assert fine[0, 4] == pytest.approx(9 * math.exp(4.5 / math.sqrt(2)) / total, rel=1e-5)
     assert coarse[0, 4] == fine[0, 2] == 0
-    rows = trial.session.memory.drain_span_heads()
+    rows = trial.session.memory.told.span_heads()
     assert [(r.span, r.form, r.rank_k, r.rank_v) for r in rows] == [(2, "factors", 1, 1), (4, "factors", 1, 1)]
     assert [r.cold_bytes for r in rows] == [2 * (4 + 2 + 1) * 4, 2 * (9 + 2 + 1) * 4]
 
@@ -392,7 +392,7 @@ def test_rows_of_the_cold_tier_tell_of_the_units_they_name() -> None:
     """KV heads differ in rank and bytes, so that a row under another head's name is a wrong one."""
     params = dataclasses.replace(PARAMS, form="factors", energy=0.8, max_rank=8)
     memory = Trial(params, 120).prefill().session.memory
-    rows, moved = memory.drain_span_heads(), memory.drain_transfers()
+    rows, moved = memory.told.span_heads(), memory.told.transfers()
     sizes = {(row.layer, row.kv_head, row.span): row.bytes for row in moved}
     assert len(sizes) == len(rows) == len(moved) > 0
     for row in rows:

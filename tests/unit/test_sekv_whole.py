@@ -136,11 +136,11 @@ def test_a_whole_head_has_nothing_in_host_memory(heads: str, form: str) -> None:
     memory, whole = trial.session.memory, whole_of(trial)
     assert len(whole) == 2
     spans = [row for row in memory.spans.rows if row.kind == "entropy"]
-    rows = memory.drain_span_heads()
+    rows = memory.told.span_heads()
     found = {(row.layer, row.kv_head, row.span) for row in rows}
     assert found == {(layer, head, s.span) for layer, head in ORDER if (layer, head) not in whole for s in spans}
     assert {row.form for row in rows} <= {"raw", "factors"}
-    transfers = memory.drain_transfers()
+    transfers = memory.told.transfers()
     assert sum(t.bytes for t in transfers) == sum(row.cold_bytes for row in rows) == memory.cold.bytes
     for layer, head in whole:
         assert not memory.cold.size[layer, head].any()

@@ -91,7 +91,7 @@ def test_bytes_of_single_tokens_and_what_is_told_of_their_spans() -> None:
                 units = list(zip(entry.layers.tolist(), entry.kv_heads.tolist(), entry.spans.tolist(), strict=True))
                 assert len(units) == len(set(units)), "one line for a KV head and span"
         np.testing.assert_array_equal(moved, memory.recaller.counts["recalled_tokens"] * SHAPE.head_token_bytes)
-        for event in memory.drain_events():
+        for event in memory.told.events():
             if event.kind in ("recall", "release"):
                 (there[event.kv_head].add if event.kind == "recall" else there[event.kv_head].discard)(event.span)
         for head in range(SHAPE.kv_heads):
