@@ -8,6 +8,7 @@ from typing import Any
 
 from kvlens import methods
 from kvlens.bench.names import measured_on
+from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
 
@@ -56,24 +57,35 @@ HEAD = {
 
 
 def document(results: Iterable[dict[str, Any]]) -> str:
-    """The page of the docs: what the columns mean, and the tables, the toy's last; tables that differ in their tasks
-    alone name them."""
+    """The page of the docs: what the columns mean, and the tables, the toy's last; tables that differ in their tasks,
+    or in their budgets alone, name them."""
     asked = [(result, result["about"]["request"]) for result in results]
-    alike = Counter(_place(request) for _, request in asked)
-    ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"])))
-    return INTRODUCTION + "".join(_section(result, alike[_place(request)] > 1) for result, request in ordered)
+    places = Counter(_place(request) for _, request in asked)
+    alike = Counter((_place(request), *request["tasks"]) for _, request in asked)
+    ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"]), _largest(one[1])))
+    text = INTRODUCTION
+    for result, request in ordered:
+        place = _place(request)
+        named = [", ".join(request["tasks"])] if places[place] > 1 else []
+        named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
+        text += _section(result, " ".join(named))
+    return text
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:
     return request["model"] == DEMO, request["model"], request.get("question", "in") == "after", request["length"]
 
 
-def _section(result: dict[str, Any], with_tasks: bool) -> str:
+def _largest(request: dict[str, Any]) -> float:
+    return max(Budget.parse(budget).amount for budget in request["budgets"])
+
+
+def _section(result: dict[str, Any], named: str) -> str:
     request = result["about"]["request"]
     name, toy = request["model"], request["model"] == DEMO
     order = ORDER[request.get("question", "in")]
-    tasks = f": {', '.join(request['tasks'])}" if with_tasks else ""
-    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}{tasks}\n"
+    more = f": {named}" if named else ""
+    title = f"\n## {name}{' (a toy)' if toy else ''}, {request['length']:,} tokens, {order}{more}\n"
     return f"{title}{TOY if toy else ''}{_room(result['about'])}\n{markdown(result)}"
 
 

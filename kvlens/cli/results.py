@@ -40,14 +40,18 @@ def write(out: Path, result: dict[str, Any]) -> None:
 
 def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
     """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
-    one that it takes the place of. Raises ValueError as `results` does."""
-    others = (result for result in results(out.parent, kind) if _measured(result) != _measured(fresh))
-    return [fresh, *others]
+    ones that it takes the place of: with a budget in common. Raises ValueError as `results` does."""
+    return [fresh, *(result for result in results(out.parent, kind) if not _alike(result, fresh))]
 
 
-def _measured(result: dict[str, Any]) -> tuple[Any, ...]:
-    """Model, length, place of the question and tasks: what a page has one table of."""
-    asked = result["about"].get("request", result["about"])
+def _alike(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
+    one, other = (found["about"].get("request", found["about"]) for found in (result, fresh))
+    some, more = (set(asked.get("budgets", ())) for asked in (one, other))
+    return _measured(one) == _measured(other) and (some == more or bool(some & more))
+
+
+def _measured(asked: dict[str, Any]) -> tuple[Any, ...]:
+    """Model, length, place of the question and tasks: what a page has one table of, or several at other budgets."""
     return asked["model"], asked["length"], asked.get("question", "in"), sorted(asked.get("tasks", ()))
 
 

@@ -153,14 +153,20 @@ def test_a_stopped_table_is_collected_with_whole_prompts_only(tmp_path: Path) ->
         collected(request, kept)
 
 
-def of(model: str, question: str, *arms: dict[str, Any], tasks: tuple[str, ...] = ("needle",)) -> dict[str, Any]:
+def of(
+    model: str,
+    question: str,
+    *arms: dict[str, Any],
+    tasks: tuple[str, ...] = ("needle",),
+    budgets: tuple[str, ...] = ("20%",),
+) -> dict[str, Any]:
     """A result of FullKV, a line for each of `arms`."""
     line = {"method": "full", "budget": "", "task": tasks[0], "rule": "none", "n": 4, "infeasible": 0, "exact": 1.0}
     line |= {"low": 0.5, "high": 1.0, "coverage": 1.0, "attended_share": 1.0, "resident_share": 1.03}
     line |= {"h2d_bytes_per_step": 0.0}
     about: dict[str, Any] = {"machine": {"processor": "P", "cores": 2}, "trials": 4, "planned": 4, "date": "d"}
     about |= {"torch": "t", "transformers": "t"}
-    asked = {"model": model, "tasks": list(tasks), "length": 1024, "question": question}
+    asked = {"model": model, "tasks": list(tasks), "length": 1024, "question": question, "budgets": list(budgets)}
     return {"about": about | {"request": asked}, "lines": [line | arm for arm in arms or ({},)]}
 
 
@@ -204,3 +210,16 @@ def test_tables_that_differ_in_their_tasks_alone_are_named_by_them_and_stand_sid
         write(tmp_path / f"quality-{number}.json", one)
     again = of("real", "in", tasks=("count", "list"))
     assert beside(tmp_path / "again.json", "quality", again) == [again, *found[:2]], "it takes the place of its like"
+
+
+def test_tables_that_differ_in_their_budgets_alone_are_named_by_them_too(tmp_path: Path) -> None:
+    found = [of("real", "in", budgets=("5%", "40%")), of("real", "in"), of("real", "in", tasks=("list",))]
+    assert headings(document(found)) == [
+        "## real, 1,024 tokens, question read with its context: list",
+        "## real, 1,024 tokens, question read with its context: needle at 20%",
+        "## real, 1,024 tokens, question read with its context: needle at 5%, 40%",
+    ]
+    for number, one in enumerate(found):
+        write(tmp_path / f"quality-{number}.json", one)
+    again = of("real", "in", budgets=("10%", "20%"))
+    assert beside(tmp_path / "again.json", "quality", again) == [again, found[0], found[2]], "20 % is measured again"
