@@ -4,6 +4,7 @@ method."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvlens import methods
 from kvlens.methods.base import Method
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
+from kvlens.shape import KVShape
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.spans import cuts as spancuts
@@ -134,7 +136,8 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
 ) -> None:
     folder, uids = made
     with TraceReader.open(folder, uids["sekv-paper"]) as reader:
-        text, rule = Text.of(reader, reader.tokens()), spancuts.Threshold.of(reader)
+        text = Text.of(reader, reader.tokens())
+        rule = spancuts.Threshold.of(reader, text)
         assert rule is not None
         assert (rule.params.segmentation, rule.alpha) == ("paper", 1.5)
         usual = rule.cut(text, rule.alpha)
@@ -142,7 +145,7 @@ def test_a_higher_threshold_has_fewer_boundaries_and_the_runs_own_alpha_has_its_
         counts = [len(rule.cut(text, alpha).spans) for alpha in (1.5, 2.5, 50.0)]
         assert counts[0] > counts[1] > counts[2] == 2  # sinks and one span
     with TraceReader.open(folder, uids["freekv"]) as reader:
-        other = spancuts.Threshold.of(reader)
+        other = spancuts.Threshold.of(reader, Text.of(reader, reader.tokens()))
         assert other is not None
         assert other.alpha == 1.0
 
@@ -172,3 +175,20 @@ def test_boundaries_inside_the_needle() -> None:
     assert spancuts.crossed({0, 10, 12, 15, 40}, [(10, 15), (39, 42)]) == [12, 40]
     assert spancuts.crossing_text([12, 40]) == "11|12, 39|40"
     assert spancuts.crossing_text([1, 2, 3, 4, 5, 6]) == "0|1, 1|2, 2|3, 3|4 and 2 more"
+
+
+def test_where_a_papers_numbers_leave_nothing_to_cut_the_preset_that_fits_cuts() -> None:
+    """900 tokens under a fifth of a real model's KV: the window of one paper covers most of that, and more than all
+    that the budget holds."""
+    shape = KVShape(layers=30, q_heads=9, kv_heads=3, head_dim=64, itemsize=4)
+    drawn = np.random.default_rng(0)
+    surprisal = (float("nan"), *drawn.gamma(2.0, 1.5, 899).tolist())
+    words = tuple(str(word) for word in drawn.choice([" of", " the", ".", ",", " text"], 900))
+    text = Text(shape, 900, 64, shape.full_kv_bytes(965) // 5, "smollm2", words, surprisal)
+    reader: Any = SimpleNamespace(meta=SimpleNamespace(method="full", model="smollm2", config={}))
+    cuts = spancuts.previews(reader, text)
+    assert [cut.name for cut in cuts if not cut.spans] == []
+    assert {cut.preset for cut in cuts if "SeKV" in cut.name} == {"fit"}
+    rule = spancuts.Threshold.of(reader, text)
+    assert rule is not None
+    assert len(rule.cut(text, rule.alpha).spans) > 10

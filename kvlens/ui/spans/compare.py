@@ -109,6 +109,7 @@ def segmenters(reader: TraceReader, view: View, cuts: list[Cut]) -> None:
                     if crossed
                     else "whole"
                 ),
+                "preset": cut.preset or "this run's",
                 "parameters": cut.settings,
             }
         )

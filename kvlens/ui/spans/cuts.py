@@ -12,7 +12,9 @@ import pandas as pd
 
 from kvlens import methods
 from kvlens.methods import Method
+from kvlens.methods.fitting import Chosen, Sizes, choose
 from kvlens.methods.segmenter import Segmenter
+from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
 from kvlens.spans import Span, Surprisal
 from kvlens.store.reader import TraceReader
@@ -61,6 +63,8 @@ class Cut:
     spans: tuple[Span, ...]
     settings: str
     """the parameters that made them, in words"""
+    preset: str = ""
+    """whose numbers they are: a preset's; '': those of the run"""
 
     @property
     def edges(self) -> set[int]:
@@ -83,22 +87,28 @@ def own_cut(reader: TraceReader, text: Text) -> list[Span] | None:
     return None if params is None else methods.get(str(reader.meta.method)).segments(params, text, text.surprisal)
 
 
-def preset_for(reader: TraceReader) -> str:
-    """The preset by which the other methods cut: the demo model has settings of its own, other models the papers'."""
-    return "demo" if str(reader.meta.model) in ("demo", "synthetic") else "paper"
-
-
 def previews(reader: TraceReader, text: Text) -> list[Cut]:
-    """What the segmenters of all methods make of the run's text: with their preset's parameters and the run's budget;
-    its own method's with the run's parameters, unless the segmenter sets some."""
-    preset, found = preset_for(reader), []
+    """What the segmenters of all methods make of the run's text under its budget: with the parameters a run of them
+    would have, the preset's or, where these do not fit the prompt, `fit`; its own method's with the run's parameters,
+    unless the segmenter sets some."""
+    found = []
     for method in methods.registry().values():
         for segmenter in method.segmenters:
             mine = reader.meta.method == method.name and not segmenter.changes
             own = own_parameters(reader) if mine else None
-            params = own or methods.make_parameters(method, preset, dict(segmenter.changes))
-            found.append(_cut(method, segmenter, params, text))
+            if own is not None:
+                found.append(_cut(method, segmenter, own, text))
+                continue
+            chosen = _usual(reader, method, segmenter, text)
+            found.append(replace(_cut(method, segmenter, chosen.params, text), preset=chosen.preset or "defaults"))
     return found
+
+
+def _usual(reader: TraceReader, method: type[Method], segmenter: Segmenter, text: Text) -> Chosen:
+    """The parameters that a run of the method on this text would have, but for what the segmenter sets."""
+    model = "demo" if str(reader.meta.model) == "synthetic" else str(reader.meta.model)
+    sizes = Sizes(text.shape, text.prompt_tokens, text.max_new, text.budget_bytes)
+    return choose(method, None, default_preset(method.name, model), dict(segmenter.changes), sizes)
 
 
 def _cut(method: type[Method], segmenter: Segmenter, params: Any, text: Text) -> Cut:
@@ -138,17 +148,16 @@ class Threshold:
     params: Any
 
     @classmethod
-    def of(cls, reader: TraceReader) -> Threshold | None:
-        """By the run's own parameters where it was cut so, else by the preset's of the first method that cuts so. None:
-        no method here does."""
+    def of(cls, reader: TraceReader, text: Text) -> Threshold | None:
+        """By the run's own parameters where it was cut so, else by those that a run of the first method that cuts so
+        would have. None: no method here does."""
         own, mine = own_segmenter(reader), own_parameters(reader)
         if own is not None and own.alpha and mine is not None:
             return cls(methods.get(str(reader.meta.method)), own, mine)
         for method in methods.registry().values():
             for segmenter in method.segmenters:
                 if segmenter.alpha:
-                    params = methods.make_parameters(method, preset_for(reader), dict(segmenter.changes))
-                    return cls(method, segmenter, params)
+                    return cls(method, segmenter, _usual(reader, method, segmenter, text).params)
         return None
 
     @property

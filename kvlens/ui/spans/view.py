@@ -76,7 +76,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
         st.info(plain(f"Only this run's own spans are drawn: {why}, so other segmenters cannot cut this text."))
         _draw(reader, view, [], [])
         return {}
-    rule = Threshold.of(reader)
+    rule = Threshold.of(reader, view.text)
     cuts = [cut for cut in others if not spancuts.is_own(reader, cut)]
     if rule is None:
         _draw(reader, view, cuts, [])
