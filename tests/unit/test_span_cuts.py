@@ -178,17 +178,17 @@ def test_boundaries_inside_the_needle() -> None:
 
 
 def test_where_a_papers_numbers_leave_nothing_to_cut_the_preset_that_fits_cuts() -> None:
-    """900 tokens under a fifth of a real model's KV: the window of one paper covers most of that, and more than all
+    """500 tokens under a fifth of a real model's KV: the window of one paper covers all of them, and more than all
     that the budget holds."""
     shape = KVShape(layers=30, q_heads=9, kv_heads=3, head_dim=64, itemsize=4)
     drawn = np.random.default_rng(0)
-    surprisal = (float("nan"), *drawn.gamma(2.0, 1.5, 899).tolist())
-    words = tuple(str(word) for word in drawn.choice([" of", " the", ".", ",", " text"], 900))
-    text = Text(shape, 900, 64, shape.full_kv_bytes(965) // 5, "smollm2", words, surprisal)
+    surprisal = (float("nan"), *drawn.gamma(2.0, 1.5, 499).tolist())
+    words = tuple(str(word) for word in drawn.choice([" of", " the", ".", ",", " text"], 500))
+    text = Text(shape, 500, 64, shape.full_kv_bytes(565) // 5, "smollm2", words, surprisal)
     reader: Any = SimpleNamespace(meta=SimpleNamespace(method="full", model="smollm2", config={}))
     cuts = spancuts.previews(reader, text)
     assert [cut.name for cut in cuts if not cut.spans] == []
     assert {cut.preset for cut in cuts if "SeKV" in cut.name} == {"fit"}
     rule = spancuts.Threshold.of(reader, text)
     assert rule is not None
-    assert len(rule.cut(text, rule.alpha).spans) > 10
+    assert len(rule.cut(text, rule.alpha).spans) > 5
