@@ -5,18 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: app test tested lint types resolve soak oracle clean
+.PHONY: app test tested browsers lint types resolve soak oracle clean
 
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
 # A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
-# Types are checked, on one core, while the tests begin. The browsers have the machine to themselves: what a person sees
-# is tested, not how a crowded machine orders events. Sources are compiled once for all the processes that tests start.
+# The browsers have the machine to themselves but for the types, which are checked in what they leave of it: what a
+# person sees is tested, not how a crowded machine orders events. Sources are compiled once for all the processes that
+# tests start.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: lint
-	$(MAKE) --no-print-directory -j 2 types tested
+test: lint tested
+	$(MAKE) --no-print-directory -j 2 types browsers
+
+browsers: $(DEV_STAMP)
 	$(BIN)/python -m pytest $(WORKERS) tests/browser
 
 tested: $(DEV_STAMP)
@@ -27,7 +30,7 @@ lint: $(DEV_STAMP)
 	$(BIN)/ruff format --check .
 
 types: $(DEV_STAMP)
-	$(BIN)/mypy
+	nice -n 19 $(BIN)/mypy
 
 # Whether the requirements have a solution for every Python that is supported, with torch's CUDA build and its CPU build.
 # Asks the package index and installs nothing; fails when the index cannot be reached.
