@@ -24,12 +24,14 @@ def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def measured_on(about: dict[str, Any]) -> str:
     """'2026-01-01 (one method's rows 2026-01-02)': the date of a result, and of the rows that were made again since
-    (`remade`: method -> date)."""
+    (`remade`: method -> date) or at which other budgets were measured (`sittings`: date -> budgets)."""
     dates: dict[str, list[str]] = {}
     for name, date in (about.get("remade") or {}).items():
         dates.setdefault(date, []).append(methods.get(name).title)
-    again = "; ".join(f"{', '.join(titles)}'s rows {date}" for date, titles in dates.items())
-    return f"{about['date']} ({again})" if again else str(about["date"])
+    said = [f"{', '.join(titles)}'s rows {date}" for date, titles in dates.items()]
+    later = [date for date in about.get("sittings") or {} if date != about["date"]]
+    said += [f"{', '.join(about['sittings'][date])}: {date}" for date in later]
+    return f"{about['date']} ({'; '.join(said)})" if said else str(about["date"])
 
 
 MethodNames = Annotated[tuple[str, ...], AfterValidator(_methods)]

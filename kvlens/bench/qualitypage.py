@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvlens import methods
+from kvlens.bench.joined import joined
 from kvlens.bench.names import measured_on
 from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
@@ -57,9 +58,9 @@ HEAD = {
 
 
 def document(results: Iterable[dict[str, Any]]) -> str:
-    """The page of the docs: what the columns mean, and the tables, the toy's last; tables that differ in their tasks,
-    or in their budgets alone, name them."""
-    asked = [(result, result["about"]["request"]) for result in results]
+    """The page of the docs: what the columns mean, and the tables, the toy's last. Tables that differ in their budgets
+    alone are one; where they differ in more than these or their tasks, both are named."""
+    asked = [(result, result["about"]["request"]) for result in joined(results)]
     places = Counter(_place(request) for _, request in asked)
     alike = Counter((_place(request), *request["tasks"]) for _, request in asked)
     ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"]), _largest(one[1])))

@@ -10,6 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from kvlens.bench.intervals import wilson
+from kvlens.bench.joined import joined
+from kvlens.bench.names import measured_on
 from kvlens.bench.quality import QualityRequest, measure, summarise
 from kvlens.bench.quality import collect as collected
 from kvlens.bench.qualitypage import document, markdown
@@ -212,14 +214,35 @@ def test_tables_that_differ_in_their_tasks_alone_are_named_by_them_and_stand_sid
     assert beside(tmp_path / "again.json", "quality", again) == [again, *found[:2]], "it takes the place of its like"
 
 
-def test_tables_that_differ_in_their_budgets_alone_are_named_by_them_too(tmp_path: Path) -> None:
-    found = [of("real", "in", budgets=("5%", "40%")), of("real", "in"), of("real", "in", tasks=("list",))]
-    assert headings(document(found)) == [
-        "## real, 1,024 tokens, question read with its context: list",
-        "## real, 1,024 tokens, question read with its context: needle at 20%",
-        "## real, 1,024 tokens, question read with its context: needle at 5%, 40%",
+def test_tables_that_differ_in_their_budgets_alone_are_one(tmp_path: Path) -> None:
+    """A later sitting at other budgets; one with another torch is a table of its own, and both name their budgets."""
+    later = of("real", "in", {}, {"method": "quest", "budget": "40%"}, {"method": "quest", "budget": "5%"})
+    later["about"] |= {"date": "e", "request": later["about"]["request"] | {"budgets": ["40%", "5%"]}}
+    early = of("real", "in", {}, {"method": "quest", "budget": "20%"}, {"method": "kivi", "budget": "20%"})
+    assert joined([early]) == [early]
+    (whole,) = joined([later, early])
+    assert [(line["method"], line["budget"]) for line in whole["lines"]] == [
+        ("full", ""),
+        ("quest", "5%"),
+        ("quest", "20%"),
+        ("quest", "40%"),
+        ("kivi", "20%"),
     ]
-    for number, one in enumerate(found):
+    assert whole["about"]["request"]["budgets"] == ["5%", "20%", "40%"]
+    assert (whole["about"]["trials"], whole["about"]["planned"]) == (8, 8)
+    assert measured_on(whole["about"]) == "d (40%, 5%: e)"
+    assert headings(document([later, early])) == ["## real, 1,024 tokens, question read with its context"]
+    later["about"]["torch"] = "another"
+    assert headings(document([later, early])) == [
+        "## real, 1,024 tokens, question read with its context: needle at 20%",
+        "## real, 1,024 tokens, question read with its context: needle at 40%, 5%",
+    ]
+    for number, one in enumerate((early, later)):
         write(tmp_path / f"quality-{number}.json", one)
     again = of("real", "in", budgets=("10%", "20%"))
-    assert beside(tmp_path / "again.json", "quality", again) == [again, found[0], found[2]], "20 % is measured again"
+    assert beside(tmp_path / "again.json", "quality", again) == [again, later], "20 % is measured again"
+
+
+def test_what_is_no_table_is_not_joined() -> None:
+    odd: list[dict[str, Any]] = [{}, {"about": {"request": {"budgets": ["x"]}}, "lines": []}, {}]
+    assert joined(odd) == odd

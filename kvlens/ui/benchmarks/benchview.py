@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from kvlens.bench.joined import alike, one
 from kvlens.bench.names import measured_on
 from kvlens.bench.qualitypage import ORDER
 from kvlens.bench.summary import arm_titles
@@ -48,7 +49,7 @@ def show_quality(model: str | None) -> None:
         if not damaged:
             measured.nothing("quality table was measured", "quality", model)
         return
-    result = _one(found)
+    result = _one(_joined(found))
     try:
         frame, about = table(result.content["lines"]), result.content["about"]
         request = about["request"]
@@ -111,6 +112,16 @@ def _low(title: str) -> str:
     return title[0].lower() + title[1:]
 
 
+def _joined(found: list[measured.Measured]) -> list[measured.Measured]:
+    """Tables that differ in their budgets alone are one, named by its files."""
+    names = {id(result.content): result.name for result in found}
+    groups = alike(result.content for result in found)
+    return [
+        measured.Measured(" and ".join(names[id(part)] for part in members), found[0].model, one(members))
+        for members in groups
+    ]
+
+
 def _one(found: list[measured.Measured]) -> measured.Measured:
     """The table to show, chosen where a model has several: by length and by the question's order."""
     if len(found) == 1:
@@ -123,17 +134,19 @@ def _one(found: list[measured.Measured]) -> measured.Measured:
 
 
 def _said(names: dict[str, measured.Measured]) -> Callable[[str], str]:
-    """How a table is offered: what it was asked, with its tasks where another was asked as much of other tasks."""
+    """How a table is offered: what it was asked, with its tasks and budgets where another was asked as much."""
     asked = {name: result.content["about"].get("request", {}) for name, result in names.items()}
 
     def short(name: str) -> str:
         return f"{asked[name].get('length', '?')} tokens, {ORDER.get(asked[name].get('question', 'in'), '')}"
 
-    alike = Counter(map(short, names))
+    many: Counter[Any] = Counter(map(short, names))
+    many.update((short(name), ", ".join(asked[name].get("tasks", ()))) for name in names)
 
     def said(name: str) -> str:
-        tasks = ", ".join(asked[name].get("tasks", ())) if alike[short(name)] > 1 else ""
-        return plain(f"{short(name)}: {tasks}" if tasks else short(name))
+        tasks = ", ".join(asked[name].get("tasks", ())) if many[short(name)] > 1 else ""
+        at = f" at {', '.join(asked[name].get('budgets', ()))}" if many[short(name), tasks] > 1 else ""
+        return plain(f"{short(name)}: {tasks}{at}" if tasks else short(name))
 
     return said
 
