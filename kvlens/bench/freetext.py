@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +20,10 @@ from pydantic import Field
 
 from kvlens import methods
 from kvlens.bench import kept as lines_kept
+from kvlens.bench.intervals import of_mean
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.tablerequest import ComparedRequest
-from kvlens.bench.trials import Means, infeasible, settings
+from kvlens.bench.trials import Means, arm, chosen, infeasible, missing, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.tasks.texts import EVALUATION, sentences
 from kvlens.text.prompts import Prompt, PromptText, tokenize
@@ -32,7 +34,18 @@ if TYPE_CHECKING:
     from kvlens.engine.prefill import ReadPrompt
 
 FLOORS = ("bfloat16", "float16")
-FIGURES = ("kl", "agreement", "nats", "full_nats", "coverage")
+FIGURES = (
+    "kl",
+    "agreement",
+    "nats",
+    "full_nats",
+    "coverage",
+    "selection_recall",
+    "attended_share",
+    "resident_share",
+    "read_share",
+)
+"""of an arm, means over its passages; None where a row made by an earlier version lacks one"""
 
 
 class FreeTextRequest(ComparedRequest):
@@ -106,35 +119,48 @@ class Passages:
     def read(self, method: type[methods.Method]) -> ReadPrompt:
         """The context, prefilled once for all methods that can be served by it."""
         if self._read is None or not self._read.serves(method):
-            queries = max(128, method.observed_queries)
-            self._read = self.engine.read(self.context, queries=queries, received=method.needs_received)
+            asking = (*map(methods.get, self.request.methods), method)
+            queries = max(128, *(one.observed_queries for one in asking))
+            received = any(one.needs_received for one in asking)
+            self._read = self.engine.read(self.context, queries=queries, received=received)
         return self._read
 
     def run(self, name: str, budget: str, dtype: str) -> dict[str, Any]:
-        """The figures of one arm; `infeasible` where the budget cannot be kept."""
+        """The figures of one arm, under the parameters that a run of it would have; `infeasible` where the budget
+        cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
         method = methods.get(name)
         preset, overrides, rule = settings(method, self.request.model, budget)
-        params = methods.make_parameters(method, preset, overrides)
+        row: dict[str, Any] = {"rule": rule, "preset": preset, "overrides": overrides}
         limit = Budget.parse(budget) if rule == "resident bytes" else None
         engine = self.engine if dtype == "float32" else self._in(dtype)
         read = self.read(method) if dtype == "float32" else None
         sink = Means()
         try:
+            found = chosen(engine, self.context, method, row, limit, self.options)
+            row |= arm(found, row)
             result = engine.run(
-                self.context, method, params, limit, self.options, sink, read=read, against=self.reference
+                self.context, method, found.params, limit, self.options, sink, read=read, against=self.reference
             )
         except BudgetInfeasible as error:
-            return {"rule": rule} | infeasible(error)
+            return row | infeasible(error)
+        except ValueError as error:
+            return row | {"refused": str(error)}
         losses = [loss for loss in result.losses if loss is not None]
         assert len(losses) == len(self.reference.ids), "every forced token is compared"
-        return {
-            "rule": rule,
+        figures = sink.figures()
+        full = engine.loaded.shape.full_kv_bytes(len(self.context.ids) + self.options.max_new)
+        return row | {
             "kl": fmean(loss.kl for loss in losses),
             "agreement": fmean(loss.agrees for loss in losses),
             "nats": -fmean(loss.logprob for loss in losses),
             "full_nats": -fmean(loss.ref_logprob for loss in losses),
-            "coverage": sink.figures()["coverage"],
+            "coverage": figures["coverage"],
+            "selection_recall": figures["selection_recall"],
+            "attended_share": figures["attended_tokens"] / len(self.context.ids),
+            "resident_share": result.peak_bytes / full,
+            "read_share": figures["read_bytes_per_step"] / full,
             "tokens": len(losses),
+            "passed": all(check.passed for check in result.checks),
         }
 
     def _in(self, dtype: str) -> Engine:
@@ -173,6 +199,8 @@ def measure(
     found = lines_kept.read(kept, ("key", "method", "origin", "dtype"), lambda row: row["key"] in planned)
     if line := made_otherwise(found, origins):
         say(line)
+    for line in missing(request.model, request.methods):
+        say(line)
     rows = {row["key"]: row for row in found if row["origin"] == origins[row["method"]]}
     passages, begun = Passages(request, Engine(load(request.model))), time.monotonic()
     for done, (key, (index, method, budget, dtype)) in enumerate(planned.items(), 1):
@@ -196,37 +224,14 @@ def measure(
 
 
 def _line(arm: tuple[str, str, str], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """One arm: means over passages, which have equally many tokens."""
+    """One arm: means over passages, which have equally many tokens; of KL its 95 % interval."""
     mine = [row for row in rows if (row["method"], row["budget"], row["dtype"]) == arm]
     done, short = [row for row in mine if "kl" in row], [row["infeasible"] for row in mine if "infeasible" in row]
     line: dict[str, Any] = dict(zip(("method", "budget", "dtype"), arm, strict=True)) | {"n": len(done)}
-    line |= {name: fmean(row[name] for row in done) if done else None for name in FIGURES}
+    line["presets"] = dict(Counter(row.get("preset") or "defaults" for row in mine))
+    for name in FIGURES:
+        known = [row[name] for row in done if row.get(name) is not None]
+        line[name] = fmean(known) if known else None
+    low, high = of_mean([row["kl"] for row in done]) or (None, None)
+    line |= {"kl_low": low, "kl_high": high, "failed_self_checks": sum(not row["passed"] for row in done)}
     return line | {"smallest_feasible": fmean(short) if short else None}
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """The table for the docs: a row per method and budget, the noise floor first."""
-    text = [
-        "| method | budget | KL, nats per token | top-1 agreement | nats per token (full KV) | coverage | passages |"
-    ]
-    text.append("|---" * 7 + "|")
-    for line in result["lines"]:
-        title = methods.get(line["method"]).title
-        name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
-        cells = [name, line["budget"] or "none"]
-        if line["n"]:
-            cells += [f"{line['kl']:.4f}", f"{line['agreement']:.3f}", f"{line['nats']:.3f} ({line['full_nats']:.3f})"]
-            cells += [f"{line['coverage']:.2f}", str(line["n"])]
-        else:
-            short = line["smallest_feasible"]
-            cells += ["not run" if short is None else f"infeasible, needs {short:.0%}", "", "", "", "0"]
-        text.append(f"| {' | '.join(cells)} |")
-    about, request = result["about"], result["about"]["request"]
-    text += [
-        "",
-        f"{about['trials']} of {about['planned']} trials, model {request['model']}, {request['tokens']} tokens fed "
-        f"behind {request['length']} of context, float32 but where said; {about['text']}. No question is "
-        f"asked: what is evicted goes before the text goes on. {about['date']}, {about['machine']['processor']}, "
-        f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}.",
-    ]
-    return "\n".join(text) + "\n"

@@ -1,8 +1,10 @@
-"""Intervals and tests for shares of few trials."""
+"""Intervals and tests for shares and means of few trials."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
 
 
 def wilson(share: float, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -16,3 +18,27 @@ def sign_test(better: int, worse: int) -> float:
     n = better + worse
     tail = sum(math.comb(n, k) for k in range(min(better, worse) + 1)) / 2**n
     return min(1.0, 2 * tail)
+
+
+def of_mean(values: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval of the mean of figures that trials gave independently; None of fewer than six, which say
+    too little of how they spread. The quantile comes of its expansion about the normal one, right to 0.1 % from six
+    values on."""
+    n = len(values)
+    if n < 6:
+        return None
+    z = 1.959964
+    quantile = z + sum(
+        part / (n - 1) ** power
+        for power, part in enumerate(
+            (
+                (z**3 + z) / 4,
+                (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+                (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+                (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+            ),
+            1,
+        )
+    )
+    half = quantile * stdev(values) / math.sqrt(n)
+    return fmean(values) - half, fmean(values) + half

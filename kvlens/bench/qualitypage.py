@@ -9,6 +9,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.bench.joined import joined
 from kvlens.bench.names import measured_on
+from kvlens.bench.textpage import section
 from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
@@ -57,20 +58,23 @@ HEAD = {
 """means over the tasks: as lines name them -> as tables do"""
 
 
-def document(results: Iterable[dict[str, Any]]) -> str:
-    """The page of the docs: what the columns mean, and the tables, the toy's last. Tables that differ in their budgets
-    alone are one; where they differ in more than these or their tasks, both are named."""
+def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] = ()) -> str:
+    """The page of the docs: what the columns mean, and the tables, the toy's last; of free text, `texts` as
+    kvlens.bench.freetext writes them. Tables that differ in their budgets alone are one; where they differ in more than
+    these or their tasks, both are named."""
     asked = [(result, result["about"]["request"]) for result in joined(results)]
     places = Counter(_place(request) for _, request in asked)
     alike = Counter((_place(request), *request["tasks"]) for _, request in asked)
     ordered = sorted(asked, key=lambda one: (_place(one[1]), list(one[1]["tasks"]), _largest(one[1])))
-    text = INTRODUCTION
+    text, left = INTRODUCTION, list(texts)
     for result, request in ordered:
         place = _place(request)
+        if place[0]:
+            text, left = text + "".join(map(section, left)), []
         named = [", ".join(request["tasks"])] if places[place] > 1 else []
         named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
         text += _section(result, " ".join(named))
-    return text
+    return text + "".join(map(section, left))
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kvlens.cli.options import DEFAULT_MODEL, Device, Model, RunsDir, runs_folder
-from kvlens.cli.results import Kept, Out, beside, kept_file, out_file, write
+from kvlens.cli.results import Kept, Out, beside, kept_file, out_file, results, write
 from kvlens.models.find import SMOLLM2
 
 bench_app = typer.Typer(
@@ -85,7 +85,7 @@ def quality(
         result = bench.measure(request, trials, report, lambda line: typer.echo(line, err=True))
     write(target, result)
     if doc is not None:
-        doc.write_text(document(beside(target, "quality", result)), encoding="utf-8")
+        doc.write_text(document(beside(target, "quality", result), results(target.parent, "text")), encoding="utf-8")
     typer.echo(markdown(result))
 
 

@@ -25,7 +25,8 @@ def text(
 ) -> None:
     """KL and top-1 agreement with full KV, token by token of a real text, by method and budget; beside them full KV in
     other number formats."""
-    from kvlens.bench.freetext import FreeTextRequest, markdown, measure
+    from kvlens.bench.freetext import FreeTextRequest, measure
+    from kvlens.bench.textpage import markdown
 
     target, trials = out_file(out, "text", model), kept_file(kept, "text", model)
     given = {"methods": methods, "budgets": budgets}

@@ -1,5 +1,6 @@
-"""All quality tables of a model as one: a row per method, a column per task, length, order of the question and budget.
-Results as kvlens.bench.quality writes them; no Streamlit, no files."""
+"""All quality tables of a model as one: a row per method, a column per task, length, order of the question and budget,
+and of free text one per length and budget. Results as kvlens.bench.quality and kvlens.bench.freetext write them; no
+Streamlit, no files."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import pandas as pd
 from kvlens.bench.summary import arm_name
 from kvlens.figures.methodmarks import mark
 
+FREE_TEXT = "free text: KL (nats)"
 ORDERS = {"in": "question known", "after": "question after"}
 COSTS = {
     "resident_share": "resident",
@@ -32,10 +34,15 @@ class Cell:
     line: dict[str, Any]
 
     @property
+    def measure(self) -> str:
+        """What is shown of it: exact match, or KL of free text, of which less is better."""
+        return "kl" if "kl" in self.line else "exact"
+
+    @property
     def lost(self) -> list[dict[str, Any]]:
         """The trials whose answer was wrong, as the Benchmarks page's lists of trials know them. () of a control in
-        another number format, which the app does not run."""
-        if self.line.get("dtype"):
+        another number format, which the app does not run, and of free text, which is right or wrong nowhere."""
+        if self.line.get("dtype") or self.measure == "kl":
             return []
         known = {name: self.line[name] for name in ("method", "budget", "task")}
         more = {"model": self.request["model"], "length": self.request["length"]}
@@ -47,6 +54,8 @@ class Cell:
 
 def column(request: dict[str, Any], line: dict[str, Any]) -> str:
     """How a line's column is called; a method without a limit stands in all of its table's."""
+    if "task" not in line:
+        return f"{FREE_TEXT}, {request['length']:,} tokens, {line['budget']}"
     order = ORDERS[request.get("question", "in")]
     return f"{line['task']}, {request['length']:,} tokens, {order}, {line['budget']}"
 
@@ -59,14 +68,20 @@ def cells(results: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Cell]:
         request = result["about"]["request"]
         for line in result["lines"]:
             for budget in [line["budget"]] if line["budget"] else request["budgets"]:
-                name = arm_name(line["method"], line.get("dtype", ""))
+                name = arm_name(line["method"], _control(line))
                 found[name, column(request, line | {"budget": budget})] = Cell(request, line)
     return found
 
 
+def _control(line: dict[str, Any]) -> str:
+    """The number format of a control, '' of what a table is about: free text names that of every line."""
+    dtype = str(line.get("dtype", ""))
+    return "" if "kl" in line and dtype == "float32" else dtype
+
+
 def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """method, family, exact match in each column, `mean rank`, and COSTS, but for those that no method has; methods
-    without a limit, then the best rank first.
+    """method, family, exact match (of free text KL) in each column, `mean rank`, and COSTS, but for those that no
+    method has; methods without a limit, then the best rank first.
 
     A rank is a method's place in a column among those held to its budget, ties sharing the mean of theirs; `mean rank`
     is of those that have a value in every column. NaN: infeasible there, or not run."""
@@ -79,16 +94,19 @@ def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     for name in names:
         mine = {c: found[name, c].line for c in columns if (name, c) in found}
         row: dict[str, Any] = {"method": name, "family": mark(name).family}
-        row |= {c: mine.get(c, {}).get("exact") for c in columns}
+        row |= {c: found[name, c].line.get(found[name, c].measure) for c in mine}
         for key, title in costs.items():
             values = [line[key] for line in mine.values() if line.get(key) is not None]
             row[title] = sum(values) / len(values) if values else None
         rows.append(row)
-    frame = pd.DataFrame(rows).astype(dict.fromkeys(columns, float) | dict.fromkeys(costs.values(), float))
+    shown = ["method", "family", *columns, *costs.values()]
+    frame = pd.DataFrame(rows, columns=shown).astype(dict.fromkeys(shown[2:], float))
     held = frame["method"].isin({n for n, c in found if found[n, c].line["budget"]})
-    ranks = frame.loc[held, columns].rank(ascending=False, method="average")
+    less = [c for c in columns if c.startswith(FREE_TEXT)]
+    better = frame[columns].assign(**{c: -frame[c] for c in less})
+    ranks = better[held].rank(ascending=False, method="average")
     frame.insert(2, "mean rank", ranks.mean(axis=1, skipna=False))
-    best = frame[columns].mean(axis=1)
+    best = better.mean(axis=1)
     order = frame.assign(held=held, best=-best).sort_values(["held", "mean rank", "best", "method"]).index
     return frame.loc[order].reset_index(drop=True)
 

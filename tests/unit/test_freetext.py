@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
 
-from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, markdown, measure, passage
+from kvlens.bench.freetext import FLOORS, FreeTextRequest, Passages, measure, passage
+from kvlens.bench.intervals import of_mean
+from kvlens.bench.textpage import markdown
 from kvlens.cli.main import main
 from kvlens.engine.engine import Engine
 from kvlens.tasks.texts import sentences
@@ -79,3 +82,14 @@ def test_the_table_has_the_noise_floor_and_goes_on_where_it_stopped(
 def test_refusals(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         FreeTextRequest(**SMALL | changed)
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    """Quantiles of tables: 2.571 at 5 degrees of freedom, 2.262 at 9, 2.045 at 29."""
+    for n, quantile in ((6, 2.571), (10, 2.262), (30, 2.045)):
+        values = [float(value) for value in range(n)]
+        found = of_mean(values)
+        assert found is not None
+        half = quantile * stdev(values) / n**0.5
+        assert found == pytest.approx((fmean(values) - half, fmean(values) + half), abs=1e-3)
+    assert of_mean([1.0] * 5) is None

@@ -85,3 +85,20 @@ def test_the_more_are_right_the_bluer() -> None:
     assert shade(float("nan")) == shade(0.0) == ""
     assert shade(1.0).endswith("0.75)")
     assert shade(0.4) != shade(0.5)
+
+
+def test_of_free_text_less_is_better_and_nothing_is_lost() -> None:
+    request = {"model": "m", "length": 1024, "budgets": ["20%"], "tokens": 64}
+    found = [("full", "", "bfloat16", 0.01), ("snapkv", "20%", "float32", 0.5), ("quest", "20%", "float32", 0.125)]
+    lines = [
+        {"method": name, "budget": budget, "dtype": dtype, "kl": kl, "n": 10, "resident_share": 0.2}
+        for name, budget, dtype, kl in found
+    ]
+    text = {"about": {"request": request}, "lines": lines}
+    name = "free text: KL (nats), 1,024 tokens, 20%"
+    table = matrix([KNOWN, text]).set_index("method")
+    assert dict(table[name].dropna()) == {"full in bfloat16": 0.01, "snapkv": 0.5, "quest": 0.125}
+    assert table["mean rank"]["quest"] == pytest.approx((1.5 + 2 + 1) / 3)
+    assert table["mean rank"]["snapkv"] == pytest.approx((1.5 + 1 + 2) / 3)
+    cell = cells([text])["quest", name]
+    assert (cell.measure, cell.lost) == ("kl", [])

@@ -8,7 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.bench.summary import arm_titles
-from kvlens.figures.qualitymatrix import COSTS, Cell, cells, matrix, shade
+from kvlens.figures.qualitymatrix import COSTS, FREE_TEXT, Cell, cells, matrix, shade
 from kvlens.ui.benchmarks import measured
 from kvlens.ui.benchmarks.trials import open_trial
 from kvlens.ui.common import data
@@ -30,12 +30,14 @@ MEANT = {
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
     tables = [one for one in measured.files("quality")[0] if one.model == model]
-    results = [one.content for one in sorted(tables, key=measured.asked)]
+    texts = [one for one in measured.files("text")[0] if one.model == model]
+    results = [one.content for one in (*sorted(tables, key=measured.asked), *texts)]
     try:
         frame, found = matrix(results), cells(results)
     except (KeyError, TypeError):
         return  # said where the tables are shown one by one
     columns = [name for name in frame.columns if name not in FIXED]
+    matches = [name for name in columns if not name.startswith(FREE_TEXT)]
     if not columns:
         return
     st.markdown("##### Every method in every table")
@@ -54,7 +56,7 @@ def show_matrix(model: str | None) -> None:
         method=[titles.get(name, name) for name in frame["method"]], family=frame["family"].str.replace("_", " ")
     )
     event = st.dataframe(
-        shown.style.map(shade, subset=pd.Index(columns)),
+        shown.style.map(shade, subset=pd.Index(matches)),
         hide_index=True,
         key=f"matrix_{model}_{'_'.join(families)}",  # what is selected is known by its row
         on_select="rerun",
@@ -68,15 +70,16 @@ def show_matrix(model: str | None) -> None:
         if name in columns and row < len(frame) and (cell := found.get((frame["method"][row], name))) is not None:
             _lost(cell, titles.get(frame["method"][row], frame["method"][row]), name)
     costs = ", ".join(MEANT[name] for name in frame.columns if name in MEANT)
-    counts = sorted({cell.line["n"] for cell in found.values() if cell.line["n"]})
+    counts = sorted({cell.line["n"] for cell in found.values() if cell.line["n"] and cell.measure == "exact"})
     prompts = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else "0"
+    text = " Of free text: KL to full KV, nats per token, less is better." if matches != columns else ""
     st.caption(
         plain(
             f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
             "download. —: infeasible at that budget, not run, or not measured. Mean rank: of a method's place in each "
             "column, equal ones sharing the mean of theirs, for methods with a value in all columns. "
             f"Means over the columns that have them: {costs}. A click on a heading sorts; a click on a cell lists the "
-            "trials that were lost there."
+            f"trials that were lost there.{text}"
         )
     )
     download(_long(found), "kvlens-quality-matrix")
@@ -84,7 +87,12 @@ def show_matrix(model: str | None) -> None:
 
 def _config(columns: list[str]) -> dict[str, Any]:
     number = st.column_config.NumberColumn
-    each = {name: number(format="%.2f", help="exact match") for name in columns}
+    each = {
+        name: number(format="%.3f", help="less is better")
+        if name.startswith(FREE_TEXT)
+        else number(format="%.2f", help="exact match")
+        for name in columns
+    }
     each |= {title: number(format="percent") for title in COSTS.values()}
     each["selection recall"] = number(format="%.2f")
     each["mean rank"] = number(format="%.1f", pinned=True)
@@ -93,10 +101,32 @@ def _config(columns: list[str]) -> dict[str, Any]:
 
 def _long(found: dict[tuple[str, str], Cell]) -> pd.DataFrame:
     """A row per cell, with its interval."""
-    kept = ("n", "exact", "low", "high", "infeasible", "smallest_feasible", "rule", *COSTS)
+    kept = (
+        "n",
+        "exact",
+        "low",
+        "high",
+        "kl",
+        "kl_low",
+        "kl_high",
+        "agreement",
+        "infeasible",
+        "smallest_feasible",
+        "rule",
+        *COSTS,
+    )
     return pd.DataFrame(
         {"method": name, "column": column} | {key: cell.line.get(key) for key in kept}
         for (name, column), cell in found.items()
+    )
+
+
+def _of_text(cell: Cell) -> str:
+    line, fed = cell.line, cell.request["tokens"]
+    within = f" (95 %: {line['kl_low']:.3f} to {line['kl_high']:.3f})" if line["kl_low"] is not None else ""
+    return (
+        f"KL {line['kl']:.4f} nats per token{within}; the same token most likely at {line['agreement']:.1%} of "
+        f"{line['n'] * fed:,} tokens, {fed} behind each of {line['n']} passages."
     )
 
 
@@ -107,6 +137,9 @@ def _lost(cell: Cell, title: str, column: str) -> None:
     if not line["n"]:
         needs = line.get("smallest_feasible")
         st.text(f"Infeasible: it needs {needs:.0%} of full KV." if needs else "It was not run.")
+        return
+    if cell.measure == "kl":
+        st.text(_of_text(cell))
         return
     right = round(line["exact"] * line["n"])
     st.text(f"{right} of {line['n']} right, 95 % interval {line['low']:.2f} to {line['high']:.2f}.")

@@ -17,7 +17,7 @@ from kvlens.ui.benchmarks.griddata import suites
 from kvlens.ui.common.widgets import error, plain
 
 SHIPPED = REPOSITORY / "benchmarks" / "results"
-KINDS = ("quality", "explain", "claims")
+KINDS = ("quality", "explain", "claims", "text")
 
 
 def folder() -> Path:

@@ -1,0 +1,71 @@
+"""Free text in words: the tables of `kvlens bench text` for the docs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvlens import methods
+from kvlens.bench.names import measured_on
+
+MEANT = """
+No question is asked: behind a context of real text its own next words are fed, whatever a method would have said, and
+each next-token distribution is compared with full KV's. *KL*: nats per token, mean over tokens and passages, with
+Student's 95 % interval over passages. *Agreement*: share of tokens at which both find the same token most likely.
+*Nats*: what the text's own token costs, in brackets under full KV. The other columns are those above.
+"""
+COLUMNS = (
+    "method",
+    "budget",
+    "preset",
+    "KL (95 %), nats per token",
+    "top-1 agreement",
+    "nats per token (full KV)",
+    "coverage",
+    "selection recall",
+    "attended",
+    "resident",
+    "read",
+    "passages",
+)
+
+
+def section(result: dict[str, Any]) -> str:
+    """A section of the docs."""
+    request = result["about"]["request"]
+    return f"\n## {request['model']}, free text, {request['length']:,} tokens of context\n{MEANT}\n{markdown(result)}"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for the docs: a row per method and budget, the noise floor first."""
+    text = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    text += [f"| {' | '.join(_cells(line))} |" for line in result["lines"]]
+    about, request = result["about"], result["about"]["request"]
+    text += [
+        "",
+        f"{about['trials']:,} of {about['planned']:,} trials, model {request['model']}, {request['tokens']} tokens fed "
+        f"behind {request['length']:,} of context, float32 but where said; {about['text']}. "
+        f"{measured_on(about)}, {about['machine']['processor']}, "
+        f"{about['machine']['cores']} cores, torch {about['torch']}, transformers {about['transformers']}.",
+    ]
+    return "\n".join(text) + "\n"
+
+
+def _cells(line: dict[str, Any]) -> list[str]:
+    title = methods.get(line["method"]).title
+    name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
+    cells = [name, line["budget"] or "none", ", ".join(line["presets"])]
+    if not line["n"]:
+        short = line["smallest_feasible"]
+        why = "not run" if short is None else f"infeasible, needs {short:.0%}"
+        return [*cells, why, *[""] * (len(COLUMNS) - 5), "0"]
+    within = f" ({line['kl_low']:.3f}-{line['kl_high']:.3f})" if line["kl_low"] is not None else ""
+    return [
+        *cells,
+        f"{line['kl']:.4f}{within}",
+        f"{line['agreement']:.3f}",
+        f"{line['nats']:.3f} ({line['full_nats']:.3f})",
+        f"{line['coverage']:.2f}",
+        f"{line['selection_recall']:.2f}",
+        *(f"{line[name]:.1%}" for name in ("attended_share", "resident_share", "read_share")),
+        str(line["n"]),
+    ]
