@@ -14,19 +14,17 @@ import typer
 
 from kvlens.cli.bench import names
 from kvlens.cli.options import DEFAULT_MODEL, Model
-from kvlens.models.find import DEMO
 
 
 def claims(
     methods: Annotated[str, typer.Option(help="Comma-separated; default: all that have claims.")] = "",
-    model: Model = DEMO,
+    model: Model = DEFAULT_MODEL,
     prompts: Annotated[int, typer.Option(help="Prompts per point.")] = 10,
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
 ) -> None:
-    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds here. Without a model
-    on the toy, in whose language most claims' prompts are."""
+    """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there."""
     import torch
 
     from kvlens import __version__
