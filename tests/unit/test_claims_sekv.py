@@ -73,7 +73,7 @@ def test_a_real_model_has_prose_and_the_papers_numbers_or_fit(demo: Any) -> None
     assert base.preset in ("paper", "fit"), "never the toy's, whatever the model"
     assert base.params.router == "pca"
     assert base.params.zoom_rate == setting.whole["zoom_rate"]
-    changed = [replace(base.params, **arm.switches) for arm in arms(setting, base.params, 0.5).values()]
+    changed = [replace(base.params, **arm.switches) for arm in arms(setting, base, 0.5).values()]
     assert len(set(changed)) == len(changed), "no two arms are one"
 
 
@@ -81,7 +81,7 @@ def made_up(setting: Setting, whole: Whole, right: str = "") -> dict[str, list[S
     """Runs of all arms, ten prompts each; those named in `right` answer all of them. Ranks, tokens and bytes are of
     factors that weigh 1.1 of exact, and 0.7 with less energy."""
     found = {}
-    for name in arms(setting, whole.params, 0.5):
+    for name in arms(setting, whole, 0.5):
         bytes_ = 70 if name == ENERGY else 110
         found[name] = [
             Seen(
@@ -125,15 +125,18 @@ def test_the_tables_speak_of_the_model_and_leave_open_what_nothing_was_trained_f
     assert "head size 64" in said(found, "tighter cap").says
 
 
-def test_factors_decide_only_with_answers_as_good() -> None:
+def test_factors_are_weighed_at_the_papers_proportion() -> None:
     assert even_rank(24, 64) == pytest.approx(24 * 64 / 89)
-    worse, same = (weights(REAL, WHOLE, made_up(REAL, WHOLE, right)) for right in ("SeKV", f"SeKV, {ENERGY}"))
-    assert [claim.holds for claim in worse] == [False, False]
-    assert [claim.holds for claim in same] == [None, None]
-    assert "not with 99%" in same[0].reason
-    lighter = made_up(REAL, WHOLE)
-    lighter[FACTORS] = lighter[ENERGY]
-    assert [claim.holds for claim in weights(REAL, WHOLE, lighter)] == [True, True]
+    assert WHOLE.quarter == 16
+    assert Whole("paper", SeKVParameters(), 256).quarter == 32
+    heavy = weights(REAL, WHOLE, made_up(REAL, WHOLE, "SeKV"))
+    assert [claim.holds for claim in heavy] == [False, False]
+    assert "below rank 17.3" in heavy[0].reason
+    lighter = made_up(REAL, WHOLE, f"SeKV, {FACTORS}")
+    lighter[FACTORS] = [replace(seen, stored=70, moved=70) for seen in lighter[FACTORS]]
+    assert [(claim.holds, claim.reason) for claim in weights(REAL, WHOLE, lighter)] == [(True, ""), (True, "")]
+    lighter[FACTORS] = [replace(seen, right=False) for seen in lighter[FACTORS]]
+    assert "costs answers" in weights(REAL, WHOLE, lighter)[0].reason
 
 
 def test_what_eq_12_asks_of_a_head() -> None:

@@ -27,7 +27,7 @@ def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[
     setting = setting_of(engine.loaded.name)
     bench = Bench(engine, setting, prompts, report)
     base = bench.base(setting.tasks[0], setting.length, setting.budget)
-    of = bench.arms(arms(setting, base.params, _one_threshold(bench, base)))
+    of = bench.arms(arms(setting, base, _one_threshold(bench, base)))
     return [*zooms(bench), *tables(setting, base, of), *weights(setting, base, of)]
 
 

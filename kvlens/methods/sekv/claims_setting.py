@@ -94,6 +94,11 @@ class Whole:
     """the preset's, with those of the setting in their place"""
     head_dim: int
 
+    @property
+    def quarter(self) -> int:
+        """The paper's largest rank in proportion: 32 of head size 128 (app. A)."""
+        return min(self.params.max_rank, max(1, self.head_dim // 4))
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -117,7 +122,7 @@ class Part:
 
 GATE, ONE = "a threshold per head", "one threshold"
 FITTED, ENERGY, FACTORS = "untrained gate", "energy 0.95", "factors only"
-BY_GATE, BY_BEST = "no limit, untrained gate", "no limit, best token"
+BY_GATE, BY_BEST, ALL = "no limit, untrained gate", "no limit, best token", "no limit, every span"
 
 
 def parts(setting: Setting) -> list[Part]:
@@ -144,9 +149,10 @@ def windows(setting: Setting, base: SeKVParameters) -> tuple[int, ...]:
     return tuple(int(base.window * share) for share in setting.windows)
 
 
-def arms(setting: Setting, base: SeKVParameters, tau: float) -> dict[str, Arm]:
-    """By name, the whole method first. base: its parameters; tau: of the arm with one threshold. alpha goes without the
+def arms(setting: Setting, whole: Whole, tau: float) -> dict[str, Arm]:
+    """By name, the whole method first. tau: of the arm with one threshold. alpha goes without the
     cap on anchors, which would bind at all of them."""
+    base = whole.params
     chunks = {"segmentation": "chunks", "l_max": setting.chunk, "l_min": min(base.l_min, setting.chunk // 2)}
     found = {"SeKV": Arm(), "fixed chunks": Arm(chunks)}
     found["no anchors"] = Arm({"anchors": False})
@@ -161,18 +167,20 @@ def arms(setting: Setting, base: SeKVParameters, tau: float) -> dict[str, Arm]:
     found |= {f"R_max {rank}": Arm({"max_rank": rank}) for rank in ranks(base)}
     found |= {f"w {window}": Arm({"window": window}) for window in windows(setting, base)}
     found |= {f"alpha {alpha:g}": Arm({"alpha": alpha, "anchor_share": 1.0}) for alpha in (0.5, 1.0, 2.0)}
-    return found | ({FACTORS: Arm({"form": "factors"})} if setting.trained else _untrained())
+    return found | ({FACTORS: Arm({"form": "factors"})} if setting.trained else _untrained(whole))
 
 
-def _untrained() -> dict[str, Arm]:
+def _untrained(whole: Whole) -> dict[str, Arm]:
     """Arms of a model without a trained router: the gate as it is fitted, the energy that its factors keep by default,
-    and, with every span exact and no budget, the same share of spans expanded by eq. 5 and by their best token."""
+    all spans as factors of the paper's proportion, and, with every span exact and no budget, the same share of spans
+    expanded by eq. 5 and by their best token, and all of them, which is full KV."""
     asked = {"zoom_rate": UNTRAINED_SHARE}
     exact = {**asked, "form": "raw"}
     return {
         FITTED: Arm({**asked, "energy": 0.95}),
         ENERGY: Arm({"energy": 0.95}),
-        FACTORS: Arm({"form": "factors"}, everywhere=False),
+        FACTORS: Arm({"form": "factors", "max_rank": whole.quarter}),
         BY_GATE: Arm(exact, limit=False, everywhere=False),
         BY_BEST: Arm({**exact, "router": "mean", "piece": 1}, limit=False, everywhere=False),
+        ALL: Arm({"form": "raw"}, limit=False),
     }

@@ -8,6 +8,7 @@ from kvlens.bench.claims import Claim
 from kvlens.bench.intervals import sign_test
 from kvlens.methods.sekv.claims_runs import Pair, Seen, exact
 from kvlens.methods.sekv.claims_setting import (
+    ALL,
     BY_BEST,
     BY_GATE,
     FITTED,
@@ -20,7 +21,7 @@ from kvlens.methods.sekv.claims_setting import (
 )
 
 Runs = dict[str, list[Seen]]
-FEW = "so few prompts cannot tell so small a difference"
+FEW = "so few prompts do not decide it"
 
 
 def tables(setting: Setting, base: Whole, of: Runs) -> list[Claim]:
@@ -78,10 +79,10 @@ def _zoom_in(setting: Setting, of: Runs, where: str) -> Claim:
     pair = Pair(best, gate)
     measured = (
         f"exact match {exact(fitted)} with the untrained gate at its usual {UNTRAINED_SHARE:.0%} of spans, "
-        f"{exact(whole)} with as many as the budget holds ({where}). Without a limit and with exact spans, "
-        f"{UNTRAINED_SHARE:.0%} of them: {exact(gate)} when eq. 5 untrained finds them, {exact(best)} when their best "
-        f"token does (n={len(best)}; {pair.better} prompts only so, {pair.worse} only by eq. 5, p = "
-        f"{sign_test(pair.better, pair.worse):.2g})"
+        f"{exact(whole)} with as many as the budget holds, {exact(of[ALL])} by full KV ({where}). Without a limit and "
+        f"with exact spans, {UNTRAINED_SHARE:.0%} of them: {exact(gate)} when eq. 5 untrained finds them, "
+        f"{exact(best)} when their best token does (n={len(best)}; {pair.better} prompts only so, {pair.worse} only by "
+        f"eq. 5, p = {sign_test(pair.better, pair.worse):.2g})"
     )
     reason = f"no router is trained for {setting.model}, so there is no arm with it; "
     if pair.verdict:
@@ -91,13 +92,13 @@ def _zoom_in(setting: Setting, of: Runs, where: str) -> Claim:
         )
     else:
         reason += f"whether a better choice of as many spans would do, {len(best)} prompts do not show"
-    figures = {name: [seen.right for seen in of[name]] for name in ("SeKV", FITTED, BY_GATE, BY_BEST)}
+    figures = {name: [seen.right for seen in of[name]] for name in ("SeKV", FITTED, BY_GATE, BY_BEST, ALL)}
     says = "without the trained zoom-in answers get worse"
     return Claim("sekv", "SeKV Table 5", says, measured, None, reason, figures)
 
 
 def _largest(setting: Setting, of: Runs, where: str) -> Claim:
-    shares = {part.arm: share(of[part.arm]) for part in parts(setting)}
+    shares = {part.arm: share(of[part.arm]) for part in parts(setting) if part.against == "SeKV"}
     order = sorted(shares, key=lambda name: shares[name])
     measured = f"exact match by missing part: {', '.join(f'{name} {shares[name]:.2f}' for name in order)} ({where})"
     largest = {"untrained router", "no reconstruction"} & set(shares)
@@ -126,13 +127,10 @@ def _sizes(setting: Setting, base: Whole, of: Runs, where: str) -> list[Claim]:
             for (a, b), pair in zip(pairs, told, strict=True)
         )
         measured = f"exact match {', '.join(f'{name}: {exact(of[name])}' for name in names)}; {better} ({where})"
-        why = (
-            ""
-            if holds
-            else reason
-            if holds is None
-            else "of a pair that the prompts tell apart the other one is better"
-        )
+        why = "" if holds else "of a pair that the prompts tell apart the other one is better"
+        if holds is None:
+            apart = [f"{a} is better than {b}" for (a, b), verdict in zip(pairs, verdicts, strict=True) if verdict]
+            why = "; ".join((reason, *apart))
         if any(seen.infeasible is not None for name in names for seen in of[name]):
             why = "an arm is refused on some prompts: the budget cannot hold it"
         rights = {name: [seen.right for seen in of[name]] for name in names}
