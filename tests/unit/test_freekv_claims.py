@@ -28,8 +28,9 @@ def test_the_toy_is_asked_in_its_language_and_another_model_of_real_prose() -> N
     assert all(tasks.get(name).demo_language for name in TOY.tasks)
     assert not any(tasks.get(name).demo_language for name in CASE.tasks)
     assert set(CASE.pooled) < set(CASE.tasks)
-    assert claims_runs.WIDER in claims_runs.arms(CASE)
-    assert claims_runs.WIDER not in claims_runs.arms(TOY)
+    assert {*claims_runs.COMPARED, 0.8} <= {*CASE.taus} < {*TOY.taus}
+    assert {arm.budget for arm in claims_runs.arms(CASE).values()} == {"20%", "40%"}
+    assert {arm.budget for arm in claims_runs.arms(TOY).values()} == {"20%"}
 
 
 def test_sentences_name_the_model_and_what_is_fed() -> None:
@@ -40,7 +41,7 @@ def test_sentences_name_the_model_and_what_is_fed() -> None:
     low = np.full((5, 2, 4), 0.5)
     assert "demo model" not in similarity.every_head(CASE, low, "here").reason
     assert "demo model" in similarity.every_head(TOY, low, "here").reason
-    many = {tau: trials([1.0], rate) for tau, rate in zip(claims_runs.TAUS, (0.0, 0.5, 0.9, 0.95, 1.0), strict=True)}
+    many = {tau: trials([1.0], rate) for tau, rate in zip(CASE.taus, (0.0, 0.9, 0.95, 1.0), strict=True)}
     assert "of some-llama have a mean cosine below tau" in claims.rates(CASE, many, "here")[1].reason
 
 
@@ -123,22 +124,24 @@ def test_correction_rates_rise_and_are_compared_with_the_table() -> None:
 
 @pytest.mark.parametrize(("without", "holds"), [([0.1] * 10, True), ([0.9] * 10, None), ([1.0] * 10, False)])
 def test_what_correction_buys(without: list[float], holds: bool | None) -> None:
-    arms = {tau: trials([0.9] * 10) for tau in claims.TAUS}
-    assert claims.accuracy(CASE, arms | {0.0: trials(without)}, [], "here").holds is holds
+    arms = {tau: trials([0.9] * 10) for tau in CASE.taus}
+    assert claims.accuracy(CASE, arms | {0.0: trials(without)}, "20%", "here").holds is holds
 
 
 def test_correction_that_stays_behind_no_speculation_does_not_hold() -> None:
-    arms = {tau: trials([0.9] * 10) for tau in claims.TAUS} | {0.0: trials([0.1] * 10), 1.0: trials([1.0] * 10)}
-    claim = claims.accuracy(CASE, arms, trials([1.0] * 10), "here")
+    arms = {tau: trials([0.9] * 10) for tau in CASE.taus} | {0.0: trials([0.1] * 10), 1.0: trials([1.0] * 10)}
+    claim = claims.accuracy(CASE, arms, "40%", "here")
     assert claim.holds is False
-    assert "At 40% without speculation 1.000, 1.00 whole" in claim.measured
+    assert claim.reason.startswith("0.9 answers worse than no speculation. No speculation at all")
+    assert "40% of full KV" in claim.says
+    assert "budget 40%" in claim.measured
 
 
 def test_what_full_kv_does_not_answer_is_left_out_of_accuracy() -> None:
-    arms = {tau: [*trials([0.9] * 10), Seen(right=0.0, answers=False, corrected=[0.0])] for tau in claims.TAUS}
-    assert claims.accuracy(CASE, arms, [], "here").figures["n"] == 10
-    none = {tau: [Seen(answers=False)] for tau in claims.TAUS}
-    claim = claims.accuracy(CASE, none, [], "here")
+    arms = {tau: [*trials([0.9] * 10), Seen(right=0.0, answers=False, corrected=[0.0])] for tau in CASE.taus}
+    assert claims.accuracy(CASE, arms, "20%", "here").figures["n"] == 10
+    none = {tau: [Seen(answers=False)] for tau in CASE.taus}
+    claim = claims.accuracy(CASE, none, "20%", "here")
     assert claim.holds is None
     assert "some-llama answers none" in claim.reason
 

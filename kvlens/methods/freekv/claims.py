@@ -12,7 +12,7 @@ from kvlens.bench.claims import Claim
 from kvlens.bench.intervals import sign_test
 from kvlens.engine.engine import Engine
 from kvlens.methods.freekv.claims_cases import Case, case_of
-from kvlens.methods.freekv.claims_runs import BUDGET, FULL, TAUS, WIDER, Seen, at, measure
+from kvlens.methods.freekv.claims_runs import BUDGET, COMPARED, FULL, Seen, at, measure
 from kvlens.methods.freekv.claims_similarity import interval, of_similarity
 from kvlens.methods.freekv.params import POOLINGS
 
@@ -27,22 +27,27 @@ def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[
     case = case_of(engine.loaded.name)
     seen = measure(engine, case, prompts, report)
     about = case.about(prompts)
-    taus = {tau: list(seen[at(tau)].values()) for tau in TAUS}
-    settings = sorted({trial.settings for trial in taus[0.8]})
-    held = f"budget {BUDGET}, {'; '.join(settings)}"
+    taus = {tau: list(seen[at(tau)].values()) for tau in case.taus}
+    wider = {tau: list(seen[at(tau, case.wider)].values()) for tau in COMPARED} if case.wider else {}
     cosines = [np.stack(trial.qcos) for trial in seen[FULL].values() if trial.qcos]
     return [
         *of_similarity(case, cosines, engine.loaded.shape.group, about),
         *rates(case, taus, about),
-        accuracy(case, taus, list(seen.get(WIDER, {}).values()), f"{about}, {held}"),
+        accuracy(case, taus, BUDGET, about),
+        *([accuracy(case, wider, case.wider, about)] if wider else []),
         poolings(
             {
                 "MeanS": [trial for (task, _), trial in seen[at(1.0)].items() if task in case.pooled],
                 **{name: list(seen[name].values()) for name in POOLINGS[1:]},
             },
-            f"{case.model}, {prompts} prompts of each of {', '.join(case.pooled)}, {held}",
+            f"{case.model}, {prompts} prompts of each of {', '.join(case.pooled)}, {_held(taus[1.0], BUDGET)}",
         ),
     ]
+
+
+def _held(seen: list[Seen], budget: str) -> str:
+    """What an arm was held to, in words."""
+    return f"budget {budget}, {'; '.join(sorted({trial.settings for trial in seen}))}"
 
 
 def rates(case: Case, trials: dict[float, list[Seen]], about: str) -> list[Claim]:
@@ -51,8 +56,8 @@ def rates(case: Case, trials: dict[float, list[Seen]], about: str) -> list[Claim
     rate = {tau: float(np.mean(found)) for tau, found in told.items()}
     within = {tau: interval(told[tau]) for tau in PAPER_RATES}
     waited = {tau: sum(t.blocking for t in seen) / max(1.0, sum(t.moved for t in seen)) for tau, seen in trials.items()}
-    listed = ", ".join(f"{tau:g}: {rate[tau]:.3f}" for tau in TAUS)
-    rising = all(rate[a] <= rate[b] for a, b in pairwise(TAUS)) and rate[0.0] == 0 and rate[1.0] == 1
+    listed = ", ".join(f"{tau:g}: {rate[tau]:.3f}" for tau in rate)
+    rising = all(rate[a] <= rate[b] for a, b in pairwise(sorted(rate))) and rate[0.0] == 0 and rate[1.0] == 1
     out = [tau for tau, (low, high) in PAPER_RATES.items() if within[tau][1] < low or within[tau][0] > high]
     inside = all(low <= within[tau][0] and within[tau][1] <= high for tau, (low, high) in PAPER_RATES.items())
     holds = False if out else True if inside else None
@@ -111,9 +116,12 @@ def _answered(seen: list[Seen]) -> list[Seen]:
     return [trial for trial in seen if trial.answers]
 
 
-def accuracy(case: Case, trials: dict[float, list[Seen]], wider: list[Seen], about: str) -> Claim:
-    """Table 7, on the prompts that are answered at all. wider: without speculation at a larger budget; may be empty."""
-    says = "Correction buys accuracy: tau 0.9 answers better than no correction, and as well as no speculation."
+def accuracy(case: Case, trials: dict[float, list[Seen]], budget: str, about: str) -> Claim:
+    """Table 7 at one budget, on the prompts that are answered at all."""
+    says = (
+        f"Correction buys accuracy: tau 0.9 answers better than no correction, and as well as no speculation ({budget} "
+        "of full KV)."
+    )
     answered = {tau: _answered(seen) for tau, seen in trials.items()}
     if not answered[0.0]:
         why = f"{case.model} answers none of these prompts with full KV."
@@ -125,45 +133,40 @@ def accuracy(case: Case, trials: dict[float, list[Seen]], wider: list[Seen], abo
     most, p_most = paired(answered[1.0], answered[0.0])
     lags = behind < 0 and p_behind <= SIGNIFICANT
     holds = False if lags else None if p > SIGNIFICANT else gain > 0
-    room = (
-        f" At {case.wider} without speculation {_right(_answered(wider)):.3f}, {_whole(_answered(wider)):.2f} whole."
-        if wider
-        else ""
+    why = (
+        "0.9 answers worse than no speculation."
+        if lags
+        else "The difference is within chance."
+        if holds is None
+        else "Correction did not help here."
     )
-    ceiling = f"No speculation at all (tau 1) against no correction: {most:+.3f}, p {p_most:.2g}."
     return Claim(
         "freekv",
         "FreeKV Table 7",
         says,
         f"Right tokens of the answer at tau {', '.join(f'{t:g}: {x:.3f}' for t, x in right.items())}; whole answers "
         f"{', '.join(f'{t:g}: {x:.2f}' for t, x in exact.items())}; 0.9 against 0: {gain:+.3f}, p {p:.3g} "
-        f"(sign test over prompts); 0.9 against 1: {behind:+.3f}, p {p_behind:.2g}; n = {len(answered[0.0])} prompts "
-        f"that are answered of {len(trials[0.0])}; {about}.{room}",
+        f"(sign test over prompts); 0.9 against 1: {behind:+.3f}, p {p_behind:.2g}; n = {len(answered[0.0])} of "
+        f"{len(trials[0.0])} prompts, those on which what is fed is the right answer; {about}, "
+        f"{_held(trials[0.0], budget)}.",
         holds,
-        ""
-        if holds
-        else f"0.9 answers worse than no speculation. {ceiling}"
-        if lags
-        else f"The difference is within chance. {ceiling}"
-        if holds is None
-        else f"Correction did not help here. {ceiling}",
+        "" if holds else f"{why} No speculation at all (tau 1) against no correction: {most:+.3f}, p {p_most:.2g}.",
         {
             "right": {str(t): round(x, 4) for t, x in right.items()},
             "exact": {str(t): round(x, 4) for t, x in exact.items()},
+            "by_task": _by_task(answered),
             "n": len(answered[0.0]),
-        }
-        | (
-            {
-                "wider": {
-                    "budget": case.wider,
-                    "right": round(_right(_answered(wider)), 4),
-                    "exact": round(_whole(_answered(wider)), 4),
-                }
-            }
-            if wider
-            else {}
-        ),
+        },
     )
+
+
+def _by_task(seen: dict[float, list[Seen]]) -> dict[str, dict[str, float]]:
+    """Task -> tau -> share of whole answers."""
+    names = dict.fromkeys(trial.task for trial in seen[0.0])
+    return {
+        name: {str(tau): round(_whole([x for x in found if x.task == name]), 4) for tau, found in seen.items()}
+        for name in names
+    }
 
 
 def poolings(trials: dict[str, list[Seen]], about: str) -> Claim:

@@ -22,8 +22,11 @@ class Case:
     own_words: int
     """full KV's own tokens are fed: up to where they are the right answer, else so many at most; 0: the key's tokens.
     A model that answers in sentences of its own is asked at no step for a token that it would not say"""
+    taus: tuple[float, ...] = (0.0, 0.7, 0.8, 0.9, 1.0)
+    """thresholds of correction; 0, 0.8, 0.9 and 1 among them"""
     wider: str = ""
-    """another share of full KV, at which the arm without speculation tells what the budget costs; '': not asked"""
+    """another share of full KV, at which Table 7 is asked again, so that what the budget costs is told from what
+    speculation costs; '': it is not"""
     turning: str = ""
     """what is known of why this model's queries turn, a sentence"""
 
@@ -50,12 +53,13 @@ TOY = Case(
     0,
     turning="In the demo model it is the heads that retrieve (layer 2) whose queries turn most.",
 )
-NUMBERS = ("niah_single", "niah_multikey")
-PROSE = (*NUMBERS, "niah_identifier")
-"""those that SmolLM2 answers with full KV, one of them with a long answer; the poolings are compared where answers are
-short"""
+PROSE = ("niah_single", "niah_multikey", "niah_identifier")
+"""those that SmolLM2 answers with full KV, one of them with a long answer; the poolings are compared where every prompt
+is answered"""
 
 
 def case_of(model: str) -> Case:
     """The case of a model, by the name it is loaded under."""
-    return TOY if model == DEMO else Case(model, PROSE, NUMBERS, 1024, 6_810_000, 40, "40%")
+    if model == DEMO:
+        return TOY
+    return Case(model, PROSE, PROSE[:1], 1024, 6_810_000, own_words=40, taus=(0.0, 0.8, 0.9, 1.0), wider="40%")

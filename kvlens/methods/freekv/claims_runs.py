@@ -24,7 +24,8 @@ from kvlens.tasks import Asked
 from kvlens.text.prompts import Prompt
 
 BUDGET = "20%"
-TAUS = (0.0, 0.7, 0.8, 0.9, 1.0)
+COMPARED = (0.0, 0.9, 1.0)
+"""thresholds that Table 7's claim compares: no correction, the paper's for long answers, no speculation"""
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Seen:
 
     right: float = 0.0
     """share of its tokens that were the most likely ones; 1: greedy decoding gives this answer"""
+    task: str = ""
     answers: bool = True
     """what was fed is the right answer"""
     settings: str = ""
@@ -68,19 +70,20 @@ class Arm:
     budget: str = BUDGET
 
 
-FULL, WIDER = "full", "wider"
+FULL = "full"
 
 
-def at(tau: float) -> str:
+def at(tau: float, budget: str = BUDGET) -> str:
     """Name of the arm that is corrected below `tau`."""
-    return f"tau={tau:g}"
+    return f"tau={tau:g}, {budget}"
 
 
 def arms(case: Case) -> dict[str, Arm]:
-    """Name -> arm. Poolings are compared without speculation, beside `tau=1`."""
-    found = {at(tau): Arm({"tau": tau}) for tau in TAUS}
-    found |= {pooling: Arm({"pooling": pooling, "tau": 1.0}, pooling=True) for pooling in POOLINGS[1:]}
-    return found | ({WIDER: Arm({"tau": 1.0}, budget=case.wider)} if case.wider else {})
+    """Name -> arm. Poolings are compared without speculation, beside `at(1)`."""
+    found = {at(tau): Arm({"tau": tau}) for tau in case.taus}
+    if case.wider:
+        found |= {at(tau, case.wider): Arm({"tau": tau}, budget=case.wider) for tau in COMPARED}
+    return found | {pooling: Arm({"pooling": pooling, "tau": 1.0}, pooling=True) for pooling in POOLINGS[1:]}
 
 
 Found = dict[str, dict[tuple[str, int], Seen]]
@@ -101,7 +104,7 @@ def measure(engine: Engine, case: Case, prompts: int, report: Callable[[str], No
             options = Options(forced=tokens, planned=tasks.get(task).new_tokens if case.own_words else None)
             for name in (FULL, *taking):
                 trial = _feed(engine, prompt, read, options, taking.get(name))
-                trial.answers = answers
+                trial.task, trial.answers = task, answers
                 seen[name][task, index] = trial
         report(f"freekv: {task}, {prompts} prompts, {len(taking) + 1} arms")
     return seen

@@ -50,7 +50,7 @@ def reuse(case: Case, points: list[Seen]) -> Claim:
     by_prompt = [float(np.mean(point.reused)) for point in told]
     half = 1.96 * float(np.std(by_prompt, ddof=1)) / len(by_prompt) ** 0.5 if len(by_prompt) > 1 else 0.0
     lower, upper = float(np.mean(by_prompt)) - half, float(np.mean(by_prompt)) + half
-    moved, ideal = (sum(getattr(point, name) for point in told) for name in ("moved", "ideal"))
+    moved, ideal = (float(sum(getattr(point, name) for point in told)) for name in ("moved", "ideal"))
     low, high = np.percentile(reused, [10, 90])
     cosine, r = float(np.mean(similarity)), float(np.corrcoef(similarity, reused)[0, 1])
     tasks = {

@@ -71,4 +71,4 @@ PROSE = ("niah_single", "niah_multikey", "niah_identifier")
 
 def case_of(model: str) -> Case:
     """The case of a model, by the name it is loaded under."""
-    return TOY if model == DEMO else Case(model, PROSE, 1024, 6_710_000, False, PROSE[:2])
+    return TOY if model == DEMO else Case(model, PROSE, 1024, 6_710_000, False, PROSE[1:2])
