@@ -1,210 +1,101 @@
 """FreeKV's claims: how alike queries of adjacent steps are, how often that leads to corrections, and what tau and the
-group's pooling do for accuracy. Every arm reads the same right answers token by token, so that all arms see the same
-queries' steps."""
+group's pooling do for accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from kvlens.bench.claims import Claim
 from kvlens.bench.intervals import sign_test
-from kvlens.bench.rates import corrected
-from kvlens.bench.trials import Prompts
-from kvlens.engine.engine import Engine, Options
-from kvlens.memory.budget import Budget
-from kvlens.methods import get, make_parameters
+from kvlens.engine.engine import Engine
+from kvlens.methods.freekv.claims_cases import Case, case_of
+from kvlens.methods.freekv.claims_runs import BUDGET, COMPARED, FULL, Seen, at, measure
+from kvlens.methods.freekv.claims_similarity import interval, of_similarity
 from kvlens.methods.freekv.params import POOLINGS
-from kvlens.rows import PrefillRecord, StepRecord
 
-LENGTH = 2048
-FIRST_SEED = 6_800_000
-BUDGET = "20%"
-TASKS = ("multikey", "chain", "note", "list")
-TAUS = (0.0, 0.7, 0.8, 0.9, 1.0)
-PAPER_LOWEST = 0.84
-"""Fig. 3a: the mean similarity of every head exceeds it"""
 PAPER_RATES = {0.8: (0.04, 0.22), 0.9: (0.17, 0.52)}
 """Table 9: smallest and largest correction rate"""
 SIGNIFICANT = 0.05
 
 
-@dataclass
-class Seen:
-    """One right answer fed to one arm. A sink."""
-
-    right: float = 0.0
-    """share of its tokens that were the most likely ones; 1: greedy decoding gives this answer"""
-    qcos: list[np.ndarray] = field(default_factory=list)
-    """per step after the first [L, Hq]"""
-    corrected: list[float] = field(default_factory=list)
-    blocking: float = 0.0
-    moved: float = 0.0
-    """bytes to the device after the first step, of them blocking"""
-
-    def prefill(self, record: PrefillRecord) -> None:
-        """Nothing to keep."""
-
-    def step(self, record: StepRecord) -> None:
-        if record.step == 0:
-            return
-        self.qcos.append(record.head["qcos"])
-        self.moved += float(record.kv["h2d_bytes"].sum())
-        self.blocking += float(record.kv["blocking_bytes"].sum())
-        if "corrected" in record.head:
-            waited, heads = corrected(record)
-            self.corrected.append(waited / heads)
-
-
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """`prompts` prompts of each task. FullKV tells of the similarity, FreeKV's arms of everything else."""
-    arms: dict[str, dict[str, Any]] = {f"tau={tau:g}": {"tau": tau} for tau in TAUS}
-    arms |= {pooling: {"pooling": pooling, "tau": 1.0} for pooling in POOLINGS[1:]}
-    seen: dict[str, list[Seen]] = {name: [] for name in ("full", *arms)}
-    made = Prompts(engine, FIRST_SEED)
-    for task in TASKS:
-        for index in range(prompts):
-            seen["full"].append(_feed(engine, made, task, index, "full", {}))
-            for name, changes in arms.items():
-                seen[name].append(_feed(engine, made, task, index, "freekv", changes))
-        report(f"freekv: {task}, {prompts} prompts, {len(seen)} arms")
-    about = f"{prompts} prompts of each of {', '.join(TASKS)}, {LENGTH} tokens"
-    group = engine.loaded.shape.group
-    similarity = np.concatenate([np.stack(trial.qcos) for trial in seen["full"]])
+    """`prompts` prompts of each task of the model's case. FullKV tells of the similarity, FreeKV's arms of everything
+    else."""
+    case = case_of(engine.loaded.name)
+    seen = measure(engine, case, prompts, report)
+    about = case.about(prompts)
+    taus = {tau: list(seen[at(tau)].values()) for tau in case.taus}
+    wider = {tau: list(seen[at(tau, case.wider)].values()) for tau in COMPARED} if case.wider else {}
+    cosines = [np.stack(trial.qcos) for trial in seen[FULL].values() if trial.qcos]
     return [
-        *_similarity(similarity, about),
-        _head_specific(similarity, group, about),
-        _max_pooling(similarity, group, about),
-        *_rates({tau: seen[f"tau={tau:g}"] for tau in TAUS}, about),
-        _accuracy({tau: seen[f"tau={tau:g}"] for tau in TAUS}, about),
-        _poolings({"MeanS": seen["tau=1"], **{name: seen[name] for name in POOLINGS[1:]}}, about),
+        *of_similarity(case, cosines, engine.loaded.shape.group, about),
+        *rates(case, taus, about),
+        accuracy(case, taus, BUDGET, about),
+        *([accuracy(case, wider, case.wider, about)] if wider else []),
+        poolings(
+            {
+                "MeanS": [trial for (task, _), trial in seen[at(1.0)].items() if task in case.pooled],
+                **{name: list(seen[name].values()) for name in POOLINGS[1:]},
+            },
+            f"{case.model}, {prompts} prompts of each of {', '.join(case.pooled)}, {_held(taus[1.0], BUDGET)}",
+        ),
     ]
 
 
-def _feed(engine: Engine, made: Prompts, task: str, index: int, name: str, changes: dict[str, Any]) -> Seen:
-    source, prompt, read = made(task, LENGTH, index)
-    answer = tuple(engine.loaded.tokenizer.encode(source.answer, add_special_tokens=False))
-    method = get(name)
-    params = make_parameters(method, "demo" if name == "freekv" else None, changes)
-    limit = Budget.parse(BUDGET) if name == "freekv" else None
-    trial = Seen()
-    result = engine.run(prompt, method, params, limit, Options(forced=answer), trial, keep_logits=True, read=read)
-    trial.right = float(
-        np.mean([int(logits.argmax()) == token for logits, token in zip(result.logits, answer, strict=True)])
-    )
-    return trial
+def _held(seen: list[Seen], budget: str) -> str:
+    """What an arm was held to, in words."""
+    return f"budget {budget}, {'; '.join(sorted({trial.settings for trial in seen}))}"
 
 
-def _similarity(cosine: np.ndarray, about: str) -> list[Claim]:
-    """`cosine` [steps of all prompts, L, Hq] under FullKV."""
-    mean = cosine.mean(0)
-    share = float((mean > PAPER_LOWEST).mean())
-    first, others = float(mean[0].mean()), float(mean[1:].mean())
-    low = np.unravel_index(mean.argmin(), mean.shape)
-    high = Claim(
-        "freekv",
-        "FreeKV Fig. 3a, Table 8",
-        "The queries of adjacent steps are alike: the mean cosine of every head exceeds 0.84.",
-        f"{mean.mean():.3f} over all heads, layer 0 left out {others:.3f}; {share:.0%} of {mean.size} heads "
-        f"above {PAPER_LOWEST}; lowest "
-        f"{mean.min():.3f} (layer {low[0]}, query head {low[1]}); {len(cosine)} steps, {about}.",
-        bool(share == 1),
-        ""
-        if share == 1
-        else "The model looks facts up; in the demo model it is the heads that retrieve (layer 2) "
-        "whose queries turn most, so speculation is under more strain here than in the paper.",
-        {"mean_by_head": np.round(mean, 4).tolist()},
-    )
-    lower = Claim(
-        "freekv",
-        "FreeKV app. D",
-        "Similarity is lower in the first layer than in the others.",
-        f"layer 0 {first:.3f}, the others {others:.3f} on average ({', '.join(f'{x:.2f}' for x in mean[1:].mean(1))}).",
-        bool(first < others),
-        "" if first < others else "In the demo model the layers that retrieve, and those after them, are the lowest.",
-        {"mean_by_layer": np.round(mean.mean(1), 4).tolist()},
-    )
-    return [high, lower]
-
-
-def _pooled(cosine: np.ndarray, group: int) -> np.ndarray:
-    """[N, L, Hq] -> [N, L, H_kv, G]."""
-    return cosine.reshape(*cosine.shape[:2], -1, group)
-
-
-def _head_specific(cosine: np.ndarray, group: int, about: str) -> Claim:
-    below = _pooled(cosine, group).mean(-1) < 0.8
-    flat = below.reshape(len(below), -1)
-    some = float((flat.any(1) & ~flat.all(1)).mean())
-    return Claim(
-        "freekv",
-        "FreeKV Fig. 3c",
-        "Steps at which similarity drops differ between heads, so that corrections are worth making per head.",
-        f"At {some:.0%} of {len(below)} steps some but not all KV heads are below 0.8; {about}.",
-        some > 0.5,
-        figures={"share_of_steps_some_not_all": round(some, 4)},
-    )
-
-
-def _max_pooling(cosine: np.ndarray, group: int, about: str) -> Claim:
-    pooled = _pooled(cosine, group)
-    rates = {
-        name: float((how(-1) < 0.8).mean())
-        for name, how in (("mean", pooled.mean), ("max", pooled.max), ("min", pooled.min))
-    }
-    return Claim(
-        "freekv",
-        "FreeKV app. B.3",
-        "Max pooling of the similarity over a group triggers more corrections than mean pooling.",
-        (
-            f"Below 0.8: mean {rates['mean']:.3f}, max {rates['max']:.3f}, min {rates['min']:.3f} of (step, layer, "
-            f"KV head); {about}."
-        ),
-        rates["max"] > rates["mean"],
-        "The largest of several cosines is never below their mean, so max pooling can only trigger fewer; the "
-        "text fits pooling by the "
-        "smallest (the largest deviation).",
-        {name: round(rate, 4) for name, rate in rates.items()},
-    )
-
-
-def _rates(trials: dict[float, list[Seen]], about: str) -> list[Claim]:
-    rate = {tau: float(np.mean([np.mean(t.corrected) for t in seen])) for tau, seen in trials.items()}
+def rates(case: Case, trials: dict[float, list[Seen]], about: str) -> list[Claim]:
+    """App. B.3 and Table 9. Prompts whose answer has one token have no step that could be corrected."""
+    told = {tau: [float(np.mean(t.corrected)) for t in seen if t.corrected] for tau, seen in trials.items()}
+    rate = {tau: float(np.mean(found)) for tau, found in told.items()}
+    within = {tau: interval(told[tau]) for tau in PAPER_RATES}
     waited = {tau: sum(t.blocking for t in seen) / max(1.0, sum(t.moved for t in seen)) for tau, seen in trials.items()}
-    listed = ", ".join(f"{tau:g}: {rate[tau]:.3f}" for tau in TAUS)
-    rising = all(rate[a] <= rate[b] for a, b in pairwise(TAUS)) and rate[0.0] == 0 and rate[1.0] == 1
-    inside = all(low <= rate[tau] <= high for tau, (low, high) in PAPER_RATES.items())
+    listed = ", ".join(f"{tau:g}: {rate[tau]:.3f}" for tau in rate)
+    rising = all(rate[a] <= rate[b] for a, b in pairwise(sorted(rate))) and rate[0.0] == 0 and rate[1.0] == 1
+    out = [tau for tau, (low, high) in PAPER_RATES.items() if within[tau][1] < low or within[tau][0] > high]
+    inside = all(low <= within[tau][0] and within[tau][1] <= high for tau, (low, high) in PAPER_RATES.items())
+    holds = False if out else True if inside else None
     figures = {
         "rate": {str(tau): round(x, 4) for tau, x in rate.items()},
+        "interval": {str(tau): [round(x, 4) for x in ends] for tau, ends in within.items()},
         "blocking_share_of_bytes": {str(tau): round(x, 4) for tau, x in waited.items()},
     }
+    few = " and ".join(f"{rate[tau]:.3f} ({low:.3f} to {high:.3f}) at {tau:g}" for tau, (low, high) in within.items())
     return [
         Claim(
             "freekv",
             "FreeKV app. B.3, Table 9",
             "A higher tau corrects more.",
             f"Correction rate at tau {listed}; share of bytes waited for "
-            f"{', '.join(f'{t:g}: {x:.3f}' for t, x in waited.items())} "
-            f"(step 0 left out); {about}.",
+            f"{', '.join(f'{t:g}: {x:.3f}' for t, x in waited.items())} (step 0 left out); {about}.",
             rising,
-            figures=figures,
+            "" if rising else "The rates do not rise from 0 to 1.",
+            figures,
         ),
         Claim(
             "freekv",
             "FreeKV Table 9",
             "Few heads are corrected: 0.04 to 0.22 at tau 0.8, 0.17 to 0.52 at tau 0.9.",
-            f"{rate[0.8]:.3f} at 0.8 and {rate[0.9]:.3f} at 0.9; {about}.",
-            inside,
-            "" if inside else "Follows from the similarity of the demo model's queries above.",
+            f"{few} (95 % over {len(told[0.8])} prompts), layers that are compressed; {about}.",
+            holds,
+            ""
+            if holds
+            else "An interval reaches over an end of the paper's range."
+            if holds is None
+            else f"Outside at {' and '.join(f'{tau:g}' for tau in out)}: that many (step, layer, KV head) of "
+            f"{case.model} have a mean cosine below tau, by the similarity above.",
+            figures,
         ),
     ]
 
 
-def _paired(a: list[Seen], b: list[Seen]) -> tuple[float, float]:
+def paired(a: list[Seen], b: list[Seen]) -> tuple[float, float]:
     """(mean difference of a over b, p of the sign test over prompts)."""
     pairs = [(x.right, y.right) for x, y in zip(a, b, strict=True)]
     return float(np.mean([x - y for x, y in pairs])), sign_test(
@@ -212,50 +103,96 @@ def _paired(a: list[Seen], b: list[Seen]) -> tuple[float, float]:
     )
 
 
-def _accuracy(trials: dict[float, list[Seen]], about: str) -> Claim:
-    right = {tau: float(np.mean([t.right for t in seen])) for tau, seen in trials.items()}
-    exact = {tau: float(np.mean([t.right == 1 for t in seen])) for tau, seen in trials.items()}
-    gain, p = _paired(trials[0.9], trials[0.0])
-    holds = None if p > SIGNIFICANT else gain > 0
+def _right(seen: list[Seen]) -> float:
+    return float(np.mean([trial.right for trial in seen]))
+
+
+def _whole(seen: list[Seen]) -> float:
+    return float(np.mean([trial.right == 1 for trial in seen]))
+
+
+def _answered(seen: list[Seen]) -> list[Seen]:
+    """Trials whose fed tokens are the right answer."""
+    return [trial for trial in seen if trial.answers]
+
+
+def accuracy(case: Case, trials: dict[float, list[Seen]], budget: str, about: str) -> Claim:
+    """Table 7 at one budget, on the prompts that are answered at all."""
+    says = (
+        f"Correction buys accuracy: tau 0.9 answers better than no correction, and as well as no speculation ({budget} "
+        "of full KV)."
+    )
+    answered = {tau: _answered(seen) for tau, seen in trials.items()}
+    if not answered[0.0]:
+        why = f"{case.model} answers none of these prompts with full KV."
+        return Claim("freekv", "FreeKV Table 7", says, about, None, why)
+    right = {tau: _right(seen) for tau, seen in answered.items()}
+    exact = {tau: _whole(seen) for tau, seen in answered.items()}
+    gain, p = paired(answered[0.9], answered[0.0])
+    behind, p_behind = paired(answered[0.9], answered[1.0])
+    most, p_most = paired(answered[1.0], answered[0.0])
+    lags = behind < 0 and p_behind <= SIGNIFICANT
+    holds = False if lags else None if p > SIGNIFICANT else gain > 0
+    why = (
+        "0.9 answers worse than no speculation."
+        if lags
+        else "The difference is within chance."
+        if holds is None
+        else "Correction did not help here."
+    )
     return Claim(
         "freekv",
         "FreeKV Table 7",
-        "Correction buys accuracy: tau 0.9 answers better than no correction, and as well as no speculation.",
+        says,
         f"Right tokens of the answer at tau {', '.join(f'{t:g}: {x:.3f}' for t, x in right.items())}; whole answers "
         f"{', '.join(f'{t:g}: {x:.2f}' for t, x in exact.items())}; 0.9 against 0: {gain:+.3f}, p {p:.3g} "
-        f"(sign test over prompts); "
-        f"0.9 against 1: {_paired(trials[0.9], trials[1.0])[0]:+.3f}; {about}, budget {BUDGET}.",
+        f"(sign test over prompts); 0.9 against 1: {behind:+.3f}, p {p_behind:.2g}; n = {len(answered[0.0])} of "
+        f"{len(trials[0.0])} prompts, those on which what is fed is the right answer; {about}, "
+        f"{_held(trials[0.0], budget)}.",
         holds,
-        "" if holds else "The difference is within chance." if holds is None else "Correction did not help here.",
+        "" if holds else f"{why} No speculation at all (tau 1) against no correction: {most:+.3f}, p {p_most:.2g}.",
         {
             "right": {str(t): round(x, 4) for t, x in right.items()},
             "exact": {str(t): round(x, 4) for t, x in exact.items()},
+            "by_task": _by_task(answered),
+            "n": len(answered[0.0]),
         },
     )
 
 
-def _poolings(trials: dict[str, list[Seen]], about: str) -> Claim:
-    right = {name: float(np.mean([t.right for t in seen])) for name, seen in trials.items()}
+def _by_task(seen: dict[float, list[Seen]]) -> dict[str, dict[str, float]]:
+    """Task -> tau -> share of whole answers."""
+    names = dict.fromkeys(trial.task for trial in seen[0.0])
+    return {
+        name: {str(tau): round(_whole([x for x in found if x.task == name]), 4) for tau, found in seen.items()}
+        for name in names
+    }
+
+
+def poolings(trials: dict[str, list[Seen]], about: str) -> Claim:
+    """Table 5, on the prompts that are answered at all."""
+    says = "Of the six poolings the mean of the softmax over a group (MeanS) answers best."
+    answered = {name: _answered(seen) for name, seen in trials.items()}
+    if not answered["MeanS"]:
+        return Claim("freekv", "FreeKV Table 5", says, about, None, "None of these prompts is answered with full KV.")
+    right = {name: _right(seen) for name, seen in answered.items()}
     best = max(right, key=lambda name: right[name])
-    against = {name: _paired(trials["MeanS"], seen) for name, seen in trials.items() if name != "MeanS"}
+    against = {name: paired(answered["MeanS"], seen) for name, seen in answered.items() if name != "MeanS"}
     worse = [name for name, (gain, p) in against.items() if gain < 0 and p <= SIGNIFICANT]
-    holds = False if worse else True if all(gain > 0 and p <= SIGNIFICANT for gain, p in against.values()) else None
-    reason = (
-        ""
-        if holds
-        else f"{', '.join(worse)} is better here."
-        if worse
-        else "Some of the differences are within chance."
-    )
+    open_ = [name for name, (_, p) in against.items() if p > SIGNIFICANT]
+    holds = False if worse else None if open_ else True
+    listed = ", ".join(f"{name} {g:+.3f} (p {p:.2g})" for name, (g, p) in against.items())
     return Claim(
         "freekv",
         "FreeKV Table 5",
-        "Of the six poolings the mean of the softmax over a group (MeanS) answers best.",
-        f"Right tokens without speculation: {', '.join(f'{name} {x:.3f}' for name, x in right.items())}; best "
-        f"{best}; MeanS against the "
-        f"others: {', '.join(f'{name} {g:+.3f} (p {p:.2g})' for name, (g, p) in against.items())}; {about}, "
-        f"budget {BUDGET}.",
+        says,
+        f"Right tokens without speculation: {', '.join(f'{name} {x:.3f}' for name, x in right.items())}; best {best}; "
+        f"MeanS against the others: {listed}; n = {len(answered['MeanS'])}; {about}.",
         holds,
-        reason,
-        {"right": {name: round(x, 4) for name, x in right.items()}},
+        ""
+        if holds
+        else f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} better here."
+        if worse
+        else f"Within chance: {', '.join(open_)}.",
+        {"right": {name: round(x, 4) for name, x in right.items()}, "n": len(answered["MeanS"])},
     )
