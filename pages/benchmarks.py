@@ -4,6 +4,7 @@ right, the papers' claims, a GPU's times."""
 import streamlit as st
 
 from kvlens.ui.benchmarks import benchview, gridview, matrix
+from kvlens.ui.benchmarks import claims as claimsview
 from kvlens.ui.benchmarks import explain as explainview
 from kvlens.ui.benchmarks import gpu as gpubench
 from kvlens.ui.common import nav
@@ -21,5 +22,5 @@ else:  # what there is comes first
     matrix.show_matrix(model)
     gridview.show_grid(model, look, problems)
 explainview.show_explain(model)
-benchview.show_claims(model)
+claimsview.show_claims(model)
 gpubench.show_gpu()

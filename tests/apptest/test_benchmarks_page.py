@@ -68,17 +68,28 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_shows_what_was_measured_and_on_what(visit: Visit, runs: Runs, results: Path) -> None:
     (results / "quality.json").write_text(json.dumps({"about": ABOUT, "lines": [LINE, REFUSED]}))
-    (results / "claims.json").write_text(
-        json.dumps({"methods": {"freekv": {"about": {**ABOUT, "model": "demo", "prompts": 3}, "claims": [CLAIM]}}})
-    )
     app = visit(runs.folder, "benchmarks")
     said = " ".join(box.value for box in app.caption)
     assert "4 of 6 trials" in said
     assert "2026\\-01\\-01, P, 2 cores" in said
-    assert "0 hold, 1 do not hold" in said
     assert list(app.dataframe[0].value["method"]) == ["FullKV", "SeKV"]
     assert "against bytes read by a step, share of full KV" not in app.segmented_control(key="bench_axis").options
-    assert app.dataframe[1].value["here"][0] == "does not hold"
+    assert not app.error
+
+
+def test_claims_are_listed_and_of_one_all_is_said(visit: Visit, runs: Runs, results: Path) -> None:
+    other = CLAIM | {"source": "FreeKV Table 8", "holds": None, "measured": "n", "reason": ""}
+    about = {**ABOUT, "model": "demo", "prompts": 3}
+    (results / "claims.json").write_text(
+        json.dumps({"methods": {"freekv": {"about": about, "claims": [other, CLAIM]}}})
+    )
+    app = visit(runs.folder, "benchmarks")
+    assert "0 hold, 1 do not hold, 1 cannot be decided" in " ".join(box.value for box in app.caption)
+    assert list(app.dataframe[0].value["here"]) == ["cannot be decided", "does not hold"]
+    assert "Here it cannot be decided: n" in [box.value for box in app.text]
+    app.button_group(key="claims_here_demo").set_value(["does not hold (1)"]).run()
+    assert list(app.dataframe[0].value["where"]) == ["FreeKV Table 9"]
+    assert {"FreeKV Table 9: s", "Here it does not hold: m", "Why: r"} <= {box.value for box in app.text}
     assert not app.error
 
 

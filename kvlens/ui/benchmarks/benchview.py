@@ -26,7 +26,6 @@ from kvlens.ui.common.widgets import error, headings, plain
 
 RANKED = "by method"
 """how a quality table is shown first"""
-VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
 
 
 def where(about: dict[str, Any]) -> str:
@@ -173,67 +172,3 @@ def columns() -> dict[str, Any]:
         "h2d_bytes_per_step": number("to device per step (bytes)", format="compact"),
         "d2h_bytes_per_step": number("to host memory per step (bytes)", format="compact"),
     }
-
-
-def show_claims(model: str | None) -> None:
-    """The papers' qualitative claims and whether they hold on the model that was measured."""
-    st.markdown("##### What the papers claim, checked")
-    found, damaged = measured.of("claims", model)
-    if not found:
-        if not damaged:
-            measured.nothing("claims were checked", "claims", model)
-        return
-    result = found[0]
-    try:
-        frame, about = _claims(result.content)
-    except (KeyError, TypeError, AttributeError):
-        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench claims.")
-        return
-    if frame.empty:
-        st.info(plain(f"The file {result.name} holds no claims."))
-        return
-    counts = frame["here"].value_counts()
-    wide = st.column_config.TextColumn(width="large")
-    st.dataframe(
-        frame,
-        hide_index=True,
-        row_height=88,
-        height=420,
-        column_config={"claim": wide, "measured": wide, "reason": wide},
-    )
-    said = ", ".join(
-        f"{counts.get(word, 0)} {verb}"
-        for word, verb in (
-            ("holds", "hold"),
-            ("does not hold", "do not hold"),
-            ("cannot be decided", "cannot be decided"),
-        )
-    )
-    st.caption(
-        plain(
-            f"Of {len(frame)} claims {said} on the model {about.get('model')}, {about.get('prompts')} prompts "
-            f"per point; a claim that "
-            f"does not hold is left as it was found. Measured {where(about)}."
-        )
-    )
-    download(frame, "kvlens-claims")
-
-
-def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
-    rows = [
-        {
-            "method": data.titles().get(name, name),
-            "where": claim["source"],
-            "claim": claim["says"],
-            "here": VERDICTS[claim["holds"]],
-            "measured": claim["measured"],
-            "reason": claim["reason"],
-        }
-        for name, part in found["methods"].items()
-        for claim in part["claims"]
-    ]
-    abouts = [part["about"] for part in found["methods"].values()]
-    counts = sorted({int(about["prompts"]) for about in abouts})
-    first: dict[str, Any] = abouts[0] if abouts else {}
-    return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}

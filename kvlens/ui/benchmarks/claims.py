@@ -1,0 +1,99 @@
+"""The papers' claims on the Benchmarks page: a row per claim, and of the one that is selected all that was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from kvlens.ui.benchmarks import measured
+from kvlens.ui.benchmarks.benchview import where
+from kvlens.ui.common import data
+from kvlens.ui.common.parts import download
+from kvlens.ui.common.widgets import error, plain
+
+VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
+PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
+LISTED = ("method", "where", "claim", "here")
+"""what the list shows of a claim; the rest stands below it"""
+
+
+def show_claims(model: str | None) -> None:
+    """The papers' qualitative claims and whether they hold on the model that was measured."""
+    st.markdown("##### What the papers claim, checked")
+    found, damaged = measured.of("claims", model)
+    if not found:
+        if not damaged:
+            measured.nothing("claims were checked", "claims", model)
+        return
+    result = found[0]
+    try:
+        frame, about = _claims(result.content)
+    except (KeyError, TypeError, AttributeError):
+        error(f"The file {result.name} lacks fields this version needs; measure it again with kvlens bench claims.")
+        return
+    if frame.empty:
+        st.info(plain(f"The file {result.name} holds no claims."))
+        return
+    counts = frame["here"].value_counts()
+    said = ", ".join(f"{counts.get(verdict, 0)} {verb}" for verdict, verb in PLURAL.items())
+    verdicts = st.pills(
+        "Claims that",
+        [f"{verdict} ({counts[verdict]})" for verdict in PLURAL if verdict in counts],
+        selection_mode="multi",
+        key=f"claims_here_{model}",
+        help="None chosen: all.",
+    )
+    wanted = [verdict.rpartition(" (")[0] for verdict in verdicts]
+    shown = (frame[frame["here"].isin(wanted)] if wanted else frame).reset_index(drop=True)
+    event = st.dataframe(
+        shown[list(LISTED)],
+        hide_index=True,
+        row_height=52,
+        height=min(40 + 52 * len(shown), 420),
+        key=f"claims_{model}_{'_'.join(wanted)}",  # what is selected is known by its row
+        on_select="rerun",
+        selection_mode="single-row",
+        column_config={"claim": st.column_config.TextColumn(width="large")},
+    )
+    rows = event["selection"]["rows"]
+    _one(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
+    st.caption(
+        plain(
+            f"Of {len(frame)} claims {said} on the model {about.get('model')}, {about.get('prompts')} prompts "
+            f"per point; a claim that does not hold is left as it was found. Measured {where(about)}."
+        )
+    )
+    download(frame, "kvlens-claims")
+
+
+def _one(claim: pd.Series[Any], first: bool) -> None:
+    """All that was measured of a claim."""
+    with st.container(border=True):
+        st.text(f"{claim['where']}: {claim['claim']}")
+        st.text(f"Here it {claim['here']}: {claim['measured']}")
+        if claim["reason"]:
+            st.text(f"Why: {claim['reason']}")
+        if first:
+            st.caption("The first of the list; select another one.")
+
+
+def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
+    rows = [
+        {
+            "method": data.titles().get(name, name),
+            "where": claim["source"],
+            "claim": claim["says"],
+            "here": VERDICTS[claim["holds"]],
+            "measured": claim["measured"],
+            "reason": claim["reason"],
+        }
+        for name, part in found["methods"].items()
+        for claim in part["claims"]
+    ]
+    abouts = [part["about"] for part in found["methods"].values()]
+    counts = sorted({int(about["prompts"]) for about in abouts})
+    first: dict[str, Any] = abouts[0] if abouts else {}
+    return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}
