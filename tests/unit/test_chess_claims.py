@@ -16,7 +16,7 @@ from kvlens.methods.chess.claims_cases import EXCERPT, KEEP, TOY, Case, setting
 from kvlens.methods.chess.claims_runs import TRIGGERS, Arms, Measured, Point, needed
 from kvlens.text.prompts import Prompt, PromptText
 
-CALIBRATED = {"entropy_nats": 3.3, "above_both": 1, "pages": 890}
+CALIBRATED = {"entropy_nats": 3.3, "varentropy_page_nats2": 3.4, "above_both": 1, "pages": 890}
 
 
 def arms(nats: dict[tuple[float, str], float], judged: int = 4, uncertain: int = 0) -> Arms:
@@ -25,7 +25,7 @@ def arms(nats: dict[tuple[float, str], float], judged: int = 4, uncertain: int =
     def answers(keep: float, trigger: str) -> list[Point]:
         spread = 0.005 if trigger == "dynamic" else 0.01
         value = nats.get((keep, trigger), 1.0)
-        return [Point(value + spread * i, 0.5, 1, uncertain, judged, (2.5,) * judged) for i in range(5)]
+        return [Point(value + spread * i, 0.5, 1, uncertain, judged, ((2.5, 4.0),) * judged) for i in range(5)]
 
     return {(keep, trigger): answers(keep, trigger) for keep in KEEP for trigger in TRIGGERS}
 
@@ -71,7 +71,9 @@ def test_what_the_facts_bring_back_is_said_as_it_was_found() -> None:
     assert "0.00 are exact: more is lost than these pages" in found.reason
 
 
-@pytest.mark.parametrize(("uncertain", "said"), [(4, "What makes it fire is that pruning"), (0, "is 2.50 at 5%")])
+@pytest.mark.parametrize(
+    ("uncertain", "said"), [(4, "What makes it fire is that pruning"), (0, "are 0 and 20 of 20 at 5%;")]
+)
 def test_why_it_triggers_too_often_or_too_rarely(uncertain: int, said: str) -> None:
     found = claims._rate(measured(arms({}, uncertain=uncertain), "smollm2"), CALIBRATED)
     assert found.holds is False

@@ -106,8 +106,8 @@ def _smallest(found: Measured) -> Claim:
     reason = (
         f"With the pages of the asked facts attended beside the selection {exact[2]:.2f} are exact: "
         + ("the selection does not find these pages (last claim)." if near else "more is lost than these pages.")
-        + " Each of these answers stands in one place of the text and cannot be guessed; the paper's task, LongBench "
-        "v2, is multiple choice, where a guess is worth 25 points."
+        + " Each of these answers stands in the text and cannot be guessed; the paper's task, LongBench v2, "
+        "is multiple choice, where a guess is worth 25 points."
     )
     return Claim(
         "chess",
@@ -115,7 +115,8 @@ def _smallest(found: Measured) -> Claim:
         "The smallest budget is not below full KV (33.2 against 30.2 at 1 %).",
         f"At {least:.0%} attended {exact[0]:.2f} of {len(few)} answers are exact, with full KV "
         f"{exact[1]:.2f}; the right answer costs "
-        f"{_text(lost)} nats per token more (95 %); {_about(found)}. Sinks and newest pages alone are more than 1 %.",
+        f"{_text(lost)} nats per token more (95 %); {_about(found)}. Sinks and newest pages alone are "
+        f"{found.anyway:.1%}, so the paper's 1 % cannot be had.",
         holds,
         "" if holds else reason,
         {"exact": exact[:2], "exact_with_facts_held": exact[2], "lost_nats": lost},
@@ -131,7 +132,8 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
     holds = all(5 <= value <= 20 for value in every)
     shown = "; ".join(f"{keep:.0%}: {a} of {b} pages" for keep, (a, b) in counts.items())
     said = "".join(f", in its own words at {keep:.0%}: {a} of {b}" for keep, (a, b) in own_counts.items())
-    entropy = {keep: float(np.mean([e for p in points for e in p.entropies])) for keep, points in arms.items()}
+    limits = calibrated["entropy_nats"], calibrated["varentropy_page_nats2"]
+    above = {keep: _above(points, limits) for keep, points in arms.items()}
     reason = (
         "Two 99th percentiles together fire on at most 1 % of the pages they were taken from, that is every "
         "100 pages or more rarely. "
@@ -139,13 +141,14 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
     if min(every) < 5:
         reason += (
             "What makes it fire is that pruning leaves the model less certain than the calibrated "
-            f"{calibrated['entropy_nats']:.3f} nats."
+            f"{limits[0]:.3f} nats."
         )
     else:
-        means = ", ".join(f"{value:.2f} at {keep:.0%}" for keep, value in entropy.items())
+        each = "; ".join(f"{a} and {b} of {counts[keep][1]} at {keep:.0%}" for keep, (a, b) in above.items())
         reason += (
-            f"A page's mean entropy is {means}, the threshold {calibrated['entropy_nats']:.2f} nats: pruning does not "
-            "make the model uncertain enough to fire more often."
+            f"Above the threshold of entropy ({limits[0]:.2f} nats) and above that of varentropy ({limits[1]:.2f} nats "
+            f"squared), each by itself, are {each}: pruning does not make the model uncertain enough to fire more "
+            "often."
         )
     return Claim(
         "chess",
@@ -158,7 +161,7 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
         {
             "pages": _plain(counts),
             "own_words": _plain(own_counts),
-            "page_entropy_nats": _plain(entropy),
+            "above_each_threshold": _plain(above),
             "calibration": calibrated,
         },
     )
@@ -167,6 +170,13 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
 def _fired(points: list[Point]) -> tuple[int, int]:
     """Pages that triggered, pages that could."""
     return sum(p.uncertain for p in points), sum(p.judged for p in points)
+
+
+def _above(points: list[Point], limits: tuple[float, float]) -> tuple[int, int]:
+    """Pages above the threshold of entropy, pages above that of varentropy."""
+    return sum(e > limits[0] for p in points for e, _ in p.pages), sum(
+        v > limits[1] for p in points for _, v in p.pages
+    )
 
 
 def _affinity(found: Measured) -> Claim:

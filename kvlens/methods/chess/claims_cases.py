@@ -69,7 +69,7 @@ TOY = Setting(
     (),
 )
 """answers of about 100, 47 and 20 tokens"""
-PROSE = (Source("niah_single"), Source("niah_multikey"), Source("niah_noise"), Source(EXCERPT, keyed=False, long=True))
+PROSE = (Source("niah_single"), Source("niah_multikey"), Source(EXCERPT, keyed=False, long=True))
 """facts that full KV answers to a useful degree; and a question about a text that asks for a long answer, which has no
 key (a small model cannot do tasks with a long one)"""
 

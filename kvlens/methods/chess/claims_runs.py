@@ -41,8 +41,8 @@ class Point:
     """of them because a page was uncertain"""
     judged: int
     """pages all of whose tokens were generated"""
-    entropies: tuple[float, ...] = ()
-    """mean entropy of each of these pages, nats"""
+    pages: tuple[tuple[float, float], ...] = ()
+    """of each of these, mean entropy (nats) and varentropy (nats squared), as the trigger takes them"""
 
 
 Arms = dict[tuple[float, str], list[Point]]
@@ -71,6 +71,8 @@ class Measured:
     presets: set[str] = field(default_factory=set)
     page: int = 0
     """tokens"""
+    anyway: float = 0.0
+    """share of the prompt that sinks, window and a full unfinished page are"""
 
 
 def parameters(engine: Engine, case: Case, overrides: dict[str, Any]) -> Chosen:
@@ -114,13 +116,16 @@ def in_own_words(engine: Engine, case: Case, params: Any) -> Point:
 
 def _counts(notes: Notes) -> dict[str, Any]:
     reasons = [float(values) for name, values in notes if name == "reconstructed"]
-    entropies = [float(values) for name, values in notes if name == "page_entropy_nats"]
-    judged = tuple(entropy for entropy in entropies if not math.isnan(entropy))
+    entropy, varentropy = (
+        [float(values) for name, values in notes if name == f"page_{figure}"]
+        for figure in ("entropy_nats", "varentropy_nats2")
+    )
+    judged = tuple(pair for pair in zip(entropy, varentropy, strict=True) if not math.isnan(pair[0]))
     return {
         "rebuilt": sum(reason > 0 for reason in reasons),
         "uncertain": reasons.count(UNCERTAIN),
         "judged": len(judged),
-        "entropies": judged,
+        "pages": judged,
     }
 
 
@@ -209,6 +214,7 @@ def _arms(engine: Engine, found: Measured, case: Case, keyed: bool, long: bool) 
             notes: Notes = []
             used = parameters(engine, case, {"keep": keep, "trigger": trigger})
             found.page = used.params.page
+            found.anyway = (used.params.sink_pages + used.params.window_pages + 1) * found.page / at.length
             found.presets.add(str(used.preset))
             point, first = forced(engine, case, watching(notes), used.params, notes)
             if long and keep in at.keep_long:
