@@ -72,12 +72,15 @@ def test_verdicts_of_the_arms() -> None:
     table2b, table3a, table3b = claims._selection(selected(level, TOY), TOY)
     assert table2b.holds is True
     assert table3a.holds is None, "layer budgets changed nothing"
-    assert "all heads 0.25, SRH 0.25, SRH + layers 0.25; with the answer's tokens held, SRH 1.000." in table3a.reason
+    assert "SRH better than all heads; SRH + layers not told apart from SRH. Of the answer" in table3a.reason
+    assert "SRH scores 1.000: what SRH loses is lost by the tokens chosen." in table3a.reason
     assert table3b.holds is True
     level |= {"6 SRH": 0.8, "SRH + layers": 0.7}
     _, table3a, table3b = claims._selection(selected(level, TOY), TOY)
     assert table3a.holds is True
     assert table3b.holds is False, "six heads are better than four"
+    assert "6 SRH better than SRH; all heads worse than SRH" in table3b.reason
+    assert "more is lost" in claims._selection(selected(level | {HELD: 0.6}, TOY), TOY)[2].reason
 
 
 def test_heads_off_are_compared_where_the_lists_differ() -> None:
@@ -90,6 +93,7 @@ def test_heads_off_are_compared_where_the_lists_differ() -> None:
     assert found.holds is True
     assert "2 of them while reading, too: SRH 1.00; TRH 0.00; the 2 heads of lowest SRH score off" in found.measured
     assert "different heads at [2] of these" in found.measured
+    assert claims.why_masked(order, [2], "+1").endswith("The first 2: SRH L0H0, L0H1; TRH L0H0, L1H0.")
     found = claims._masking(right | {(CONTROL, 2, DECODE): [0.0] * 10}, order, at)
     assert found.holds is None
     assert "lowest scores hurts as much" in found.reason

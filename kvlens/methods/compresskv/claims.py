@@ -97,11 +97,7 @@ def _masking(right: dict[Arm, list[float]], order: dict[str, list[tuple[int, int
         f"{most} heads of lowest SRH score off: {drop[CONTROL, most, DECODE]:.2f} and {drop[CONTROL, most, BOTH]:.2f}. "
         f"The two lists hold different heads at {differ or 'none'} of these."
     )
-    told = (
-        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}."
-        if differ
-        else "Both rules rank the same heads first here, so masking cannot tell them apart."
-    )
+    told = why_masked(order, differ, gap)
     reason = "" if holds else told
     if drop[CONTROL, most, DECODE] >= drop["srh", most, DECODE]:
         holds = None
@@ -123,6 +119,21 @@ def _masking(right: dict[Arm, list[float]], order: dict[str, list[tuple[int, int
     return Claim("compresskv", "CompressKV Table 2a, sec. 4.3", says, measured, holds, reason, figures)
 
 
+def why_masked(order: dict[str, list[tuple[int, int]]], differ: list[int], gap: str) -> str:
+    """What the masked heads show, in words. differ: numbers of heads off at which the two lists differ."""
+    if not differ:
+        return "Both rules rank the same heads first here, so masking cannot tell them apart."
+    first = differ[0]
+    lists = "; ".join(
+        f"{kind.upper()} {', '.join(f'L{layer}H{head}' for layer, head in order[kind][:first])}"
+        for kind in ("srh", "trh")
+    )
+    return (
+        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}. "
+        f"The first {first}: {lists}."
+    )
+
+
 def half_width(differences: np.ndarray) -> float:
     """Of the 95 % interval of their mean; infinite for fewer than FEWEST."""
     return (
@@ -140,6 +151,28 @@ def decide(differences: np.ndarray) -> tuple[bool | None, str]:
 
 
 # ------------------------------------------------------------------------------------------------ Tables 2b, 3a and 3b
+BETTER = {True: "better than", False: "worse than", None: "not told apart from"}
+
+
+def why(
+    compared: list[tuple[str, str, bool | None]], mean: dict[str, float], kept: dict[str, float], full: float
+) -> str:
+    """Why a claim on the arms does not hold or cannot be decided. compared: (arm, other arm, is the first better?);
+    kept: share of the answer's tokens that a layer keeps, by arm; full: the score with full KV."""
+    said = "; ".join(f"{arm} {BETTER[verdict]} {other}" for arm, other, verdict in compared)
+    names = dict.fromkeys(name for arm, other, _ in compared for name in (arm, other))
+    shares = ", ".join(f"{name} {kept[name]:.2f}" for name in names)
+    lost = (
+        "what SRH loses is lost by the tokens chosen"
+        if mean[HELD] >= full - SUFFICE
+        else "more is lost than these tokens"
+    )
+    return (
+        f"On these prompts: {said}. Of the answer's tokens a layer keeps, on average: {shares}. With these tokens held "
+        f"for every KV head SRH scores {mean[HELD]:.3f}: {lost}."
+    )
+
+
 def _selection(found: Selected, at: Setting) -> list[Claim]:
     scores, prompts = found.score, found.full.shape[1]
     per_prompt = {name: values.mean((0, 1)) for name, values in scores.items()}
@@ -162,18 +195,14 @@ def _selection(found: Selected, at: Setting) -> list[Claim]:
         "preset": found.preset,
         "n": prompts,
     }
-    oracle = f"with the answer's tokens held, SRH {mean[HELD]:.3f}"
 
     def step(better: str, than: str) -> tuple[bool | None, str]:
         return decide(per_prompt[better] - per_prompt[than])
 
-    unsure = "The difference is within what this many prompts can show."
-
-    def claim(source: str, says: str, told: str, holds: bool | None, names: tuple[str, ...]) -> Claim:
-        reason = "" if holds else unsure if holds is None else "The difference goes the other way here."
-        if not holds:
-            shares = ", ".join(f"{name} {kept[name]:.2f}" for name in names)
-            reason += f" Of the answer's tokens a layer keeps, on average: {shares}; {oracle}."
+    def claim(
+        source: str, says: str, told: str, holds: bool | None, compared: list[tuple[str, str, bool | None]]
+    ) -> Claim:
+        reason = "" if holds else why(compared, mean, kept, float(found.full.mean()))
         return Claim("compresskv", source, says, f"{told}; {about}.", holds, reason, figures)
 
     selector, gain = step("SRH", "TRH")
@@ -191,7 +220,7 @@ def _selection(found: Selected, at: Setting) -> list[Claim]:
             "Semantic retrieval heads choose better tokens than traditional ones.",
             f"SRH {mean['SRH']:.3f}, TRH {mean['TRH']:.3f}, difference {gain}",
             selector,
-            ("SRH", "TRH"),
+            [("SRH", "TRH", selector)],
         ),
         claim(
             "CompressKV Table 3a",
@@ -200,13 +229,13 @@ def _selection(found: Selected, at: Setting) -> list[Claim]:
             f"{mean['SRH + layers']:.3f} "
             f"({by_layers})",
             both,
-            ("all heads", "SRH", "SRH + layers"),
+            [("SRH", "all heads", first), ("SRH + layers", "SRH", second)],
         ),
         claim(
             "CompressKV Table 3b",
             "Four heads per layer suffice: more bring nothing.",
             f"{counts} (SRH: 4 heads); gain over 4 of 6 {more[0][1]}, of all {more[1][1]}",
             enough,
-            ("2 SRH", "SRH", "6 SRH", "all heads"),
+            [("6 SRH", "SRH", more[0][0]), ("all heads", "SRH", more[1][0])],
         ),
     ]
