@@ -72,7 +72,8 @@ def test_what_the_facts_bring_back_is_said_as_it_was_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uncertain", "said"), [(4, "What makes it fire is that pruning"), (0, "are 0 and 20 of 20 at 5%;")]
+    ("uncertain", "said"),
+    [(4, "What makes it fire is that pruning"), (0, "are 0 and 20 of 20 at 5%;"), (0, "Here no page triggers. Above")],
 )
 def test_why_it_triggers_too_often_or_too_rarely(uncertain: int, said: str) -> None:
     found = claims._rate(measured(arms({}, uncertain=uncertain), "smollm2"), CALIBRATED)

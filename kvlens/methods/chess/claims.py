@@ -18,6 +18,9 @@ from kvlens.methods.chess.claims_runs import TRIGGERS, Interval, Measured, Point
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.trigger import THRESHOLDS
 
+LESS_OFTEN = "Dynamic reconstructs less often, {dynamic:.1f} times an answer, fixed {fixed:.1f} times."
+CHANCE = 0.5
+"""mean rank of pages drawn by chance"""
 NEAR = 0.1
 """ours: an oracle that is right on all but this share of full KV's answers shows what the others were lost by"""
 
@@ -53,11 +56,8 @@ def _dynamic(found: Measured) -> Claim:
         reasons.append(
             "Here dynamic reconstructs more often than fixed, in the paper less often, so the two are not comparable."
         )
-    if not holds and 10 * counts["dynamic"] < counts["fixed"]:
-        reasons.append(
-            "Dynamic hardly ever reconstructs here, so that what is compared with every 6 pages is all but the first "
-            "selection alone."
-        )
+    elif not holds and counts["dynamic"] < counts["fixed"]:
+        reasons.append(LESS_OFTEN.format(**counts))
     shown = "; ".join(f"{keep:.0%}: {_text(gain, 3)}" for keep, gain in gains.items())
     return Claim(
         "chess",
@@ -144,12 +144,7 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
             f"{limits[0]:.3f} nats."
         )
     else:
-        each = "; ".join(f"{a} and {b} of {counts[keep][1]} at {keep:.0%}" for keep, (a, b) in above.items())
-        reason += (
-            f"Above the threshold of entropy ({limits[0]:.2f} nats) and above that of varentropy ({limits[1]:.2f} nats "
-            f"squared), each by itself, are {each}: pruning does not make the model uncertain enough to fire more "
-            "often."
-        )
+        reason += why_rarely(every, {keep: (*above[keep], counts[keep][1]) for keep in above}, limits)
     return Claim(
         "chess",
         "CHESS App. C",
@@ -164,6 +159,20 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
             "above_each_threshold": _plain(above),
             "calibration": calibrated,
         },
+    )
+
+
+def why_rarely(every: list[float], above: dict[float, tuple[int, int, int]], limits: tuple[float, float]) -> str:
+    """Why few pages trigger. every: pages per trigger, of each arm; above: by share, pages above the threshold of
+    entropy, above that of varentropy, of how many; limits: the two thresholds."""
+    each = "; ".join(f"{a} and {b} of {pages} at {keep:.0%}" for keep, (a, b, pages) in above.items())
+    found = [pages for pages in every if math.isfinite(pages)]
+    comes = f"Here it comes every {min(found):.0f} to {max(found):.0f} pages" if found else "Here no page triggers"
+    never = ", under some arm never" if 0 < len(found) < len(every) else ""
+    return (
+        f"{comes}{never}. Above the threshold of entropy "
+        f"({limits[0]:.2f} nats) and above that of varentropy ({limits[1]:.2f} nats squared), each by itself, are "
+        f"{each}; only a page above both triggers."
     )
 
 
@@ -193,13 +202,7 @@ def _affinity(found: Measured) -> Claim:
     )
     holds = all(low > 0 for _, low, _ in over)
     common, own = (interval(part) for part in found.parts)
-    reason = (
-        "A score is a page's product with the mean page plus its product with what the anchor has of its own: the "
-        f"first alone ranks these pages {common[0]:.2f} ({common[1]:.2f} to {common[2]:.2f}), the second "
-        f"{own[0]:.2f} ({own[1]:.2f} to {own[2]:.2f})."
-    )
-    if spent := means[least]["spent"]:
-        reason += f" At {least:.0%} {spent:.0%} of the selected pages are sinks or newest ones, attended anyway."
+    reason = why_missed(rank, common, own, {keep: m["spent"] for keep, m in means.items()})
     return Claim(
         "chess",
         "CHESS sec. 3.2, App. B.1",
@@ -211,6 +214,22 @@ def _affinity(found: Measured) -> Claim:
         "" if holds else reason,
         {"rank": rank, "kept": _plain(means), "rank_by_parts": [common, own]},
     )
+
+
+def why_missed(rank: Interval, common: Interval, own: Interval, spent: dict[float, float]) -> str:
+    """Why the selection misses pages. common, own: their rank by each part of the score alone; spent: by share
+    attended, the part of the selection that goes to pages attended anyway."""
+    said = [
+        "A score is a page's product with the mean page plus its product with what the anchor has of its own: the "
+        f"first alone ranks these pages {common[0]:.2f} ({common[1]:.2f} to {common[2]:.2f}), the second "
+        f"{own[0]:.2f} ({own[1]:.2f} to {own[2]:.2f})."
+    ]
+    if rank[2] < CHANCE:
+        said.insert(0, "They rank better than chance.")
+    if any(spent.values()):
+        shares = ", ".join(f"{keep:.0%}: {share:.0%}" for keep, share in spent.items())
+        said.append(f"Of the selected pages these are sinks or newest ones, attended anyway: {shares}.")
+    return " ".join(said)
 
 
 def _mean(name: str, points: Sequence[Point]) -> float:
