@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import torch
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.methods import make_parameters
-from kvlens.methods.chess.claims_cases import LENGTH, Case, Notes, forced, interval, make_case, needed, watching
+from kvlens.methods.chess.claims_cases import LENGTH, toy_case
+from kvlens.methods.chess.claims_runs import Notes, forced, interval, needed, parts, watching
 from kvlens.methods.chess.method import Chess
-from kvlens.methods.chess.tree import page_vectors
 from kvlens.runs.machine import machine
 
 TASKS = (("needle", 1), ("multikey", 1), ("list", 12), ("chain", 6), ("note", 1))
@@ -37,8 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 KEEP = 0.2
 PARTS = ("part in common alone", "part of its own alone")
-"""not settings of the method: with m the mean page vector, v . anchor = v . m + v . (anchor - m), and each part ranked
-by itself"""
+"""not settings of the method: the two parts of its score, each ranked by itself"""
 
 
 def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
@@ -47,15 +47,15 @@ def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in (*VARIANTS, *PARTS)}
     for index in range(prompts):
         for task, size in TASKS:
-            case = make_case(engine, task, size, index)
-            case = type(case)(case.source, case.prompt, case.read, case.answer[:1])
+            case = toy_case(engine, task, size, index)
+            case = replace(case, answer=case.answer[:1])
             for name, overrides in VARIANTS.items():
                 notes: Notes = []
                 params = make_parameters(Chess, "demo", {"keep": KEEP, "trigger": "never", **overrides})
                 _, first = forced(engine, case, watching(notes), params, notes)
                 found[name] += needed(case, first, params.page)
                 if not VARIANTS[name]:
-                    for part, ranked in zip(PARTS, _parts(case, first, params), strict=True):
+                    for part, ranked in zip(PARTS, parts(case, first, params.page), strict=True):
                         found[part] += ranked
     rows = []
     for name, ranks in found.items():
@@ -63,21 +63,6 @@ def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
         row = {"variant": name, "rank": mean, "low": low, "high": high, "n": len(ranks)}
         rows.append(row | {key: float(np.mean([r[key] for r in ranks])) for key in ("kept", "flat", "chance")})
     return rows
-
-
-def _parts(case: Case, first: dict[str, torch.Tensor], params: Any) -> list[list[dict[str, float]]]:
-    """Ranks by the two parts of the published score; as many best pages as the hierarchy kept count as kept."""
-    sinks, window, stop = (int(x) for x in first["safe_pages"])
-    vectors = page_vectors(case.read.keys[:, :, : stop * params.page], params.page)
-    pages, anchor = vectors[sinks:window], vectors[window:stop].mean(0)
-    common = pages.mean(0)
-    ranked = []
-    for direction in (common, anchor - common):
-        score = torch.cat([torch.full((sinks,), torch.nan), pages @ direction])
-        ranked.append(
-            [{**row, "kept": row["flat"]} for row in needed(case, first | {"page_score": score}, params.page)]
-        )
-    return ranked
 
 
 def main() -> None:

@@ -1,5 +1,4 @@
-"""CHESS's thresholds: how pages are cut and percentiles taken, the file, and what is said when there is none; the
-claims' verdicts."""
+"""CHESS's thresholds: how pages are cut and percentiles taken, the file, and what is said when there is none."""
 
 from __future__ import annotations
 
@@ -16,9 +15,7 @@ from typer.testing import CliRunner
 
 from kvlens.cli.main import app
 from kvlens.methods.calibration import calibrated
-from kvlens.methods.chess import claims
 from kvlens.methods.chess.calibrate import QUESTIONS, calibrate, excerpts, generated, pages_of, quantile
-from kvlens.methods.chess.claims import KEEP, Point
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.params import ChessParameters
 from kvlens.methods.chess.trigger import page_uncertainty
@@ -126,30 +123,3 @@ def test_bad_requests_give_one_sentence(demo: Any, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["calibrate", "chess", str(tmp_path / "none.txt")])
     assert isinstance(result.exception, ValueError)
     assert "there is no text file" in str(result.exception)
-
-
-def arms(nats: dict[tuple[float, str], float]) -> claims.Arms:
-    """Five answers per arm that scatter by a few hundredths of a nat; 1 nat where nothing is said."""
-
-    def answers(keep: float, trigger: str) -> list[Point]:
-        spread = 0.005 if trigger == "dynamic" else 0.01
-        return [Point(nats.get((keep, trigger), 1.0) + spread * i, 0.5, 1, 0, 4) for i in range(5)]
-
-    return {(keep, trigger): answers(keep, trigger) for keep in KEEP for trigger in claims.TRIGGERS}
-
-
-def test_verdicts_of_the_claims() -> None:
-    better = arms({(keep, "dynamic"): 0.5 for keep in KEEP})
-    assert claims._dynamic(better).holds is True
-    assert claims._dynamic(arms({(KEEP[0], "dynamic"): 2.0})).holds is False
-    mixed = better | {(KEEP[0], "dynamic"): [Point(1.0 + 0.1 * (-1) ** i, 0.5, 1, 0, 4) for i in range(5)]}
-    assert claims._dynamic(mixed).holds is None
-    phases = dict(zip([(keep, "dynamic") for keep in KEEP], (1.0, 2.0, 1.0, 0.5, 0.5), strict=True))
-    assert claims._phases(arms(phases)).holds is True
-    assert claims._phases(arms(dict(zip(phases, (3.0, 2.0, 1.0, 0.5, 0.2), strict=True)))).holds is False
-    full = [Point(0.1 + 0.005 * i, 1.0, 0, 0, 0) for i in range(5)]
-    assert claims._smallest(arms({}), full).holds is False
-    assert claims._smallest(arms({(KEEP[0], "dynamic"): 0.05}), full).holds is True
-    found = claims._affinity({keep: [{"rank": 0.2, "kept": 0.9, "flat": 0.8, "chance": keep}] * 3 for keep in KEEP})
-    assert found.holds is True
-    assert "mean rank 0.20" in found.measured

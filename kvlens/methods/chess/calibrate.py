@@ -121,26 +121,35 @@ def excerpts(loaded: LoadedModel, texts: Sequence[PromptText], count: int, max_n
 
     Raises ValueError for a text without sentences enough, BadPrompt for a model that is too small.
     """
-    made, lengths = [], [length for length in _lengths(loaded, max_new) if length <= LONGEST_EXCERPT]
-    for index in range(count):
-        length = lengths[index // len(texts) % len(lengths)]
-        parts = sentences(texts[index % len(texts)].text)
-        sizes = [len(loaded.tokenizer.encode(f" {part}", add_special_tokens=False)) for part in parts]
-        if sum(sizes) < length:
-            raise ValueError(
-                f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one."
-            )
-        first = random.Random(f"excerpt/{FIRST_SEED + index}").randrange(len(parts))
-        taken, room = [], length - len(loaded.tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
-        for at in range(len(parts)):
-            part = (first + at) % len(parts)
-            if sizes[part] > room:
-                break
-            taken.append(parts[part])
-            room -= sizes[part]
-        asked = f"{' '.join(taken)}\n\n{QUESTIONS[index % len(QUESTIONS)]}"
-        made.append(PromptText(asked, task="excerpt", seed=FIRST_SEED + index))
-    return made
+    lengths = [length for length in _lengths(loaded, max_new) if length <= LONGEST_EXCERPT]
+    return [
+        excerpt(
+            loaded.tokenizer,
+            texts[index % len(texts)].text,
+            lengths[index // len(texts) % len(lengths)],
+            FIRST_SEED + index,
+            QUESTIONS[index % len(QUESTIONS)],
+        )
+        for index in range(count)
+    ]
+
+
+def excerpt(tokenizer: Any, text: str, length: int, seed: int, question: str) -> PromptText:
+    """Whole sentences of a text from a place drawn by the seed, begun again at its end, with the question behind them:
+    `length` tokens at most, without what a chat form adds. Raises ValueError for a text without sentences enough."""
+    parts = sentences(text)
+    sizes = [len(tokenizer.encode(f" {part}", add_special_tokens=False)) for part in parts]
+    if sum(sizes) < length:
+        raise ValueError(f"a text has {sum(sizes):,} tokens, too few for an excerpt of {length:,}: give a longer one.")
+    first = random.Random(f"excerpt/{seed}").randrange(len(parts))
+    taken, room = [], length - len(tokenizer.encode(QUESTIONS[0], add_special_tokens=False))
+    for at in range(len(parts)):
+        part = (first + at) % len(parts)
+        if sizes[part] > room:
+            break
+        taken.append(parts[part])
+        room -= sizes[part]
+    return PromptText(f"{' '.join(taken)}\n\n{question}", task="excerpt", seed=seed)
 
 
 def _lengths(loaded: LoadedModel, max_new: int) -> list[int]:

@@ -8,36 +8,19 @@ its mean (normal approximation over the prompts) leaves out 0; otherwise nothing
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvlens.bench.claims import Claim
+from kvlens.methods.compresskv import claims_runs
+from kvlens.methods.compresskv.claims_runs import BOTH, CONTROL, DECODE, HELD, NOTHING, Arm, Selected, Setting, ranked
 
 if TYPE_CHECKING:
     from kvlens.engine.engine import Engine
     from kvlens.methods.compresskv.heads import HeadFigures
 
-FIRST_SEED = 9_700_000
-LENGTH = 2048
-TASKS = ("needle", "multikey", "list")
-TOKENS = (32, 64)
-"""prompt tokens per layer: 1.6 and 3.1 % of the prompt (the paper: 256 of up to 32K)"""
-MASKED = (1, 2, 4, 6)
-"""heads switched off, best first (the paper: 10, 20, 30 of 1024)"""
-ARMS: dict[str, dict[str, Any]] = {
-    "all heads": {"heads": "all", "layers": "equal"},
-    "TRH": {"heads": "trh", "layers": "equal"},
-    "SRH": {"layers": "equal"},
-    "SRH + layers": {},
-    "2 SRH": {"layers": "equal", "top_heads": 2},
-    "6 SRH": {"layers": "equal", "top_heads": 6},
-}
-"""'all heads' is SnapKV's rule with one token set per layer, and as many SRH as there are heads"""
-NOTHING, CONTROL = ("none", 0, ""), "lowest SRH"
 RETRIEVES = 2.0
 """ours: a head retrieves when it attends the answer this many times as much as attending all tokens alike would"""
 FEWEST = 5
@@ -47,49 +30,43 @@ SUFFICE = 0.05
 
 
 def claims(engine: Engine, prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """All of them, on `prompts` prompts per task; a model without a shipped calibration is calibrated first."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = "" if engine.loaded.name == "demo" else _calibrate(engine, Path(folder) / "c.json", prompts, report)
-        found = _load(engine, path)
-        scores = _arms(engine, path, prompts, report)
-        return [_zero_layers(found), _masking(engine, found, prompts, report), *_selection(scores, prompts)]
+    """All of them, on `prompts` prompts per task. Raises ValueError for a model without a shipped calibration."""
+    found = claims_runs.head_figures(engine)
+    shape = engine.loaded.shape
+    at = claims_runs.setting(engine.loaded.name, shape.layers * shape.q_heads)
+    order = {kind: ranked(found.scores[kind]) for kind in ("srh", "trh")}
+    order[CONTROL] = order["srh"][::-1]
+    right = claims_runs.masking(engine, at, order, prompts, report)
+    selected = claims_runs.selection(engine, at, prompts, report)
+    return [_zero_layers(found, at), _masking(right, order, at), *_selection(selected, at)]
 
 
-def _calibrate(engine: Engine, path: Path, prompts: int, report: Callable[[str], None]) -> str:
-    from kvlens.methods.compresskv.calibrate import calibrate
-
-    report("calibrating")
-    return str(calibrate(engine.loaded, None, path, trials=max(prompts, 20), length=LENGTH))
-
-
-def _load(engine: Engine, path: str) -> HeadFigures:
-    from kvlens.methods.calibration import given
-    from kvlens.methods.compresskv.method import CompressKV
-
-    params = CompressKV.Parameters(calibration=path)
-    found: HeadFigures = given(CompressKV, params, engine.loaded.shape, engine.loaded.name)["head scores"]
-    return found
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Fig. 9
-def _zero_layers(found: HeadFigures) -> Claim:
+# ------------------------------------------------------------------------------------------------------------- Fig. 9
+def _zero_layers(found: HeadFigures, at: Setting) -> Claim:
     srh, trh = np.array(found.scores["srh"]), np.array(found.scores["trh"])
     zero = [layer for layer in range(len(trh)) if trh[layer].max() == 0]
     best = {layer: float(srh[layer].max()) for layer in zero}
     chance = found.chance or math.nan
+    retrieve = [layer for layer, value in best.items() if value > RETRIEVES * chance]
     says = "Layers in which no head passes the top-1 rule have semantic retrieval heads nonetheless."
     listed = ", ".join(f"layer {layer}: {value:.3f}" for layer, value in best.items()) or "there is none"
     measured = (
-        f"Layers whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all tokens "
-        f"alike scores {chance:.3f}."
+        f"Layers of {at.named} whose TRH scores are all 0, with their largest SRH score: {listed}. Attending all "
+        f"tokens alike scores {chance:.3f}; {len(retrieve)} of {len(zero)} have a head above {RETRIEVES:g} times that."
     )
-    figures = {"trh_zero_layers": zero, "largest_srh": best, "chance": chance, "srh": srh.tolist(), "trh": trh.tolist()}
-    holds = None if not zero else any(value > RETRIEVES * chance for value in best.values())
+    figures = {
+        "trh_zero_layers": zero,
+        "largest_srh": best,
+        "chance": chance,
+        "retrieving": retrieve,
+        "srh": srh.tolist(),
+        "trh": trh.tolist(),
+    }
+    holds = None if not zero else bool(retrieve)
     reason = (
         ""
         if holds
-        else "The model has no layer without a traditional retrieval head."
+        else f"There is no layer of {at.named} without a traditional retrieval head."
         if not zero
         else (
             "The scores there are above 0, as softmax weights always are, but no head attends the answer "
@@ -100,62 +77,29 @@ def _zero_layers(found: HeadFigures) -> Claim:
     return Claim("compresskv", "CompressKV Fig. 9, sec. 4.7", says, measured, holds, reason, figures)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Table 2a
-def ranked(scores: list[list[float]]) -> list[tuple[int, int]]:
-    """(layer, head), best first; ties by layer, then head."""
-    pairs = [(layer, head) for layer, row in enumerate(scores) for head in range(len(row))]
-    return sorted(pairs, key=lambda at: (-scores[at[0]][at[1]], at))
-
-
-def _masking(engine: Engine, found: HeadFigures, prompts: int, report: Callable[[str], None]) -> Claim:
-    from kvlens.bench.trials import NEW_TOKENS, Prompts
-    from kvlens.calibrate.projection import heads_off
-    from kvlens.demo.tasks import score
-    from kvlens.engine.engine import Options
-    from kvlens.methods.full import FullKV
-
-    task, make = "multikey", Prompts(engine, FIRST_SEED)
-    order = {kind: ranked(found.scores[kind]) for kind in ("srh", "trh")}
-    order[CONTROL] = order["srh"][::-1]
-    right: dict[tuple[str, int, str], list[float]] = {}
-
-    def ask(arm: tuple[str, int, str], prompt: Any, answer: str, read: Any) -> None:
-        out = engine.run(prompt, FullKV, FullKV.Parameters(), None, Options(max_new=NEW_TOKENS[task]), read=read)
-        right.setdefault(arm, []).append(score(task, answer, out.text))
-
-    for index in range(prompts):
-        source, prompt, read = make(task, LENGTH, index)
-        ask(NOTHING, prompt, source.answer, read)
-        for kind, heads in order.items():
-            for count in MASKED if kind != CONTROL else MASKED[-1:]:
-                with heads_off(engine.loaded, heads[:count]):
-                    ask((kind, count, "decode"), prompt, source.answer, read)
-                    ask((kind, count, "prefill and decode"), prompt, source.answer, None)
-        report(f"compresskv masking: prompt {index + 1} of {prompts}")
+# ----------------------------------------------------------------------------------------------------------- Table 2a
+def _masking(right: dict[Arm, list[float]], order: dict[str, list[tuple[int, int]]], at: Setting) -> Claim:
+    n, most = len(right[NOTHING]), at.masked[-1]
     drop = {arm: float(np.mean(right[NOTHING]) - np.mean(values)) for arm, values in right.items()}
-    differ = [count for count in MASKED if set(order["srh"][:count]) != set(order["trh"][:count])]
-    gaps = [np.array(right["trh", count, "decode"]) - np.array(right["srh", count, "decode"]) for count in differ]
+    differ = [count for count in at.masked if set(order["srh"][:count]) != set(order["trh"][:count])]
+    gaps = [np.array(right["trh", count, DECODE]) - np.array(right["srh", count, DECODE]) for count in differ]
     holds, gap = decide(np.mean(gaps, axis=0)) if differ else (None, "")
-    drops = {}
-    for when in ("decode", "prefill and decode"):
-        rows = {kind: ", ".join(f"{drop[kind, count, when]:.2f}" for count in MASKED) for kind in ("srh", "trh")}
-        drops[when] = f"SRH {rows['srh']}; TRH {rows['trh']}"
+
+    def drops(counts: tuple[int, ...], when: str) -> str:
+        rows = {kind: ", ".join(f"{drop[kind, count, when]:.2f}" for count in counts) for kind in ("srh", "trh")}
+        return f"SRH {rows['srh']}; TRH {rows['trh']}"
+
+    off, both = (", ".join(map(str, counts)) for counts in (at.masked, at.masked_reading))
     measured = (
-        f"Drop in exact match (from {np.mean(right[NOTHING]):.2f}; {task}, {LENGTH} tokens, n={prompts}) with "
-        f"the {MASKED} best of "
-        f"{len(order['srh'])} heads off while decoding: {drops['decode']}; while reading too: "
-        f"{drops['prefill and decode']}; the "
-        f"{MASKED[-1]} heads of lowest SRH score off: {drop[CONTROL, MASKED[-1], 'decode']:.2f} and "
-        f"{drop[CONTROL, MASKED[-1], 'prefill and decode']:.2f}. The two lists hold different heads at "
-        f"{differ or 'none'} of these."
+        f"Drop in exact match of {at.named} (from {np.mean(right[NOTHING]):.2f}; {at.masked_task}, {at.length} tokens, "
+        f"n={n}) with the {off} best of {len(order['srh'])} heads off while decoding: "
+        f"{drops(at.masked, DECODE)}; {both} of them while reading, too: {drops(at.masked_reading, BOTH)}; the "
+        f"{most} heads of lowest SRH score off: {drop[CONTROL, most, DECODE]:.2f} and {drop[CONTROL, most, BOTH]:.2f}. "
+        f"The two lists hold different heads at {differ or 'none'} of these."
     )
-    same = "Both rules rank the same heads first here, so masking cannot tell them apart."
-    told = (
-        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}." if differ else same
-    )
+    told = why_masked(order, differ, gap)
     reason = "" if holds else told
-    if drop[CONTROL, MASKED[-1], "decode"] >= drop["srh", MASKED[-1], "decode"]:
+    if drop[CONTROL, most, DECODE] >= drop["srh", most, DECODE]:
         holds = None
         reason = (
             f"Masking as many heads of the lowest scores hurts as much, so a drop does not show that the "
@@ -165,39 +109,29 @@ def _masking(engine: Engine, found: HeadFigures, prompts: int, report: Callable[
         "exact_match": [
             {"heads": arm[0], "off": arm[1], "when": arm[2], "mean": float(np.mean(v))} for arm, v in right.items()
         ],
+        "gap": gap,
         "srh_order": order["srh"][:10],
         "trh_order": order["trh"][:10],
-        "n": prompts,
+        "task": at.masked_task,
+        "n": n,
     }
     says = "Masking the best semantic retrieval heads hurts retrieval far more than masking as many traditional ones."
     return Claim("compresskv", "CompressKV Table 2a, sec. 4.3", says, measured, holds, reason, figures)
 
 
-# ------------------------------------------------------------------------------------------------------------- Tables
-# 2b, 3a and 3b
-def _arms(engine: Engine, path: str, prompts: int, report: Callable[[str], None]) -> dict[str, np.ndarray]:
-    """Arm -> score per (task, budget, prompt): exact match, for lists the share of entries."""
-    from kvlens import methods
-    from kvlens.bench.trials import NEW_TOKENS, Prompts
-    from kvlens.demo.tasks import score
-    from kvlens.engine.engine import Options
-    from kvlens.methods.compresskv.method import CompressKV
-    from kvlens.runs.request import default_preset
-
-    make, preset = Prompts(engine, FIRST_SEED), default_preset("compresskv", engine.loaded.name)
-    out = {name: np.zeros((len(TASKS), len(TOKENS), prompts)) for name in ARMS}
-    for index in range(prompts):
-        for t, task in enumerate(TASKS):
-            source, prompt, read = make(task, LENGTH, index)
-            for b, tokens in enumerate(TOKENS):
-                for name, overrides in ARMS.items():
-                    params = methods.make_parameters(
-                        CompressKV, preset, {**overrides, "tokens": tokens, "calibration": path}
-                    )
-                    result = engine.run(prompt, CompressKV, params, None, Options(max_new=NEW_TOKENS[task]), read=read)
-                    out[name][t, b, index] = score(task, source.answer, result.text)
-        report(f"compresskv selection: prompt {index + 1} of {prompts}")
-    return out
+def why_masked(order: dict[str, list[tuple[int, int]]], differ: list[int], gap: str) -> str:
+    """What the masked heads show, in words. differ: numbers of heads off at which the two lists differ."""
+    if not differ:
+        return "Both rules rank the same heads first here, so masking cannot tell them apart."
+    first = differ[0]
+    lists = "; ".join(
+        f"{kind.upper()} {', '.join(f'L{layer}H{head}' for layer, head in order[kind][:first])}"
+        for kind in ("srh", "trh")
+    )
+    return (
+        f"Where the lists differ, exact match with TRH off minus with SRH off (decoding) is {gap}. "
+        f"The first {first}: {lists}."
+    )
 
 
 def half_width(differences: np.ndarray) -> float:
@@ -216,29 +150,60 @@ def decide(differences: np.ndarray) -> tuple[bool | None, str]:
     return verdict, f"{mean:+.3f} (95 % interval {mean - half:+.3f} to {mean + half:+.3f})"
 
 
-def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
+# ------------------------------------------------------------------------------------------------ Tables 2b, 3a and 3b
+BETTER = {True: "better than", False: "worse than", None: "not told apart from"}
+
+
+def why(
+    compared: list[tuple[str, str, bool | None]], mean: dict[str, float], kept: dict[str, float], full: float
+) -> str:
+    """Why a claim on the arms does not hold or cannot be decided. compared: (arm, other arm, is the first better?);
+    kept: share of the answer's tokens that a layer keeps, by arm; full: the score with full KV."""
+    said = "; ".join(f"{arm} {BETTER[verdict]} {other}" for arm, other, verdict in compared)
+    names = dict.fromkeys(name for arm, other, _ in compared for name in (arm, other))
+    shares = ", ".join(f"{name} {kept[name]:.2f}" for name in names)
+    lost = (
+        "what SRH loses is lost by the tokens chosen"
+        if mean[HELD] >= full - SUFFICE
+        else "more is lost than these tokens"
+    )
+    return (
+        f"On these prompts: {said}. Of the answer's tokens a layer keeps, on average: {shares}. With these tokens held "
+        f"for every KV head SRH scores {mean[HELD]:.3f}: {lost}."
+    )
+
+
+def _selection(found: Selected, at: Setting) -> list[Claim]:
+    scores, prompts = found.score, found.full.shape[1]
     per_prompt = {name: values.mean((0, 1)) for name, values in scores.items()}
     mean = {name: float(values.mean()) for name, values in scores.items()}
+    kept = {name: float(values.mean()) for name, values in found.kept.items()}
+    of_all = " and ".join(f"{count / at.length:.1%}" for count in at.tokens)
     about = (
-        f"mean score of {', '.join(TASKS)} at {LENGTH} tokens, {' and '.join(map(str, TOKENS))} kept per "
-        f"layer, n={prompts} prompts each"
+        f"mean score of {', '.join(at.tasks)} on {at.named} at {at.length} tokens, "
+        f"{' and '.join(map(str, at.tokens))} kept per layer ({of_all}; the paper's 256 of up to 32K are 0.8 %), "
+        f"preset {found.preset}, n={prompts} prompts each; full KV {found.full.mean():.3f}"
     )
     figures = {
         "mean": mean,
+        "full": found.full.mean(1).round(4).tolist(),
+        "kept_of_the_answer": kept,
         "by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in scores.items()},
-        "tasks": TASKS,
-        "tokens": TOKENS,
+        "kept_by_task_and_tokens": {name: values.mean(2).round(4).tolist() for name, values in found.kept.items()},
+        "tasks": at.tasks,
+        "tokens": at.tokens,
+        "preset": found.preset,
         "n": prompts,
     }
 
     def step(better: str, than: str) -> tuple[bool | None, str]:
         return decide(per_prompt[better] - per_prompt[than])
 
-    unsure = "The difference is within what this many prompts can show."
-
-    def claim(source: str, says: str, found: str, holds: bool | None) -> Claim:
-        reason = "" if holds else unsure if holds is None else "The difference goes the other way here."
-        return Claim("compresskv", source, says, f"{found}; {about}.", holds, reason, figures)
+    def claim(
+        source: str, says: str, told: str, holds: bool | None, compared: list[tuple[str, str, bool | None]]
+    ) -> Claim:
+        reason = "" if holds else why(compared, mean, kept, float(found.full.mean()))
+        return Claim("compresskv", source, says, f"{told}; {about}.", holds, reason, figures)
 
     selector, gain = step("SRH", "TRH")
     first, by_heads = step("SRH", "all heads")
@@ -255,6 +220,7 @@ def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
             "Semantic retrieval heads choose better tokens than traditional ones.",
             f"SRH {mean['SRH']:.3f}, TRH {mean['TRH']:.3f}, difference {gain}",
             selector,
+            [("SRH", "TRH", selector)],
         ),
         claim(
             "CompressKV Table 3a",
@@ -263,11 +229,13 @@ def _selection(scores: dict[str, np.ndarray], prompts: int) -> list[Claim]:
             f"{mean['SRH + layers']:.3f} "
             f"({by_layers})",
             both,
+            [("SRH", "all heads", first), ("SRH + layers", "SRH", second)],
         ),
         claim(
             "CompressKV Table 3b",
             "Four heads per layer suffice: more bring nothing.",
             f"{counts} (SRH: 4 heads); gain over 4 of 6 {more[0][1]}, of all {more[1][1]}",
             enough,
+            [("6 SRH", "SRH", more[0][0]), ("all heads", "SRH", more[1][0])],
         ),
     ]
