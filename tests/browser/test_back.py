@@ -70,6 +70,7 @@ def test_a_link_leads_where_the_run_opens_by_itself(lens: LensRuns, shown: Serve
     settled(page, lens.repeated)
     by_itself = address(page)
     page.get_by_text("More of this loss").click()
+    at_rest(page)  # it opens slowly, and what a click is meant for moves meanwhile
     page.get_by_role("link", name="Add all steps to the comparison").click()
     page.get_by_role("link", name="forced").click()
     settled(page, lens.forced)
