@@ -10,8 +10,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
-# A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder
+# On two cores three workers do what does not need a browser: the third works while tests of another wait for a process
+# or a disk. A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
+FILES := --dist loadfile --no-loadscope-reorder
 # The browsers have the machine to themselves but for the types, which are checked in what they leave of it: what a
 # person sees is tested, not how a crowded machine orders events. Sources are compiled once for all the processes that
 # tests start.
@@ -20,10 +21,10 @@ test: lint tested
 	$(MAKE) --no-print-directory -j 2 types browsers
 
 browsers: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(WORKERS) tests/browser
+	$(BIN)/python -m pytest -n 2 $(FILES) tests/browser
 
 tested: $(DEV_STAMP)
-	$(BIN)/python -m pytest $(WORKERS) --ignore=tests/browser
+	$(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
