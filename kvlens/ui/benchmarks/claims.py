@@ -15,8 +15,8 @@ from kvlens.ui.common.widgets import error, plain
 
 VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
 PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
-LISTED = ("method", "where", "claim", "here")
-"""what the list shows of a claim; the rest stands below it"""
+WIDTHS = {"method": 120, "where": 190, "claim": 860, "here": 130}
+"""what the list shows of a claim, and how wide (pixels); the rest stands below it"""
 
 
 def show_claims(model: str | None) -> None:
@@ -38,24 +38,23 @@ def show_claims(model: str | None) -> None:
         return
     counts = frame["here"].value_counts()
     said = ", ".join(f"{counts.get(verdict, 0)} {verb}" for verdict, verb in PLURAL.items())
-    verdicts = st.pills(
+    wanted = st.pills(
         "Claims that",
-        [f"{verdict} ({counts[verdict]})" for verdict in PLURAL if verdict in counts],
+        [verdict for verdict in PLURAL if verdict in counts],
         selection_mode="multi",
+        format_func=lambda verdict: f"{PLURAL[verdict]} ({counts[verdict]})",
         key=f"claims_here_{model}",
         help="None chosen: all.",
     )
-    wanted = [verdict.rpartition(" (")[0] for verdict in verdicts]
     shown = (frame[frame["here"].isin(wanted)] if wanted else frame).reset_index(drop=True)
     event = st.dataframe(
-        shown[list(LISTED)],
+        shown[list(WIDTHS)],
         hide_index=True,
-        row_height=52,
-        height=min(40 + 52 * len(shown), 420),
+        height=min(40 + 35 * len(shown), 390),
         key=f"claims_{model}_{'_'.join(wanted)}",  # what is selected is known by its row
         on_select="rerun",
         selection_mode="single-row",
-        column_config={"claim": st.column_config.TextColumn(width="large")},
+        column_config={name: st.column_config.TextColumn(width=width) for name, width in WIDTHS.items()},
     )
     rows = event["selection"]["rows"]
     _one(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
