@@ -88,5 +88,5 @@ class Flusher:
                 self.error = self._describe(error)
             if self.error is None and time.monotonic() - beat > _HEARTBEAT_S:
                 beat = time.monotonic()
-                with contextlib.suppress(OSError):  # only a display; the trace itself is what must not fail
+                with contextlib.suppress(Exception):  # only a display; the trace itself is what must not fail
                     self._beat()

@@ -7,6 +7,7 @@ random eviction among the methods. Resumable; one line per trial is kept.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import time
 from collections import Counter
@@ -45,7 +46,7 @@ FIGURES = (
     "resident_share",
     "read_share",
 )
-"""of an arm, means over its passages; None where a row made by an earlier version lacks one"""
+"""of an arm, means over its passages"""
 
 
 class FreeTextRequest(ComparedRequest):
@@ -137,14 +138,15 @@ class Passages:
         sink = Means()
         try:
             found = chosen(engine, self.context, method, row, limit, self.options)
-            row |= arm(found, row)
+        except ValueError as error:
+            return row | {"refused": str(error)}
+        row |= arm(found, row)
+        try:
             result = engine.run(
                 self.context, method, found.params, limit, self.options, sink, read=read, against=self.reference
             )
         except BudgetInfeasible as error:
             return row | infeasible(error)
-        except ValueError as error:
-            return row | {"refused": str(error)}
         losses = [loss for loss in result.losses if loss is not None]
         assert len(losses) == len(self.reference.ids), "every forced token is compared"
         figures = sink.figures()
@@ -188,7 +190,8 @@ def measure(
 
     torch.set_num_threads(1)
     named = {methods.REFERENCE, *request.methods}
-    shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()  # it decides what a trial is, too
+    shared = request.first_seed, request.length, request.tokens, EVALUATION.sha256, own
     origins = {name: origin(request.model, name, "text", *shared) for name in named}
     arms = request.arms()
     planned = {
@@ -229,9 +232,8 @@ def _line(arm: tuple[str, str, str], rows: list[dict[str, Any]]) -> dict[str, An
     done, short = [row for row in mine if "kl" in row], [row["infeasible"] for row in mine if "infeasible" in row]
     line: dict[str, Any] = dict(zip(("method", "budget", "dtype"), arm, strict=True)) | {"n": len(done)}
     line["presets"] = dict(Counter(row.get("preset") or "defaults" for row in mine))
-    for name in FIGURES:
-        known = [row[name] for row in done if row.get(name) is not None]
-        line[name] = fmean(known) if known else None
+    line |= {name: fmean(row[name] for row in done) if done else None for name in FIGURES}
     low, high = of_mean([row["kl"] for row in done]) or (None, None)
     line |= {"kl_low": low, "kl_high": high, "failed_self_checks": sum(not row["passed"] for row in done)}
+    line["refused"] = next((row["refused"] for row in mine if "refused" in row), None)
     return line | {"smallest_feasible": fmean(short) if short else None}

@@ -14,17 +14,23 @@ ON = ("kvlens", "torch", "transformers", "machine", "depths", "new_tokens")
 
 
 def joined(results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results as kvlens.bench.quality writes them -> as many or fewer: those that differ in their budgets alone are one
-    result."""
+    """Results as kvlens.bench.quality writes them -> as many or fewer: those that differ in their budgets alone, and
+    have none in common, are one result."""
     return [one(members) for members in alike(results)]
 
 
 def alike(results: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Results that are one table, in the order of the first of each."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for number, result in enumerate(results):
-        groups.setdefault(_common(result) or str(number), []).append(result)
-    return list(groups.values())
+    groups: list[tuple[str | None, list[dict[str, Any]]]] = []
+    for result in results:
+        known = _common(result)
+        for common, members in groups:
+            if known is not None and common == known and not any(_overlap(result, member) for member in members):
+                members.append(result)
+                break
+        else:
+            groups.append((known, [result]))
+    return [members for _, members in groups]
 
 
 def one(members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -43,8 +49,10 @@ def one(members: list[dict[str, Any]]) -> dict[str, Any]:
     for result in members:
         sittings.setdefault(result["about"]["date"], []).extend(_budgets(result))
     budgets = sorted({budget for said in sittings.values() for budget in said}, key=_share)
+    remade = {name: date for result in members for name, date in (result["about"].get("remade") or {}).items()}
     made = {
         "request": first["request"] | {"budgets": budgets},
+        **({"remade": remade} if remade else {}),
         "trials": sum(result["about"]["trials"] for result in members),
         "planned": sum(result["about"]["planned"] for result in members),
         "sittings": sittings,
@@ -56,12 +64,19 @@ def _common(result: dict[str, Any]) -> str | None:
     """What tables that are one have in common; None of what is no table, which its reader says."""
     try:
         about, asked = result["about"], result["about"]["request"]
+        tasks = list(asked["tasks"])
         needed = [_share(budget) for budget in (*asked["budgets"], *(line["budget"] for line in result["lines"]))]
-        needed += [line[name] for line in result["lines"] for name in ("method", "task")]
+        needed += [line["method"] for line in result["lines"]]
         needed += [about[name] for name in ("trials", "planned", "date")]
     except (KeyError, TypeError, ValueError):
         return None
+    if not (tasks and asked["budgets"] and all(line["task"] in tasks for line in result["lines"])):
+        return None
     return repr([*(asked.get(name) for name in SAME), *(about.get(name) for name in ON)])
+
+
+def _overlap(result: dict[str, Any], other: dict[str, Any]) -> bool:
+    return bool({_share(budget) for budget in _budgets(result)} & {_share(budget) for budget in _budgets(other)})
 
 
 def _budgets(result: dict[str, Any]) -> list[str]:

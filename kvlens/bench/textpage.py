@@ -56,7 +56,7 @@ def _cells(line: dict[str, Any]) -> list[str]:
     cells = [name, line["budget"] or "none", ", ".join(line["presets"])]
     if not line["n"]:
         short = line["smallest_feasible"]
-        why = "not run" if short is None else f"infeasible, needs {short:.0%}"
+        why = f"infeasible, needs {short:.0%}" if short is not None else "refused" if line.get("refused") else "not run"
         return [*cells, why, *[""] * (len(COLUMNS) - 5), "0"]
     within = f" ({line['kl_low']:.3f}-{line['kl_high']:.3f})" if line["kl_low"] is not None else ""
     return [

@@ -37,6 +37,9 @@ def claims(
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")
     check_file(out, "--out")
+    before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
+    if others := {part["about"]["model"] for part in before.values()} - {model}:
+        raise ValueError(f"'{out}' holds claims checked on {min(others)}: name another file for {model}.")
     chosen = list(names(methods)) or claiming()
     torch.set_num_threads(1)
     found = check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True))
@@ -55,7 +58,6 @@ def claims(
             "prompts": prompts,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
-        before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out.exists() else {}
         for name in chosen:
             before[name] = {"about": about, "claims": [dataclasses.asdict(c) for c in found if c.method == name]}
         out.parent.mkdir(parents=True, exist_ok=True)

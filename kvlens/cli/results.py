@@ -40,14 +40,14 @@ def write(out: Path, result: dict[str, Any]) -> None:
 
 def beside(out: Path, kind: str, fresh: dict[str, Any]) -> list[dict[str, Any]]:
     """What a page of the docs shows: the fresh result, whatever its file is called, and of those beside it all but the
-    ones that it takes the place of: with a budget in common. Raises ValueError as `results` does."""
-    return [fresh, *(result for result in results(out.parent, kind) if not _alike(result, fresh))]
+    ones that it takes the place of: all of whose budgets it has too. Raises ValueError as `results` does."""
+    return [fresh, *(result for result in results(out.parent, kind) if not _replaced(result, fresh))]
 
 
-def _alike(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
+def _replaced(result: dict[str, Any], fresh: dict[str, Any]) -> bool:
     one, other = (found["about"].get("request", found["about"]) for found in (result, fresh))
     some, more = (set(asked.get("budgets", ())) for asked in (one, other))
-    return _measured(one) == _measured(other) and (some == more or bool(some & more))
+    return _measured(one) == _measured(other) and some <= more
 
 
 def _measured(asked: dict[str, Any]) -> tuple[Any, ...]:

@@ -83,8 +83,8 @@ def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     """method, family, exact match (of free text KL) in each column, `mean rank`, and COSTS, but for those that no
     method has; methods without a limit, then the best rank first.
 
-    A rank is a method's place in a column among those held to its budget, ties sharing the mean of theirs; `mean rank`
-    is of those that have a value in every column. NaN: infeasible there, or not run."""
+    A rank is a method's place in a column of exact matches among those held to its budget, ties sharing the mean of
+    theirs; `mean rank` is of those that have a value in every such column. NaN: infeasible there, or not run."""
     found = cells(results)
     names, columns = list(dict.fromkeys(n for n, _ in found)), list(dict.fromkeys(c for _, c in found))
     costs = {
@@ -102,11 +102,10 @@ def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
     shown = ["method", "family", *columns, *costs.values()]
     frame = pd.DataFrame(rows, columns=shown).astype(dict.fromkeys(shown[2:], float))
     held = frame["method"].isin({n for n, c in found if found[n, c].line["budget"]})
-    less = [c for c in columns if c.startswith(FREE_TEXT)]
-    better = frame[columns].assign(**{c: -frame[c] for c in less})
-    ranks = better[held].rank(ascending=False, method="average")
+    matches = [c for c in columns if not c.startswith(FREE_TEXT)]
+    ranks = frame.loc[held, matches].rank(ascending=False, method="average")
     frame.insert(2, "mean rank", ranks.mean(axis=1, skipna=False))
-    best = better.mean(axis=1)
+    best = frame[matches].mean(axis=1)
     order = frame.assign(held=held, best=-best).sort_values(["held", "mean rank", "best", "method"]).index
     return frame.loc[order].reset_index(drop=True)
 

@@ -246,3 +246,11 @@ def test_tables_that_differ_in_their_budgets_alone_are_one(tmp_path: Path) -> No
 def test_what_is_no_table_is_not_joined() -> None:
     odd: list[dict[str, Any]] = [{}, {"about": {"request": {"budgets": ["x"]}}, "lines": []}, {}]
     assert joined(odd) == odd
+    stray = of("real", "in", {"task": "another"})
+    bare = of("real", "in", budgets=())
+    assert joined([stray, stray, bare, bare]) == [stray, stray, bare, bare]
+
+
+def test_sittings_with_a_budget_in_common_stay_apart() -> None:
+    early, later = of("real", "in", {"exact": 0.1}), of("real", "in", {"exact": 0.9})
+    assert joined([early, later]) == [early, later]

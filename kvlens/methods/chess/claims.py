@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvlens.bench.claims import Claim
+from kvlens.bench.intervals import wilson
 from kvlens.engine.engine import Engine
 from kvlens.methods.calibration import read
 from kvlens.methods.chess.claims_cases import setting
@@ -76,14 +77,19 @@ def _phases(found: Measured) -> Claim:
     keeps = found.at.keep
     points = [found.asked[keep, "dynamic"] for keep in keeps]
     steps = [interval([b.nats - a.nats for a, b in zip(low, high, strict=True)]) for low, high in pairwise(points)]
-    falls, rises = [i for i, s in enumerate(steps) if s[1] > 0], [i for i, s in enumerate(steps) if s[2] < 0]
-    holds = bool(falls and rises and falls[0] < rises[-1])
+    falls = [i for i, s in enumerate(steps) if s[1] > 0]
+    holds = phases(steps)
     nats, right = ([_mean(name, ps) for ps in points] for name in ("nats", "right"))
     shown = "; ".join(
         f"{keep:.0%}: {a:.2f} nats, {b:.0%} of tokens right" for keep, a, b in zip(keeps, nats, right, strict=True)
     )
     reason = (
-        "It does not recover." if falls else "No step to a larger budget makes answers worse beyond its 95 % interval."
+        "It does not recover."
+        if falls
+        else "Every step to a larger budget makes answers better."
+        if holds is False
+        else "No step to a larger budget is shown to make answers worse; a fall of "
+        f"{max(high for _, _, high in steps):.2f} nats is not ruled out."
     )
     return Claim(
         "chess",
@@ -94,6 +100,32 @@ def _phases(found: Measured) -> Claim:
         "" if holds else reason,
         {"keep": list(keeps), "nats": nats, "right": right, "steps": steps},
     )
+
+
+def phases(steps: Sequence[Interval]) -> bool | None:
+    """Whether answers get worse and then better again from budget to budget, by the change in nats of each step; None
+    where no step is shown to make them worse and one may."""
+    falls, rises = [i for i, s in enumerate(steps) if s[1] > 0], [i for i, s in enumerate(steps) if s[2] < 0]
+    if falls:
+        return bool(rises and falls[0] < rises[-1])
+    return None if any(high > 0 for _, _, high in steps) else False
+
+
+def about_every_ten(counts: Sequence[tuple[int, int]]) -> bool | None:
+    """Whether (pages that fired, pages) are every 5th to 20th: of no arm surely not (Wilson, 95 %), and of all by their
+    shares; None where only their intervals reach there."""
+    often, rarely = 1 / 5, 1 / 20
+    ends = [wilson(fired / pages, pages) for fired, pages in counts]
+    if any(high < rarely or low > often for low, high in ends):
+        return False
+    return True if all(rarely <= fired / pages <= often for fired, pages in counts) else None
+
+
+def found_worse(rank: Interval, kept: Sequence[tuple[float, float]], prompts: int) -> bool | None:
+    """False where the asked pages rank no better than chance, or fewer are kept than by chance (share kept, by chance)
+    beyond Wilson's 95 % interval; None where neither is shown."""
+    fewer = any(wilson(share, prompts)[1] < chance for share, chance in kept)
+    return False if rank[1] > CHANCE or fewer else None
 
 
 def _smallest(found: Measured) -> Claim:
@@ -129,7 +161,7 @@ def _rate(found: Measured, calibrated: dict[str, Any]) -> Claim:
     counts = {keep: _fired(points) for keep, points in arms.items()}
     own_counts = {keep: _fired(points) for keep, points in own.items()}
     every = [pages / fired if fired else math.inf for fired, pages in (*counts.values(), *own_counts.values())]
-    holds = all(5 <= value <= 20 for value in every)
+    holds = about_every_ten([*counts.values(), *own_counts.values()])
     shown = "; ".join(f"{keep:.0%}: {a} of {b} pages" for keep, (a, b) in counts.items())
     said = "".join(f", in its own words at {keep:.0%}: {a} of {b}" for keep, (a, b) in own_counts.items())
     limits = calibrated["entropy_nats"], calibrated["varentropy_page_nats2"]
@@ -200,7 +232,8 @@ def _affinity(found: Measured) -> Claim:
         f"{keep:.0%}: {m['kept']:.0%}, without hierarchy {m['flat']:.0%}, by chance {m['chance']:.0%}"
         for keep, m in means.items()
     )
-    holds = all(low > 0 for _, low, _ in over)
+    kept = [(means[keep]["kept"], means[keep]["chance"]) for keep in found.at.keep]
+    holds = True if all(low > 0 for _, low, _ in over) else found_worse(rank, kept, len(ranks[least]))
     common, own = (interval(part) for part in found.parts)
     reason = why_missed(rank, common, own, {keep: m["spent"] for keep, m in means.items()})
     return Claim(

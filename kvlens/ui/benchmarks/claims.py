@@ -60,8 +60,8 @@ def show_claims(model: str | None) -> None:
     _one(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
     st.caption(
         plain(
-            f"Of {len(frame)} claims {said} on the model {about.get('model')}, {about.get('prompts')} prompts "
-            f"per point; a claim that does not hold is left as it was found. Measured {where(about)}."
+            f"Of {len(frame)} claims {said} on the model {about.get('model')}; how many prompts stand behind one is "
+            f"said with it. A claim that does not hold is left as it was found. Measured {where(about)}."
         )
     )
     download(frame, "kvlens-claims")
@@ -79,7 +79,7 @@ def _one(claim: pd.Series[Any], first: bool) -> None:
 
 
 def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """One row per claim, and on what they were measured (machine and date of the first method's, all prompt counts)."""
+    """One row per claim, and on what they were measured (machine of the first method's, all dates)."""
     rows = [
         {
             "method": data.titles().get(name, name),
@@ -93,6 +93,6 @@ def _claims(found: dict[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
         for claim in part["claims"]
     ]
     abouts = [part["about"] for part in found["methods"].values()]
-    counts = sorted({int(about["prompts"]) for about in abouts})
+    dates = sorted({str(about["date"]) for about in abouts})
     first: dict[str, Any] = abouts[0] if abouts else {}
-    return pd.DataFrame(rows), first | {"prompts": " or ".join(map(str, counts))}
+    return pd.DataFrame(rows), first | {"date": ", ".join(dates)}

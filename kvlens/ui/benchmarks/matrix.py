@@ -13,7 +13,7 @@ from kvlens.ui.benchmarks import measured
 from kvlens.ui.benchmarks.trials import open_trial
 from kvlens.ui.common import data
 from kvlens.ui.common.parts import download
-from kvlens.ui.common.widgets import plain
+from kvlens.ui.common.widgets import error, plain
 
 FIXED = ("method", "family", "mean rank", *COSTS.values())
 KEPT = ("answer", "output", "depth", "seed", "preset")
@@ -30,8 +30,7 @@ MEANT = {
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
     tables = [one for one in measured.files("quality")[0] if one.model == model]
-    texts = [one for one in measured.files("text")[0] if one.model == model]
-    results = [one.content for one in (*sorted(tables, key=measured.asked), *texts)]
+    results = [one.content for one in (*sorted(tables, key=measured.asked), *_texts(model))]
     try:
         frame, found = matrix(results), cells(results)
     except (KeyError, TypeError):
@@ -85,6 +84,19 @@ def show_matrix(model: str | None) -> None:
     download(_long(found), "kvlens-quality-matrix")
 
 
+def _texts(model: str | None) -> list[measured.Measured]:
+    """Tables of free text; of a damaged one it is said here, since nothing else shows it."""
+    whole = []
+    for one in measured.of("text", model)[0]:
+        try:
+            assert all("kl" in line for line in one.content["lines"])
+            matrix([one.content])
+            whole.append(one)
+        except (KeyError, TypeError, AssertionError):
+            error(f"The file {one.name} lacks fields this version needs; measure it again with kvlens bench text.")
+    return whole
+
+
 def _config(columns: list[str]) -> dict[str, Any]:
     number = st.column_config.NumberColumn
     each = {
@@ -123,7 +135,8 @@ def _long(found: dict[tuple[str, str], Cell]) -> pd.DataFrame:
 
 def _of_text(cell: Cell) -> str:
     line, fed = cell.line, cell.request["tokens"]
-    within = f" (95 %: {line['kl_low']:.3f} to {line['kl_high']:.3f})" if line["kl_low"] is not None else ""
+    known = line.get("kl_low") is not None
+    within = f" (95 %: {line['kl_low']:.3f} to {line['kl_high']:.3f})" if known else ""
     return (
         f"KL {line['kl']:.4f} nats per token{within}; the same token most likely at {line['agreement']:.1%} of "
         f"{line['n'] * fed:,} tokens, {fed} behind each of {line['n']} passages."

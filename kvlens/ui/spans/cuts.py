@@ -146,6 +146,8 @@ class Threshold:
     method: type[Method]
     segmenter: Segmenter
     params: Any
+    preset: str
+    """as a Cut's"""
 
     @classmethod
     def of(cls, reader: TraceReader, text: Text) -> Threshold | None:
@@ -153,11 +155,12 @@ class Threshold:
         would have. None: no method here does."""
         own, mine = own_segmenter(reader), own_parameters(reader)
         if own is not None and own.alpha and mine is not None:
-            return cls(methods.get(str(reader.meta.method)), own, mine)
+            return cls(methods.get(str(reader.meta.method)), own, mine, "")
         for method in methods.registry().values():
             for segmenter in method.segmenters:
                 if segmenter.alpha:
-                    return cls(method, segmenter, _usual(reader, method, segmenter, text).params)
+                    usual = _usual(reader, method, segmenter, text)
+                    return cls(method, segmenter, usual.params, usual.preset or "defaults")
         return None
 
     @property
@@ -168,7 +171,8 @@ class Threshold:
     def cut(self, text: Text, alpha: float) -> Cut:
         """The text cut with another alpha, all else as it is."""
         params = replace(self.params, **{self.segmenter.alpha: alpha})
-        return replace(_cut(self.method, self.segmenter, params, text), name=f"alpha {alpha:g}")
+        cut = _cut(self.method, self.segmenter, params, text)
+        return replace(cut, name=f"alpha {alpha:g}", preset=self.preset)
 
     def most_anchors(self, text: Text) -> int | None:
         """Most boundary tokens that the budget allows; None: it sets no such limit."""

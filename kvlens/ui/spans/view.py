@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -90,7 +92,7 @@ def boundaries(reader: TraceReader, view: View) -> dict[str, str]:
     lines = [_threshold(stats, rule.alpha, cuts_by_surprisal(reader))]
     if preview is not None:
         lines.append(_threshold(stats, shown, False))
-    lanes = [] if preview is None else [Cut(f"PREVIEW: alpha {shown:g}", preview.spans, preview.settings)]
+    lanes = [] if preview is None else [replace(preview, name=f"PREVIEW: alpha {shown:g}")]
     with place:
         _draw(reader, view, [*lanes, *cuts], lines)
         needle(view)
