@@ -53,12 +53,13 @@ def markdown(result: dict[str, Any]) -> str:
 def _cells(line: dict[str, Any]) -> list[str]:
     title = methods.get(line["method"]).title
     name = title if line["dtype"] == "float32" else f"{title} in {line['dtype']} (noise floor)"
-    cells = [name, line["budget"] or "none", ", ".join(line["presets"])]
+    held = f"{line['budget']} of attended tokens" if methods.get(line["method"]).keeps_all else line["budget"]
+    cells = [name, held if line["budget"] else "none", ", ".join(line["presets"])]
     if not line["n"]:
         short = line["smallest_feasible"]
         why = f"infeasible, needs {short:.0%}" if short is not None else "refused" if line.get("refused") else "not run"
         return [*cells, why, *[""] * (len(COLUMNS) - 5), "0"]
-    within = f" ({line['kl_low']:.3f}-{line['kl_high']:.3f})" if line["kl_low"] is not None else ""
+    within = f" ({line['kl_low']:.4f}-{line['kl_high']:.4f})" if line["kl_low"] is not None else ""
     return [
         *cells,
         f"{line['kl']:.4f}{within}",
