@@ -13,6 +13,8 @@ from kvlens.figures.methodmarks import mark
 from kvlens.figures.quality import hover
 from kvlens.figures.theme import finish
 
+TITLE = 24
+"""pixels of a panel's title"""
 ROW = 19
 """pixels a method takes"""
 SYMBOLS = ("circle-open", "circle", "diamond-open", "diamond", "square-open", "square")
@@ -38,9 +40,10 @@ def ranked(frame: pd.DataFrame, titles: dict[str, str]) -> go.Figure:
             part = frame[(frame["budget"].fillna("") == budget) & (frame["task"] == task)]
             _points(figure, part[part["exact"].notna()], budget, symbol, titles, column)
             _refused(figure, part[part["exact"].isna()], titles, column)
-    figure.update_layout(hovermode="closest", legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0})
-    finish(figure, 110 + ROW * len(names), uirevision="quality-ranks", legend=True)
-    figure.update_layout(margin={"t": 64})
+    above = 1 + TITLE / (ROW * len(names))  # the legend of many budgets is as wide as the panels' titles
+    figure.update_layout(hovermode="closest", legend={"orientation": "h", "y": above, "yanchor": "bottom", "x": 0})
+    finish(figure, 110 + TITLE + ROW * len(names), uirevision="quality-ranks", legend=True)
+    figure.update_layout(margin={"t": 64 + TITLE})
     order = [titles.get(name, name) for name in names]
     figure.update_yaxes(categoryorder="array", categoryarray=order[::-1], dtick=1, showgrid=True)
     figure.update_xaxes(range=[-0.04, 1.04], tickformat=".1f", zeroline=False)

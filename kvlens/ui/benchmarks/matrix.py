@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from kvlens.bench.joined import joined
 from kvlens.bench.summary import arm_titles
 from kvlens.figures.qualitymatrix import COSTS, FREE_TEXT, Cell, cells, matrix, shade
 from kvlens.ui.benchmarks import measured
@@ -30,7 +31,8 @@ MEANT = {
 def show_matrix(model: str | None) -> None:
     """Every method in every table of the model; nothing where there is no table."""
     tables = [one for one in measured.files("quality")[0] if one.model == model]
-    results = [one.content for one in (*sorted(tables, key=measured.asked), *_texts(model))]
+    whole = joined(one.content for one in sorted(tables, key=measured.asked))
+    results = [*whole, *(one.content for one in _texts(model))]
     try:
         frame, found = matrix(results), cells(results)
     except (KeyError, TypeError):
