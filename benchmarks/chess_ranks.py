@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from kvlens.bench.intervals import normal
 from kvlens.engine.engine import Engine
 from kvlens.engine.models import load
 from kvlens.methods import make_parameters
 from kvlens.methods.chess.claims_cases import LENGTH, toy_case
-from kvlens.methods.chess.claims_runs import Notes, forced, interval, needed, parts, watching
+from kvlens.methods.chess.claims_runs import Notes, forced, needed, parts, watching
 from kvlens.methods.chess.method import Chess
 from kvlens.runs.machine import machine
 
@@ -59,7 +60,7 @@ def measure(engine: Engine, prompts: int) -> list[dict[str, Any]]:
                         found[part] += ranked
     rows = []
     for name, ranks in found.items():
-        mean, low, high = interval([r["rank"] for r in ranks])
+        mean, low, high = normal([r["rank"] for r in ranks])
         row = {"variant": name, "rank": mean, "low": low, "high": high, "n": len(ranks)}
         rows.append(row | {key: float(np.mean([r[key] for r in ranks])) for key in ("kept", "flat", "chance")})
     return rows

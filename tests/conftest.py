@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """The half a million objects of what was imported, which are never garbage, are not looked at each time; the rest
-    is looked at a thirtieth as often."""
+    is looked at far less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

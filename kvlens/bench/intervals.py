@@ -20,6 +20,14 @@ def sign_test(better: int, worse: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def normal(values: Sequence[float], few: int = 2) -> tuple[float, float, float]:
+    """(mean, low, high): the 95 % interval of the mean of figures that trials gave independently, by the normal
+    approximation; without bounds for fewer than `few`. Of 10 values it is 13 % narrower than Student's."""
+    mean, n = fmean(values), len(values)
+    half = 1.96 * stdev(values) / math.sqrt(n) if n >= max(few, 2) else math.inf
+    return mean, mean - half, mean + half
+
+
 def of_mean(values: Sequence[float]) -> tuple[float, float] | None:
     """Student's 95 % interval of the mean of figures that trials gave independently; None of fewer than six, which say
     too little of how they spread. The quantile comes of its expansion about the normal one, right to 0.1 % from six

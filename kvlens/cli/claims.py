@@ -3,7 +3,6 @@ per step."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -28,7 +27,7 @@ def claims(
     import torch
 
     from kvlens import __version__
-    from kvlens.bench.claims import check, claiming
+    from kvlens.bench.claims import check, claiming, written
     from kvlens.bench.kept import check_file
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
@@ -59,7 +58,7 @@ def claims(
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
         for name in chosen:
-            before[name] = {"about": about, "claims": [dataclasses.asdict(c) for c in found if c.method == name]}
+            before[name] = {"about": about, "claims": [written(c) for c in found if c.method == name]}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
     sys.stdout.flush()

@@ -19,7 +19,6 @@ from kvlens.text.units import si_bytes
 TEXT_CELLS = 96
 #: Height that a layer's number takes.
 TICK_PIXELS = 14
-#: Transparent, so that only hover is left of a cell.
 
 
 def run_maps(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvlens import tasks
-from kvlens.methods.chess import claims
+from kvlens.methods.chess import claims, claims_verdicts
 from kvlens.methods.chess.claims_cases import EXCERPT, KEEP, TOY, Case, setting
 from kvlens.methods.chess.claims_runs import TRIGGERS, Arms, Measured, Point, needed
 from kvlens.text.prompts import Prompt, PromptText
@@ -123,13 +123,13 @@ def test_pages_that_are_attended_anyway_have_no_rank() -> None:
 
 
 def test_what_is_not_shown_is_undecided() -> None:
-    assert claims.phases([(0.1, 0.05, 0.15), (-0.1, -0.2, -0.05)]) is True
-    assert claims.phases([(0.1, 0.05, 0.15), (-0.1, -0.2, 0.05)]) is False, "it is not shown to recover"
-    assert claims.phases([(-0.1, -0.2, 0.05), (-0.1, -0.2, -0.05)]) is None
-    assert claims.phases([(-0.1, -0.2, -0.05)]) is False
-    assert claims.about_every_ten([(10, 100), (20, 200)]) is True
-    assert claims.about_every_ten([(10, 100), (6, 120), (3, 109)]) is None
-    assert claims.about_every_ten([(10, 100), (1, 890)]) is False
-    assert claims.found_worse((0.36, 0.24, 0.48), [(0.0, 0.05), (0.6, 0.35)], 20) is None
-    assert claims.found_worse((0.36, 0.24, 0.48), [(0.05, 0.6)], 20) is False
-    assert claims.found_worse((0.68, 0.62, 0.74), [(0.2, 0.1)], 20) is False
+    assert claims_verdicts.phases([(0.1, 0.05, 0.15), (-0.1, -0.2, -0.05)]) is True
+    assert claims_verdicts.phases([(0.1, 0.05, 0.15), (-0.1, -0.2, 0.05)]) is False, "it is not shown to recover"
+    assert claims_verdicts.phases([(-0.1, -0.2, 0.05), (-0.1, -0.2, -0.05)]) is None
+    assert claims_verdicts.phases([(-0.1, -0.2, -0.05)]) is False
+    assert claims_verdicts.about_every_ten([(10, 100), (20, 200)]) is True
+    assert claims_verdicts.about_every_ten([(10, 100), (6, 120), (3, 109)]) is None
+    assert claims_verdicts.about_every_ten([(10, 100), (1, 890)]) is False
+    assert claims_verdicts.found_worse((0.36, 0.24, 0.48), [(0.0, 0.05), (0.6, 0.35)], 20) is None
+    assert claims_verdicts.found_worse((0.36, 0.24, 0.48), [(0.05, 0.6)], 20) is False
+    assert claims_verdicts.found_worse((0.68, 0.62, 0.74), [(0.2, 0.1)], 20) is False

@@ -70,7 +70,7 @@ def test_what_the_causes_answer_is_said_on_their_prompts() -> None:
 def test_verdicts_follow_the_figures() -> None:
     ours = seen([1.0] * 10)
     assert sentkv.reuse(CASE, ours).holds is True
-    few = [Seen(reused=[0.3, 0.5], reusable=[0.4, 0.6], similarity=[0.5, 0.4], moved=2, ideal=1)]
+    few = [Seen(reused=[0.3, 0.5], reusable=[0.4, 0.6], similarity=[0.5, 0.4], moved=2, ideal=1)] * 2
     assert sentkv.reuse(CASE, few).holds is False
     apart = [
         Seen(reused=[x, x + 0.1], reusable=[0.9, 0.8], similarity=[0.5, 0.4], moved=2, ideal=1) for x in (0.4, 0.8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvlens import tasks
+from kvlens.bench.claims import written
 from kvlens.bench.trials import Prompts
 from kvlens.engine.engine import Engine
 from kvlens.methods.freekv import claims, claims_runs
@@ -41,8 +43,16 @@ def test_sentences_name_the_model_and_what_is_fed() -> None:
     low = np.full((5, 2, 4), 0.5)
     assert "demo model" not in similarity.every_head(CASE, low, "here").reason
     assert "demo model" in similarity.every_head(TOY, low, "here").reason
-    many = {tau: trials([1.0], rate) for tau, rate in zip(CASE.taus, (0.0, 0.9, 0.95, 1.0), strict=True)}
+    many = {tau: trials([1.0] * 2, rate) for tau, rate in zip(CASE.taus, (0.0, 0.9, 0.95, 1.0), strict=True)}
     assert "of some-llama have a mean cosine below tau" in claims.rates(CASE, many, "here")[1].reason
+
+
+def test_one_prompt_bounds_nothing_and_is_written_as_json() -> None:
+    one = {tau: trials([1.0], rate) for tau, rate in zip(CASE.taus, (0.0, 0.1, 0.3, 1.0), strict=True)}
+    claim = claims.rates(CASE, one, "here")[1]
+    assert claim.holds is None
+    assert written(claim)["figures"]["interval"]["0.8"] == [None, None]
+    json.dumps(written(claim), allow_nan=False)
 
 
 def test_own_words_end_where_they_are_the_right_answer(demo: Any) -> None:
@@ -112,12 +122,12 @@ def test_steps_below_tau_in_some_heads_only() -> None:
 
 def test_correction_rates_rise_and_are_compared_with_the_table() -> None:
     rates = {0.0: 0.0, 0.7: 0.05, 0.8: 0.1, 0.9: 0.3, 1.0: 1.0}
-    rising, few = claims.rates(CASE, {tau: trials([1.0], rate) for tau, rate in rates.items()}, "here")
+    rising, few = claims.rates(CASE, {tau: trials([1.0] * 2, rate) for tau, rate in rates.items()}, "here")
     assert (rising.holds, few.holds) == (True, True)
-    more = {tau: trials([1.0], rate) for tau, rate in (rates | {0.8: 0.6}).items()}
+    more = {tau: trials([1.0] * 2, rate) for tau, rate in (rates | {0.8: 0.6}).items()}
     rising, few = claims.rates(CASE, more, "here")
     assert (rising.holds, few.holds) == (False, False)
-    apart = {tau: trials([1.0], rate) for tau, rate in rates.items()}
+    apart = {tau: trials([1.0] * 2, rate) for tau, rate in rates.items()}
     apart[0.8] = trials([1.0], 0.1) + trials([1.0], 0.3)
     assert claims.rates(CASE, apart, "here")[1].holds is None
 

@@ -3,6 +3,8 @@ report)`."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,19 @@ class Claim:
     """why it does not hold, or cannot be decided, here"""
     figures: dict[str, Any] = field(default_factory=dict)
     """the numbers behind it, plain JSON"""
+
+
+def written(claim: Claim) -> dict[str, Any]:
+    """A claim as plain JSON: the missing bound of an interval is None, as JSON has no infinity."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {key: plain(value) for key, value in dataclasses.asdict(claim).items()}
 
 
 def claiming() -> list[str]:

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 
 from kvlens.bench.claims import Claim
-from kvlens.bench.intervals import wilson
+from kvlens.bench.intervals import normal
 from kvlens.engine.engine import Engine
 from kvlens.methods.calibration import read
 from kvlens.methods.chess.claims_cases import setting
-from kvlens.methods.chess.claims_runs import TRIGGERS, Interval, Measured, Point, interval, measure
+from kvlens.methods.chess.claims_runs import TRIGGERS, Interval, Measured, Point, measure
+from kvlens.methods.chess.claims_verdicts import CHANCE, about_every_ten, found_worse, phases
 from kvlens.methods.chess.method import Chess
 from kvlens.methods.chess.trigger import THRESHOLDS
 
 LESS_OFTEN = "Dynamic reconstructs less often, {dynamic:.1f} times an answer, fixed {fixed:.1f} times."
-CHANCE = 0.5
-"""mean rank of pages drawn by chance"""
 NEAR = 0.1
 """ours: an oracle that is right on all but this share of full KV's answers shows what the others were lost by"""
 
@@ -44,7 +43,7 @@ def _about(found: Measured) -> str:
 def _dynamic(found: Measured) -> Claim:
     arms, keeps = found.long, found.at.keep_long
     gains = {
-        keep: interval([b.nats - a.nats for a, b in zip(arms[keep, "dynamic"], arms[keep, "fixed"], strict=True)])
+        keep: normal([b.nats - a.nats for a, b in zip(arms[keep, "dynamic"], arms[keep, "fixed"], strict=True)])
         for keep in keeps
     }
     counts = {trigger: _mean("rebuilt", [p for keep in keeps for p in arms[keep, trigger]]) for trigger in TRIGGERS}
@@ -76,7 +75,7 @@ def _dynamic(found: Measured) -> Claim:
 def _phases(found: Measured) -> Claim:
     keeps = found.at.keep
     points = [found.asked[keep, "dynamic"] for keep in keeps]
-    steps = [interval([b.nats - a.nats for a, b in zip(low, high, strict=True)]) for low, high in pairwise(points)]
+    steps = [normal([b.nats - a.nats for a, b in zip(low, high, strict=True)]) for low, high in pairwise(points)]
     falls = [i for i, s in enumerate(steps) if s[1] > 0]
     holds = phases(steps)
     nats, right = ([_mean(name, ps) for ps in points] for name in ("nats", "right"))
@@ -102,36 +101,10 @@ def _phases(found: Measured) -> Claim:
     )
 
 
-def phases(steps: Sequence[Interval]) -> bool | None:
-    """Whether answers get worse and then better again from budget to budget, by the change in nats of each step; None
-    where no step is shown to make them worse and one may."""
-    falls, rises = [i for i, s in enumerate(steps) if s[1] > 0], [i for i, s in enumerate(steps) if s[2] < 0]
-    if falls:
-        return bool(rises and falls[0] < rises[-1])
-    return None if any(high > 0 for _, _, high in steps) else False
-
-
-def about_every_ten(counts: Sequence[tuple[int, int]]) -> bool | None:
-    """Whether (pages that fired, pages) are every 5th to 20th: of no arm surely not (Wilson, 95 %), and of all by their
-    shares; None where only their intervals reach there."""
-    often, rarely = 1 / 5, 1 / 20
-    ends = [wilson(fired / pages, pages) for fired, pages in counts]
-    if any(high < rarely or low > often for low, high in ends):
-        return False
-    return True if all(rarely <= fired / pages <= often for fired, pages in counts) else None
-
-
-def found_worse(rank: Interval, kept: Sequence[tuple[float, float]], prompts: int) -> bool | None:
-    """False where the asked pages rank no better than chance, or fewer are kept than by chance (share kept, by chance)
-    beyond Wilson's 95 % interval; None where neither is shown."""
-    fewer = any(wilson(share, prompts)[1] < chance for share, chance in kept)
-    return False if rank[1] > CHANCE or fewer else None
-
-
 def _smallest(found: Measured) -> Claim:
     least = found.at.keep[0]
     few = found.asked[least, "dynamic"]
-    lost = interval([a.nats - b.nats for a, b in zip(few, found.full, strict=True)])
+    lost = normal([a.nats - b.nats for a, b in zip(few, found.full, strict=True)])
     exact = [float(np.mean([p.right == 1 for p in ps])) for ps in (few, found.full, found.held)]
     holds = False if lost[1] > 0 else True if lost[2] <= 0 else None
     near = exact[2] >= (1 - NEAR) * exact[1]
@@ -222,8 +195,8 @@ def _above(points: list[Point], limits: tuple[float, float]) -> tuple[int, int]:
 
 def _affinity(found: Measured) -> Claim:
     ranks, least = found.ranks, found.at.keep[0]
-    rank = interval([r["rank"] for r in ranks[least]])
-    over = [interval([r["kept"] - r["chance"] for r in ranks[keep]]) for keep in found.at.keep]
+    rank = normal([r["rank"] for r in ranks[least]])
+    over = [normal([r["kept"] - r["chance"] for r in ranks[keep]]) for keep in found.at.keep]
     means = {
         keep: {name: float(np.mean([r[name] for r in ranks[keep]])) for name in ("kept", "flat", "chance", "spent")}
         for keep in found.at.keep
@@ -234,7 +207,7 @@ def _affinity(found: Measured) -> Claim:
     )
     kept = [(means[keep]["kept"], means[keep]["chance"]) for keep in found.at.keep]
     holds = True if all(low > 0 for _, low, _ in over) else found_worse(rank, kept, len(ranks[least]))
-    common, own = (interval(part) for part in found.parts)
+    common, own = (normal(part) for part in found.parts)
     reason = why_missed(rank, common, own, {keep: m["spent"] for keep, m in means.items()})
     return Claim(
         "chess",

@@ -187,13 +187,6 @@ def parts(case: Case, first: dict[str, torch.Tensor], page: int) -> list[list[di
     return ranked
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """(mean, low, high): 95 % by the normal approximation."""
-    mean = float(np.mean(values))
-    half = 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return mean, mean - half, mean + half
-
-
 def measure(engine: Engine, at: Setting, prompts: int, report: Callable[[str], None]) -> Measured:
     """`prompts` prompts of each source, under all arms."""
     found, cases = Measured(at), Cases(engine, at)

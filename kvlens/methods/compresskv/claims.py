@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvlens.bench.claims import Claim
+from kvlens.bench.intervals import normal
 from kvlens.methods.compresskv import claims_runs
 from kvlens.methods.compresskv.claims_runs import BOTH, CONTROL, DECODE, HELD, NOTHING, Arm, Selected, Setting, ranked
 
@@ -134,20 +135,12 @@ def why_masked(order: dict[str, list[tuple[int, int]]], differ: list[int], gap: 
     )
 
 
-def half_width(differences: np.ndarray) -> float:
-    """Of the 95 % interval of their mean; infinite for fewer than FEWEST."""
-    return (
-        1.96 * float(differences.std(ddof=1)) / math.sqrt(differences.size) if differences.size >= FEWEST else math.inf
-    )
-
-
 def decide(differences: np.ndarray) -> tuple[bool | None, str]:
     """Is the mean of these differences above 0? None when its 95 % interval holds 0; with the mean and interval in
     words."""
-    mean = float(differences.mean())
-    half = half_width(differences)
-    verdict = None if abs(mean) <= half else mean > 0
-    return verdict, f"{mean:+.3f} (95 % interval {mean - half:+.3f} to {mean + half:+.3f})"
+    mean, low, high = normal(differences.tolist(), FEWEST)
+    verdict = None if low <= 0 <= high else mean > 0
+    return verdict, f"{mean:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
 
 
 # ------------------------------------------------------------------------------------------------ Tables 2b, 3a and 3b
@@ -211,7 +204,7 @@ def _selection(found: Selected, at: Setting) -> list[Claim]:
     both = False if False in (first, second) else True if first and second else None
     more = [decide(per_prompt[name] - per_prompt["SRH"]) for name in ("6 SRH", "all heads")]
     differences = [per_prompt[name] - per_prompt["SRH"] for name in ("6 SRH", "all heads")]
-    uppers = [float(d.mean()) + half_width(d) for d in differences]
+    uppers = [normal(d.tolist(), FEWEST)[2] for d in differences]
     enough = False if any(verdict for verdict, _ in more) else True if max(uppers) < SUFFICE else None
     counts = ", ".join(f"{name} {mean[name]:.3f}" for name in ("2 SRH", "SRH", "6 SRH", "all heads"))
     return [

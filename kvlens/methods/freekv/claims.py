@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 
 from kvlens.bench.claims import Claim
-from kvlens.bench.intervals import sign_test
+from kvlens.bench.intervals import normal, sign_test
 from kvlens.engine.engine import Engine
 from kvlens.methods.freekv.claims_cases import Case, case_of
 from kvlens.methods.freekv.claims_runs import BUDGET, COMPARED, FULL, Seen, at, measure
-from kvlens.methods.freekv.claims_similarity import interval, of_similarity
+from kvlens.methods.freekv.claims_similarity import of_similarity
 from kvlens.methods.freekv.params import POOLINGS
 
 PAPER_RATES = {0.8: (0.04, 0.22), 0.9: (0.17, 0.52)}
@@ -54,7 +54,7 @@ def rates(case: Case, trials: dict[float, list[Seen]], about: str) -> list[Claim
     """App. B.3 and Table 9. Prompts whose answer has one token have no step that could be corrected."""
     told = {tau: [float(np.mean(t.corrected)) for t in seen if t.corrected] for tau, seen in trials.items()}
     rate = {tau: float(np.mean(found)) for tau, found in told.items()}
-    within = {tau: interval(told[tau]) for tau in PAPER_RATES}
+    within = {tau: normal(told[tau])[1:] for tau in PAPER_RATES}
     waited = {tau: sum(t.blocking for t in seen) / max(1.0, sum(t.moved for t in seen)) for tau, seen in trials.items()}
     listed = ", ".join(f"{tau:g}: {rate[tau]:.3f}" for tau in rate)
     rising = all(rate[a] <= rate[b] for a, b in pairwise(sorted(rate))) and rate[0.0] == 0 and rate[1.0] == 1

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvlens.bench.claims import Claim
+from kvlens.bench.intervals import normal
 from kvlens.methods.freekv.claims_cases import Case
 
 PAPER_LOWEST = 0.84
@@ -16,13 +17,6 @@ PAPER_MEANS = (0.82, 0.92)
 """Table 8: smallest and largest mean of a model and a task, the first layer left out"""
 LOW = 0.8
 """Fig. 3c, app. B.3: what a drop is, the paper's tau for long inputs"""
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean of figures that prompts gave independently."""
-    mean = float(np.mean(values))
-    half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return mean - half, mean + half
 
 
 def of_similarity(case: Case, cosines: Sequence[np.ndarray], group: int, about: str) -> list[Claim]:
@@ -62,7 +56,7 @@ def every_head(case: Case, cosine: np.ndarray, about: str) -> Claim:
 def mean_of_model(cosines: Sequence[np.ndarray], about: str) -> Claim:
     """Table 8: the mean over layers and steps, the first layer left out."""
     by_prompt = [float(one[:, 1:].mean()) for one in cosines]
-    low, high = interval(by_prompt)
+    _, low, high = normal(by_prompt)
     least, most = PAPER_MEANS
     holds = True if least <= low and high <= most else False if high < least or most < low else None
     side = "below" if high < least else "above"
@@ -85,7 +79,7 @@ def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
     """App. D."""
     by_layer = np.concatenate(cosines).mean((0, 2))
     less = [float(one[:, 1:].mean() - one[:, 0].mean()) for one in cosines]
-    low, high = interval(less)
+    _, low, high = normal(less)
     lowest = np.argsort(by_layer, kind="stable")[:3]
     holds = True if low > 0 else False if high < 0 else None
     return Claim(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from kvlens.bench.claims import Claim
-from kvlens.bench.intervals import sign_test, wilson
+from kvlens.bench.intervals import normal, sign_test, wilson
 from kvlens.engine.engine import Engine
 from kvlens.methods.sentkv.claims_cases import ABLATIONS, CAUSES, EXACT, Case, case_of
 from kvlens.methods.sentkv.claims_runs import FULL, Seen, measure
@@ -48,8 +48,7 @@ def reuse(case: Case, points: list[Seen]) -> Claim:
     )
     mean, most = float(np.mean(reused)), float(np.mean(reusable))
     by_prompt = [float(np.mean(point.reused)) for point in told]
-    half = 1.96 * float(np.std(by_prompt, ddof=1)) / len(by_prompt) ** 0.5 if len(by_prompt) > 1 else 0.0
-    lower, upper = float(np.mean(by_prompt)) - half, float(np.mean(by_prompt)) + half
+    _, lower, upper = normal(by_prompt)
     moved, ideal = (float(sum(getattr(point, name) for point in told)) for name in ("moved", "ideal"))
     low, high = np.percentile(reused, [10, 90])
     cosine, r = float(np.mean(similarity)), float(np.corrcoef(similarity, reused)[0, 1])

@@ -91,11 +91,14 @@ def _texts(model: str | None) -> list[measured.Measured]:
     whole = []
     for one in measured.of("text", model)[0]:
         try:
-            assert all("kl" in line for line in one.content["lines"])
+            damaged = any("kl" not in line for line in one.content["lines"])
             matrix([one.content])
-            whole.append(one)
-        except (KeyError, TypeError, AssertionError):
+        except (KeyError, TypeError):
+            damaged = True
+        if damaged:
             error(f"The file {one.name} lacks fields this version needs; measure it again with kvlens bench text.")
+        else:
+            whole.append(one)
     return whole
 
 
@@ -151,7 +154,7 @@ def _lost(cell: Cell, title: str, column: str) -> None:
     st.markdown(f"##### {plain(f'{title}: {column}')}")
     if not line["n"]:
         needs = line.get("smallest_feasible")
-        st.text(f"Infeasible: it needs {needs:.0%} of full KV." if needs else "It was not run.")
+        st.text(f"Infeasible: it needs {needs:.0%} of full KV." if needs else line.get("refused") or "It was not run.")
         return
     if cell.measure == "kl":
         st.text(_of_text(cell))
