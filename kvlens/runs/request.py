@@ -103,13 +103,13 @@ def default_budget(method: str) -> str:
     return "1.0" if methods.get(method).keeps_all else DEFAULT_SHARE
 
 
-def parse_set(items: list[str]) -> dict[str, str]:
-    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence."""
+def parse_set(items: list[str], option: str = "--set") -> dict[str, str]:
+    """['alpha=2', ...] -> {'alpha': '2'}. Raises ValueError with one sentence that names the option."""
     pairs = {}
     for item in items:
         name, sign, value = item.partition("=")
         if not sign or not name.strip():
-            raise ValueError(f"--set takes name=value, not '{item}'.")
+            raise ValueError(f"{option} takes name=value, not '{item}'.")
         pairs[name.strip()] = value
     return pairs
 

@@ -8,6 +8,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kvlens.engine.hf_attention import attending
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.router import fit_pca
-from kvlens.methods.sekv.training import losses
+from kvlens.methods.sekv.training import corpus, losses
 from kvlens.methods.sekv.training.examples import draw, prepare
 from kvlens.methods.sekv.training.files import load_router
+from kvlens.methods.sekv.training.settings import settings_of
 from kvlens.methods.sekv.training.student import ATTENTION, Pass, RouterModule, mixed_softmax, straight_through
 from kvlens.methods.sekv.training.train import SeKVTraining, Trainer, train_sekv
 from kvlens.shape import KVShape
@@ -274,3 +276,40 @@ def test_refuses_documents_without_spans(model: LlamaForCausalLM, tmp_path: Path
         train_sekv(model, Letters(), tmp_path, 2, ["a" * 60, "b" * 60], PARAMS, settings)
     with pytest.raises(ValueError, match="two documents"):
         train_sekv(model, Letters(), tmp_path, 2, ["a" * 60], PARAMS, settings)
+
+
+def test_places_that_are_kept_are_drawn_again(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    documents = [[rng.randrange(30) for _ in range(90)] for _ in range(3)]
+    settings = dataclasses.replace(SETTINGS, windows=2, lengths=(48,), evaluate_on=3)
+    trainer = Trainer(model, PARAMS, settings, 8, torch.randn(2, 4, PARAMS.dim, 8))
+    drawn: list[int] = []
+
+    def draw(documents: Any, length: int, rng: random.Random) -> list[int]:
+        drawn.append(length)
+        return [rng.randrange(30) for _ in range(length)]
+
+    monkeypatch.setattr("kvlens.methods.sekv.training.train.draw", draw)
+    for _ in range(6):
+        trainer.advance(documents)
+    first, again = trainer.evaluate(documents), trainer.evaluate(documents)
+    assert len(drawn) == 4, "two for training, two others held out"
+    assert first == again
+
+
+def test_settings_by_name() -> None:
+    assert settings_of({"lengths": "512,1024", "learning_rate": "0.01"}) == SeKVTraining(
+        lengths=(512, 1024), learning_rate=0.01
+    )
+    with pytest.raises(ValueError, match="no setting 'rate'; it has"):
+        settings_of({"rate": "1"})
+    with pytest.raises(ValueError, match="--train batch=x: "):
+        settings_of({"batch": "x"})
+
+
+def test_a_book_and_code_when_no_texts_are_given() -> None:
+    found = corpus.documents()
+    assert len(found) == 2 * corpus.PARTS
+    assert "Alice" in found[-2]
+    assert "import" in found[-1]
+    assert len(corpus.named()) == 1 + len(corpus.MODULES)

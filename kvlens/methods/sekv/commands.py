@@ -13,7 +13,8 @@ from kvlens.cli.train import show
 
 def train(
     documents: Annotated[
-        list[Path] | None, typer.Argument(help="Long UTF-8 text files; none: generated ones, for the demo model.")
+        list[Path] | None,
+        typer.Argument(help="Long UTF-8 text files; none: a book and code; for the demo model, generated ones."),
     ] = None,
     model: Model = DEFAULT_MODEL,
     out: Annotated[Path, typer.Option(help="Folder for checkpoint, log and router; run again to continue.")] = Path(
@@ -30,6 +31,10 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="A parameter of SeKV: name=value; may be repeated.")
     ] = None,
+    training: Annotated[
+        list[str] | None,
+        typer.Option("--train", help="A setting of the training (SeKVTraining): name=value; may be repeated."),
+    ] = None,
     device: Device = "auto",
     dtype: Annotated[str, typer.Option()] = "float32",
 ) -> None:
@@ -39,21 +44,21 @@ def train(
 
         typer.echo(str(train_router(out, steps, batch, progress=show)))
         return
-    if not documents:
-        raise ValueError("give text files to train on: only the demo model has generated documents (--model demo).")
     from kvlens import methods
     from kvlens.engine.models import load
-    from kvlens.methods.sekv.training.train import SeKVTraining, train_sekv
+    from kvlens.methods.sekv.training import corpus
+    from kvlens.methods.sekv.training.settings import settings_of
+    from kvlens.methods.sekv.training.train import train_sekv
     from kvlens.runs.request import default_preset, parse_set
     from kvlens.text.prompts import decode
 
-    texts = [decode(path.read_bytes(), path.name).text for path in documents]
+    texts = [decode(path.read_bytes(), path.name).text for path in documents or []] or corpus.documents()
     params = methods.make_parameters(
         methods.get("sekv"), preset or default_preset("sekv", model), {"router": "trained", **parse_set(set_ or [])}
     )
+    settings = settings_of(
+        {"batch": str(batch)} | ({"lengths": lengths} if lengths else {}) | parse_set(training or [], "--train")
+    )
     loaded = load(model, device, dtype)
-    settings = SeKVTraining(batch=batch)
-    if lengths:
-        settings = SeKVTraining(batch=batch, lengths=tuple(int(n) for n in lengths.split(",")))
-    about = {"model": model, "documents": [path.name for path in documents]}
+    about = {"model": model, "documents": [path.name for path in documents or []] or corpus.named()}
     typer.echo(str(train_sekv(loaded.model, loaded.tokenizer, out, steps, texts, params, settings, show, about)))

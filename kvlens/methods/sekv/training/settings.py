@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from pydantic import TypeAdapter, ValidationError
 
 
 @dataclass(frozen=True)
@@ -56,4 +59,22 @@ class SeKVTraining:
     """ours: held-out documents per evaluation"""
     patience: int = 10
     """ours: evaluations without improvement, after the budget weight is whole, that end the training"""
+    windows: int = 0
+    """ours: places of text that are drawn in all, per length; what the model gives for them is kept in memory (about
+    130 MB each for SmolLM2 at 1,024 tokens), so that further passes over them cost the student's step alone. 0: another
+    place at every step, as in the paper"""
     seed: int = 0
+
+
+def settings_of(given: Mapping[str, str]) -> SeKVTraining:
+    """Settings by name, as text; of several numbers, with commas. Raises ValueError with one sentence."""
+    known = {field.name for field in fields(SeKVTraining)}
+    if unknown := given.keys() - known:
+        raise ValueError(f"the training has no setting '{min(unknown)}'; it has {', '.join(sorted(known))}.")
+    values = {name: value.split(",") if name == "lengths" else value for name, value in given.items()}
+    try:
+        return TypeAdapter(SeKVTraining).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ValueError(f"--train {name}={given[name]}: {first['msg'].lower()}.") from None

@@ -53,6 +53,7 @@ class Trainer:
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay)
         self.step, self.stale, self.best, self.best_step = 0, 0, math.inf, 0
+        self._seen: dict[tuple[int, int, bool], Example | None] = {}
         self.best_state = self._copy()
 
     def _copy(self) -> dict[str, Tensor]:
@@ -71,8 +72,17 @@ class Trainer:
             self.settings.learning_rate * 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
         )
 
-    def example(self, documents: Sequence[Sequence[int]], length: int, rng: random.Random) -> Example | None:
-        return _example(self.model, documents, length, self.params, self.settings, rng)
+    def _draw(
+        self, documents: Sequence[Sequence[int]], length: int, rng: random.Random, held_out: bool
+    ) -> Example | None:
+        """A place of the documents: any, or one of the `windows` that are kept."""
+        if not self.settings.windows:
+            return _example(self.model, documents, length, self.params, self.settings, rng)
+        at = length, rng.randrange(self.settings.windows), held_out
+        if at not in self._seen:
+            place = random.Random(f"{self.settings.seed}/{at}")
+            self._seen[at] = _example(self.model, documents, length, self.params, self.settings, place)
+        return self._seen[at]
 
     def loss(self, example: Example, budget_weight: float) -> tuple[Tensor, dict[str, float]]:
         """The objective of one document (eq. 10) and its parts, with the zoom rate and how well expansion covers the
@@ -122,7 +132,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         seen: list[dict[str, float]] = []
         for _ in range(self.settings.batch):
-            example = self.example(documents, length, rng)
+            example = self._draw(documents, length, rng, held_out=False)
             if example is not None:
                 loss, figures = self.loss(example, self.budget_weight())
                 (loss / self.settings.batch).backward()
@@ -143,7 +153,7 @@ class Trainer:
         rng = random.Random(self.settings.seed + 1)
         seen = []
         for _ in range(self.settings.evaluate_on):
-            example = self.example(documents, self.settings.lengths[-1], rng)
+            example = self._draw(documents, self.settings.lengths[-1], rng, held_out=True)
             if example is not None:
                 loss, figures = self.loss(example, self.settings.lambda_budget)
                 seen.append({"loss": float(loss), **figures})
