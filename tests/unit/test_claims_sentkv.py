@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,8 @@ def test_verdicts_follow_the_figures() -> None:
 
 
 @pytest.mark.slow
-def test_all_claims_are_judged_on_one_prompt_of_each_task(demo: Any) -> None:
+def test_all_claims_are_judged_on_one_prompt_of_each_task(demo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sentkv, "case_of", lambda model: replace(TOY, length=512))
     said: list[str] = []
     found = sentkv.claims(Engine(demo), 1, said.append)
     assert len(found) == 4

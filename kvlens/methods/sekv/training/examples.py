@@ -51,11 +51,50 @@ def draw(documents: Sequence[Sequence[int]], length: int, rng: random.Random) ->
     return ids
 
 
+@dataclass(frozen=True)
+class Read:
+    """A document as the teacher reads it, and the spans of its prefix."""
+
+    logits: Tensor
+    """[n, V]"""
+    query: Tensor
+    """of the suffix [L, H, T, D]"""
+    keys: Tensor
+    """[L, H_kv, n, D]"""
+    values: Tensor
+    nats: Tensor
+    """surprisals of the prefix [P]"""
+    place: Tensor
+    """token of each row of each span [S, m]"""
+    in_span: Tensor
+    """bool [S, m]: False for padding"""
+    scaling: float
+    """of attention logits"""
+
+    @property
+    def length(self) -> Tensor:
+        """float [S], tokens."""
+        return self.in_span.sum(-1).float()
+
+    def means(self, params: SeKVParameters) -> tuple[Tensor, Tensor]:
+        """Mean keys and values of the spans [L, H_kv, S, D] (eq. 2)."""
+        nats = self.nats[self.place] if params.weights == "surprisal" else torch.ones_like(self.nats[self.place])
+        weight = surprisal_weights(nats * self.in_span)[..., None] * self.in_span[..., None]
+        keys, values = ((x[:, :, self.place] * weight).sum(3) for x in (self.keys, self.values))
+        return keys, values
+
+    def mass(self) -> Tensor:
+        """Attention of the suffix on each span [L, H, T, S]."""
+        both = zip(self.query, self.keys, strict=True)
+        return torch.stack([_span_mass(query * self.scaling, key, self.place, self.in_span) for query, key in both])
+
+
 @torch.no_grad()
-def prepare(
+def read(
     model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeKVParameters, anchor_cap: int | None = None
-) -> Example | None:
-    """Run the teacher over `ids` [n] and lay out its prefix. None when the prefix has no span to decide about."""
+) -> Read | None:
+    """Run the teacher over `ids` [n] and cut its prefix, all but the last `suffix` tokens. None when the prefix has no
+    span to decide about."""
     tokens = torch.tensor([list(ids)], device=model.device)
     trip = Pass(suffix)
     with attending(model, ATTENTION):
@@ -67,22 +106,33 @@ def prepare(
     spans = [span for span in spans if span.kind in COMPRESSED]
     if not spans:
         return None
-    layers = [trip.captured[layer] for layer in sorted(trip.captured)]
-    keys, values = (torch.stack([layer[i] for layer in layers]).float() for i in (1, 2))
     place = torch.zeros(len(spans), max(len(span) for span in spans), dtype=torch.long, device=model.device)
     in_span = torch.zeros_like(place, dtype=torch.bool)
     for row, span in enumerate(spans):
         place[row, : len(span)] = torch.arange(span.tok_start, span.tok_end)
         in_span[row, : len(span)] = True
+    layers = [trip.captured[layer] for layer in sorted(trip.captured)]
+    query, keys, values = (torch.stack([layer[i] for layer in layers]).float() for i in range(3))
+    return Read(logits, query, keys, values, nats, place, in_span, trip.scaling)
+
+
+@torch.no_grad()
+def prepare(
+    model: PreTrainedModel, ids: Sequence[int], suffix: int, params: SeKVParameters, anchor_cap: int | None = None
+) -> Example | None:
+    """Run the teacher over `ids` [n] and lay out its prefix. None when the prefix has no span to decide about."""
+    found = read(model, ids, suffix, params, anchor_cap)
+    if found is None:
+        return None
+    prefix = len(ids) - suffix
+    tokens = torch.tensor([list(ids)], device=model.device)
     return Example(
-        tokens[:, prefix_tokens:],
-        torch.arange(prefix_tokens, len(ids), device=model.device)[None],
-        _prefix(keys[:, :, :prefix_tokens], values[:, :, :prefix_tokens], nats, place, in_span, params),
-        logits[prefix_tokens:].float().log_softmax(-1),
-        torch.stack(
-            [_span_mass(query.float() * trip.scaling, key.float(), place, in_span) for query, key, _ in layers]
-        ),
-        keys[:, :, :prefix_tokens],
+        tokens[:, prefix:],
+        torch.arange(prefix, len(ids), device=model.device)[None],
+        _prefix(found, params),
+        found.logits[prefix:].float().log_softmax(-1),
+        found.mass(),
+        found.keys[:, :, :prefix],
     )
 
 
@@ -93,25 +143,21 @@ def _surprisal(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.cat([logits.new_zeros(1, dtype=torch.float32), *parts])
 
 
-def _prefix(
-    keys: Tensor, values: Tensor, nats: Tensor, place: Tensor, in_span: Tensor, params: SeKVParameters
-) -> Prefix:
-    """keys, values [L, H_kv, P, D]; place [S, m] token of each row of each span."""
-    exact = torch.ones(keys.shape[2], dtype=torch.bool, device=keys.device)
+def _prefix(found: Read, params: SeKVParameters) -> Prefix:
+    place, in_span = found.place, found.in_span
+    exact = torch.ones(len(found.nats), dtype=torch.bool, device=place.device)
     exact[place[in_span]] = False
-    weight = (nats[place] if params.weights == "surprisal" else torch.ones_like(nats[place])) * in_span
-    weight = surprisal_weights(weight)[..., None] * in_span[..., None]
-    span_keys, span_values = (x[:, :, place] * in_span[..., None] for x in (keys, values))
+    at = exact.nonzero()[:, 0]
+    span_keys, span_values = (x[:, :, place] * in_span[..., None] for x in (found.keys, found.values))
     return Prefix(
-        keys[:, :, exact],
-        values[:, :, exact],
-        (span_keys * weight).sum(3),
-        (span_values * weight).sum(3),
+        found.keys[:, :, at],
+        found.values[:, :, at],
+        *found.means(params),
         lowrank.truncated_svd(span_keys, params.max_rank),
         lowrank.truncated_svd(span_values, params.max_rank),
         (span_keys.square().sum((-1, -2)), span_values.square().sum((-1, -2))),
         in_span,
-        in_span.sum(-1).float(),
+        found.length,
     )
 
 

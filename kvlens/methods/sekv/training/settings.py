@@ -63,6 +63,15 @@ class SeKVTraining:
     """ours: places of text that are drawn in all, per length; what the model gives for them is kept in memory (about
     130 MB each for SmolLM2 at 1,024 tokens), so that further passes over them cost the student's step alone. 0: another
     place at every step, as in the paper"""
+    routing_steps: int = 0
+    """ours: steps in which W and tau learn by the zoom loss alone, before the whole objective; 0: none, as in the
+    paper. Without steps of the whole objective the router has no gates"""
+    routing_windows: int = 64
+    """ours: places of text that these steps draw from"""
+    routing_suffix: int = 448
+    """ours: tokens at the end of a place whose positions they draw from, `suffix` at a time"""
+    routing_rate: float = 1e-2
+    """ours: their learning rate, falling to 0 in a line"""
     seed: int = 0
 
 

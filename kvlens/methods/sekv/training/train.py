@@ -31,6 +31,7 @@ from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.training import losses
 from kvlens.methods.sekv.training.examples import Example, draw, prepare
 from kvlens.methods.sekv.training.files import save_router
+from kvlens.methods.sekv.training.routing import learned
 from kvlens.methods.sekv.training.settings import SeKVTraining
 from kvlens.methods.sekv.training.student import ATTENTION, Pass, RouterModule
 
@@ -41,12 +42,20 @@ class Trainer:
     """Owns the module, its optimizer, the step and the best state so far."""
 
     def __init__(
-        self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor
+        self,
+        model: PreTrainedModel,
+        params: SeKVParameters,
+        settings: SeKVTraining,
+        steps: int,
+        start: Tensor,
+        threshold: Tensor | None = None,
     ) -> None:
-        """start: W to begin with [L, H, d', D]."""
+        """start: W to begin with [L, H, d', D]; threshold: thresholds [L, H] on the scale of the scores to begin with,
+        None: the setting `tau`."""
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
-        self.module = RouterModule(start, params.max_rank, settings.tau, settings.open_gates).to(start.device)
+        tau = torch.full(start.shape[:2], settings.tau) if threshold is None else threshold.sigmoid()
+        self.module = RouterModule(start, params.max_rank, tau, settings.open_gates).to(start.device)
         groups = [
             {"params": [self.module.weight, self.module.tau], "share": 1.0},
             {"params": list(self.module.gates.parameters()), "share": settings.gate_rate},
@@ -181,13 +190,13 @@ class Trainer:
             setattr(self, name, value)
 
     def router(self, provenance: dict[str, Any]) -> sekv_router.Router:
-        """The best state as a router."""
+        """The best state as a router; without gates where no step trained them."""
         self.module.load_state_dict(self.best_state)
         return sekv_router.Router(
             "trained",
             self.module.weight.detach(),
             sekv_router.logit(self.module.tau.detach()),
-            self.module.gates,
+            self.module.gates if self.steps else None,
             provenance,
         )
 
@@ -250,9 +259,12 @@ def train_sekv(
         raise ValueError(
             f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}."
         )
-    group = first.mass.shape[1] // first.prefix_keys.shape[1]
-    trainer = Trainer(model, params, settings, steps, sekv_router.fit_pca(first.prefix_keys, group, params.dim))
     checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
+    group, threshold = first.mass.shape[1] // first.prefix_keys.shape[1], None
+    start = sekv_router.fit_pca(first.prefix_keys, group, params.dim)
+    if settings.routing_steps and not checkpoint.exists():
+        start, threshold = learned(model, training, start, params, settings, progress)
+    trainer = Trainer(model, params, settings, steps, start, threshold)
     lines: list[str] = []
     if checkpoint.exists():
         trainer.restore(checkpoint)

@@ -1,0 +1,118 @@
+"""W and tau by the zoom loss alone (eq. 12 and 13), before the whole objective; ours.
+
+The zoom loss asks for the teacher's queries and nothing of the student, so one pass of the model says of many positions
+which spans their heads look at, and a step costs thousands of times less than one of the whole objective. A score is
+held against its head's threshold here, where eq. 13 holds it against 0: log|S| alone puts every score of a long span
+above that.
+
+Shapes: L layers, H query heads, H_kv KV heads, D head size, T positions, S spans, d' routing dimension.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvlens.methods.sekv import router as sekv_router
+from kvlens.methods.sekv.params import SeKVParameters
+from kvlens.methods.sekv.training import losses
+from kvlens.methods.sekv.training.examples import draw, read
+from kvlens.methods.sekv.training.settings import SeKVTraining
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Where the heads of a model look in one document."""
+
+    query: Tensor
+    """of the last T positions, float16 [L, H, T, D]"""
+    mean_keys: Tensor
+    """[L, H_kv, S, D]"""
+    mass: Tensor
+    """the teacher's attention on every span, float16 [L, H, T, S]"""
+    length: Tensor
+    """float [S], tokens"""
+
+
+@torch.no_grad()
+def looks(model: PreTrainedModel, ids: Sequence[int], params: SeKVParameters, suffix: int, cap: int) -> Looks | None:
+    """Of a document, at its last `suffix` positions. None when no span lies before them."""
+    found = read(model, ids, suffix, params, cap)
+    if found is None:
+        return None
+    return Looks(found.query.half(), found.means(params)[0], found.mass().half(), found.length)
+
+
+def scores(weight: Tensor, query: Tensor, mean_keys: Tensor, length: Tensor) -> Tensor:
+    """Eq. 5 for all layers and heads [L, H, T, S]: weight [L, H, d', D], query [L, H, T, D], mean_keys [L, H_kv, S,
+    D]."""
+    alive = torch.ones(length.shape, dtype=torch.bool, device=length.device)
+    return torch.stack(
+        [
+            sekv_router.scores(sekv_router.route(w, q), sekv_router.summaries(w, k), length, alive)
+            for w, q, k in zip(weight, query, mean_keys, strict=True)
+        ]
+    )
+
+
+def learn(
+    start: Tensor,
+    seen: Sequence[Looks],
+    settings: SeKVTraining,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """W [L, H, d', D] and thresholds on the scale of the scores [L, H], from `start` and 0, in `routing_steps` steps of
+    one document and `suffix` positions each."""
+    weight = start.clone().requires_grad_()
+    threshold = torch.zeros(start.shape[:2], device=start.device, requires_grad=True)
+    optimizer = torch.optim.Adam([weight, threshold], lr=settings.routing_rate)
+    rng = random.Random(f"{settings.seed}/routing")
+    for step in range(settings.routing_steps):
+        document = seen[rng.randrange(len(seen))]
+        some = torch.tensor(rng.sample(range(document.query.shape[2]), min(settings.suffix, document.query.shape[2])))
+        some = some.to(start.device)
+        mass = document.mass[:, :, some].float()
+        score = scores(weight, document.query[:, :, some].float(), document.mean_keys, document.length)
+        loss = losses.zoom(
+            score - threshold[..., None, None],
+            losses.coverage_set(mass, settings.rho),
+            losses.mined(mass, settings.concentration, settings.strongest),
+            settings.w_plus,
+        )
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = settings.routing_rate * min(1.0, (step + 1) / 20) * (1 - step / settings.routing_steps)
+        optimizer.step()
+        if progress and (step + 1) % 100 == 0:
+            progress({"routing_step": step + 1, "of": settings.routing_steps, "zoom": float(loss.detach())})
+    return weight.detach(), threshold.detach()
+
+
+def learned(
+    model: PreTrainedModel,
+    documents: Sequence[Sequence[int]],
+    start: Tensor,
+    params: SeKVParameters,
+    settings: SeKVTraining,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `learn`, on `routing_windows` places of `documents` as long as the first of the lengths. Raises ValueError
+    when none of them has a span."""
+    length, seen = settings.lengths[0], []
+    for place in range(settings.routing_windows):
+        ids = draw(documents, length, random.Random(f"{settings.seed}/routing/{place}"))
+        found = looks(model, ids, params, settings.routing_suffix, int(params.anchor_share * settings.budget * length))
+        if found is not None:
+            seen.append(found)
+        if progress:
+            progress({"routing_window": place + 1, "of": settings.routing_windows})
+    if not seen:
+        raise ValueError(f"no place of {length} tokens has a span before its last {settings.routing_suffix}.")
+    return learn(start, seen, settings, progress)
