@@ -131,9 +131,7 @@ def test_mixed_softmax_is_softmax_over_what_is_in_use() -> None:
 def test_student_at_full_resolution_equals_the_model(model: LlamaForCausalLM) -> None:
     params = dataclasses.replace(PARAMS, max_rank=8)
     ids, example = example_of(model, params=params)
-    router = RouterModule(
-        fit_pca(example.prefix_keys, 2, params.dim), params.max_rank, torch.full((2, 4), -1.0), open_gates=40.0
-    )
+    router = RouterModule(fit_pca(example.prefix_keys, 2, params.dim), params.max_rank, tau=-1.0, open_gates=40.0)
     with torch.no_grad(), attending(model, ATTENTION):
         logits = model(
             input_ids=example.suffix_ids,
@@ -306,7 +304,7 @@ def test_where_heads_look_is_scored_as_the_student_scores_it(model: LlamaForCaus
     torch.testing.assert_close(found.mean_keys, example.prefix.mean_keys)
     torch.testing.assert_close(found.mass.float(), example.mass, atol=1e-3, rtol=1e-3)
     start = fit_pca(example.prefix_keys, 2, PARAMS.dim)
-    router = RouterModule(start, PARAMS.max_rank, torch.full((2, 4), -1.0), open_gates=40.0)
+    router = RouterModule(start, PARAMS.max_rank, tau=-1.0, open_gates=40.0)
     trip = Pass(SETTINGS.suffix, example.prefix, router)
     with attending(model, ATTENTION):
         model(input_ids=example.suffix_ids, position_ids=example.position_ids, use_cache=False, sekv=trip)
@@ -317,7 +315,9 @@ def test_where_heads_look_is_scored_as_the_student_scores_it(model: LlamaForCaus
 def test_routing_alone_learns_where_heads_look(model: LlamaForCausalLM, tmp_path: Path) -> None:
     rng = random.Random(3)
     documents = ["".join(rng.choice("abcdefgh ") for _ in range(90)) for _ in range(3)]
-    settings = dataclasses.replace(SETTINGS, routing_steps=60, routing_windows=3, routing_suffix=24, concentration=0.1)
+    settings = dataclasses.replace(
+        SETTINGS, routing_steps=60, routing_windows=3, routing_suffix=24, routing_rate=0.05, concentration=0.1
+    )
     said: list[dict] = []
     path = train_sekv(model, Letters(), tmp_path, 0, documents, PARAMS, settings, said.append)
     made = load_router(path, KVShape(2, 4, 2, 8, 4))
@@ -327,17 +327,17 @@ def test_routing_alone_learns_where_heads_look(model: LlamaForCausalLM, tmp_path
     seen = [routing.looks(model, draw(ids, 48, random.Random(i)), PARAMS, 24, 99) for i in range(3)]
     start = fit_pca(example_of(model)[1].prefix_keys, 2, PARAMS.dim)
 
-    def loss(weight: torch.Tensor, threshold: torch.Tensor) -> float:
+    def loss(weight: torch.Tensor) -> float:
         each = []
         for one in seen:
             assert one is not None
-            score = routing.scores(weight, one.query.float(), one.mean_keys, one.length) - threshold[..., None, None]
+            score = routing.scores(weight, one.query.float(), one.mean_keys, one.length)
             mass = one.mass.float()
             target, mine = losses.coverage_set(mass, 0.9), losses.mined(mass, 0.1, SETTINGS.strongest)
             each.append(float(losses.zoom(score, target, mine, SETTINGS.w_plus)))
         return sum(each)
 
-    assert loss(made.weight, made.threshold) < 0.9 * loss(start, torch.zeros(2, 4))
+    assert loss(made.weight) < 0.9 * loss(start)
 
 
 def test_settings_by_name() -> None:

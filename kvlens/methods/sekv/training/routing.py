@@ -1,9 +1,7 @@
-"""W and tau by the zoom loss alone (eq. 12 and 13), before the whole objective; ours.
+"""W by the zoom loss alone (eq. 12 and 13), before the whole objective; ours.
 
-The zoom loss asks for the teacher's queries and nothing of the student, so one pass of the model says of many positions
-which spans their heads look at, and a step costs thousands of times less than one of the whole objective. A score is
-held against its head's threshold here, where eq. 13 holds it against 0: log|S| alone puts every score of a long span
-above that.
+The zoom loss asks for the teacher's queries and nothing of the student or of the thresholds, so one pass of the model
+says of many positions which spans their heads look at, and a step costs a fiftieth of one of the whole objective.
 
 Shapes: L layers, H query heads, H_kv KV heads, D head size, T positions, S spans, d' routing dimension.
 """
@@ -66,21 +64,18 @@ def learn(
     seen: Sequence[Looks],
     settings: SeKVTraining,
     progress: Callable[[dict[str, Any]], None] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """W [L, H, d', D] and thresholds on the scale of the scores [L, H], from `start` and 0, in `routing_steps` steps of
-    one document and `suffix` positions each."""
+) -> Tensor:
+    """W [L, H, d', D] from `start`, in `routing_steps` steps of one document and `suffix` of its positions each."""
     weight = start.clone().requires_grad_()
-    threshold = torch.zeros(start.shape[:2], device=start.device, requires_grad=True)
-    optimizer = torch.optim.Adam([weight, threshold], lr=settings.routing_rate)
+    optimizer = torch.optim.Adam([weight], lr=settings.routing_rate)
     rng = random.Random(f"{settings.seed}/routing")
     for step in range(settings.routing_steps):
         document = seen[rng.randrange(len(seen))]
-        some = torch.tensor(rng.sample(range(document.query.shape[2]), min(settings.suffix, document.query.shape[2])))
-        some = some.to(start.device)
+        positions = document.query.shape[2]
+        some = torch.tensor(rng.sample(range(positions), min(settings.suffix, positions)), device=start.device)
         mass = document.mass[:, :, some].float()
-        score = scores(weight, document.query[:, :, some].float(), document.mean_keys, document.length)
         loss = losses.zoom(
-            score - threshold[..., None, None],
+            scores(weight, document.query[:, :, some].float(), document.mean_keys, document.length),
             losses.coverage_set(mass, settings.rho),
             losses.mined(mass, settings.concentration, settings.strongest),
             settings.w_plus,
@@ -92,7 +87,7 @@ def learn(
         optimizer.step()
         if progress and (step + 1) % 100 == 0:
             progress({"routing_step": step + 1, "of": settings.routing_steps, "zoom": float(loss.detach())})
-    return weight.detach(), threshold.detach()
+    return weight.detach()
 
 
 def learned(
@@ -102,7 +97,7 @@ def learned(
     params: SeKVParameters,
     settings: SeKVTraining,
     progress: Callable[[dict[str, Any]], None] | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """As `learn`, on `routing_windows` places of `documents` as long as the first of the lengths. Raises ValueError
     when none of them has a span."""
     length, seen = settings.lengths[0], []

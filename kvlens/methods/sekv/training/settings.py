@@ -64,7 +64,7 @@ class SeKVTraining:
     130 MB each for SmolLM2 at 1,024 tokens), so that further passes over them cost the student's step alone. 0: another
     place at every step, as in the paper"""
     routing_steps: int = 0
-    """ours: steps in which W and tau learn by the zoom loss alone, before the whole objective; 0: none, as in the
+    """ours: steps in which W learns by the zoom loss alone, before the whole objective; 0: none, as in the
     paper. Without steps of the whole objective the router has no gates"""
     routing_windows: int = 64
     """ours: places of text that these steps draw from"""

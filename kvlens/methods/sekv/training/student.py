@@ -52,12 +52,12 @@ class Prefix:
 class RouterModule(nn.Module):
     """What is learned: W, tau and g_phi."""
 
-    def __init__(self, weight: Tensor, max_rank: int, tau: Tensor, open_gates: float) -> None:
-        """weight, tau, open_gates: start of W [L, H, d', D], of the thresholds [L, H], and of the gates' last bias.
-        Gates that start open and thresholds that start low expand everything at first."""
+    def __init__(self, weight: Tensor, max_rank: int, tau: float, open_gates: float) -> None:
+        """weight, tau, open_gates: start of W [L, H, d', D], of all thresholds, and of the gates' last bias. Gates that
+        start open and thresholds that start low expand everything at first."""
         super().__init__()
         self.weight = nn.Parameter(weight.clone())
-        self.tau = nn.Parameter(tau.clone())
+        self.tau = nn.Parameter(torch.full(weight.shape[:2], tau))
         self.gates = sekv_router.GateMLP(max_rank, weight.shape[2])
         last = self.gates.net[-1]
         assert isinstance(last, nn.Linear)

@@ -42,20 +42,12 @@ class Trainer:
     """Owns the module, its optimizer, the step and the best state so far."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        params: SeKVParameters,
-        settings: SeKVTraining,
-        steps: int,
-        start: Tensor,
-        threshold: Tensor | None = None,
+        self, model: PreTrainedModel, params: SeKVParameters, settings: SeKVTraining, steps: int, start: Tensor
     ) -> None:
-        """start: W to begin with [L, H, d', D]; threshold: thresholds [L, H] on the scale of the scores to begin with,
-        None: the setting `tau`."""
+        """start: W to begin with [L, H, d', D]."""
         torch.manual_seed(settings.seed)
         self.model, self.params, self.settings, self.steps = model, params, settings, steps
-        tau = torch.full(start.shape[:2], settings.tau) if threshold is None else threshold.sigmoid()
-        self.module = RouterModule(start, params.max_rank, tau, settings.open_gates).to(start.device)
+        self.module = RouterModule(start, params.max_rank, settings.tau, settings.open_gates).to(start.device)
         groups = [
             {"params": [self.module.weight, self.module.tau], "share": 1.0},
             {"params": list(self.module.gates.parameters()), "share": settings.gate_rate},
@@ -260,11 +252,11 @@ def train_sekv(
             f"a document of {settings.lengths[0]} tokens has no span outside the window of {params.window}."
         )
     checkpoint, log = out / "checkpoint.pt", out / "log.jsonl"
-    group, threshold = first.mass.shape[1] // first.prefix_keys.shape[1], None
+    group = first.mass.shape[1] // first.prefix_keys.shape[1]
     start = sekv_router.fit_pca(first.prefix_keys, group, params.dim)
     if settings.routing_steps and not checkpoint.exists():
-        start, threshold = learned(model, training, start, params, settings, progress)
-    trainer = Trainer(model, params, settings, steps, start, threshold)
+        start = learned(model, training, start, params, settings, progress)
+    trainer = Trainer(model, params, settings, steps, start)
     lines: list[str] = []
     if checkpoint.exists():
         trainer.restore(checkpoint)
