@@ -324,7 +324,7 @@ def test_routing_alone_learns_where_heads_look(model: LlamaForCausalLM, tmp_path
     assert made.gates is None, "no step trained them"
     assert said[-1] == {"routing_window": 3, "of": 3}
     ids = [Letters()(text)["input_ids"] for text in documents[:-1]]
-    seen = [routing.looks(model, draw(ids, 48, random.Random(i)), PARAMS, 24, 99) for i in range(3)]
+    seen = [routing.looks(model, draw(ids, 48, random.Random(f"0/routing/{i}")), PARAMS, 24, 1) for i in range(3)]
     start = fit_pca(example_of(model)[1].prefix_keys, 2, PARAMS.dim)
 
     def loss(weight: torch.Tensor) -> float:
