@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from kvlens.methods.sekv import router as sekv_router
 from kvlens.methods.sekv.params import SeKVParameters
 from kvlens.methods.sekv.training import losses
-from kvlens.methods.sekv.training.examples import draw, read
+from kvlens.methods.sekv.training.examples import Read, draw, read
 from kvlens.methods.sekv.training.settings import SeKVTraining
 
 
@@ -42,8 +42,11 @@ class Looks:
 def looks(model: PreTrainedModel, ids: Sequence[int], params: SeKVParameters, suffix: int, cap: int) -> Looks | None:
     """Of a document, at its last `suffix` positions. None when no span lies before them."""
     found = read(model, ids, suffix, params, cap)
-    if found is None:
-        return None
+    return None if found is None else looks_of(found, params)
+
+
+def looks_of(found: Read, params: SeKVParameters) -> Looks:
+    """Of a document that was read."""
     return Looks(found.query.half(), found.means(params)[0], found.mass().half(), found.length)
 
 
