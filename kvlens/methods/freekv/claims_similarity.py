@@ -87,7 +87,7 @@ def first_layer(cosines: Sequence[np.ndarray], about: str) -> Claim:
         "FreeKV app. D",
         "Similarity is lower in the first layer than in the others.",
         f"Layer 0 {by_layer[0]:.3f} over all steps, the others {by_layer[1:].mean():.3f} on average "
-        f"({by_layer[1:].min():.3f} to {by_layer[1:].max():.3f}); by prompt the others are above it by "
+        f"({by_layer[1:].min():.3f} to {by_layer[1:].max():.3f}); the others differ from it, by prompt, by "
         f"{np.mean(less):+.3f} ({low:+.3f} to {high:+.3f}, 95 % over {len(less)} prompts); {about}.",
         holds,
         ""

@@ -35,7 +35,12 @@ class SentenceKVParameters:
     sinks: int = param(32, "first tokens always attended")
     window: int = param(32, "newest tokens always attended, whose queries choose what of the prompt is kept")
     kernel: int = param(7, "neighbouring positions that choice is pooled over (largest)")
-    marks: str = param("mid", "tokens that end a sentence, as `kvlens methods sentkv` has them", choices=(*SETS, "any"))
+    marks: str = param(
+        "mid",
+        "tokens that end a sentence: one {.}, mid {. ? ! line break}, full (also ; : , dash and their wide forms); "
+        "any: all punctuation",
+        choices=(*SETS, "any"),
+    )
     shortest: int = param(4, "a mark ends a sentence of at least so many tokens", ours=True)
     longest: int = param(64, "so many tokens are a sentence without a mark", ours=True)
 
