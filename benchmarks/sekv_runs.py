@@ -1,10 +1,12 @@
 """SeKV on a real model through the engine: whether answers survive a budget, prompt by prompt, for arms that differ in
 parameters.
 
-    python -m benchmarks.sekv_runs [--prompts 50] [--first 0] [--arms full,no-coarse@20%] [--runs FILE] [--out FILE]
+    python -m benchmarks.sekv_runs [--prompts 50] [--first 0] [--arms full,no-coarse@20%] [--router FILE] [--runs FILE]
+        [--out FILE]
 
-Prompts are those of benchmarks/sekv_real.py: real prose, one sentence that tells a number, the question known. Rows go
-to --runs as they are made, and what is there is not made again; --out gets the table of all of them.
+With --router, a file of `kvlens train sekv`, there are the arms of a trained router, too. Prompts are those of
+benchmarks/sekv_real.py: real prose, one sentence that tells a number, the question known. Rows go to --runs as they are
+made, and what is there is not made again; --out gets the table of all of them.
 """
 
 from __future__ import annotations
@@ -40,9 +42,24 @@ ARMS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "whole heads alone": ("no-coarse", {"whole_share": 0.8, "zoom": "off"}),
     "bound": ("bound", {}),
     "published": ("paper", PUBLISHED),
+    "published for all that fits as it is": ("paper", {**PUBLISHED, "zoom_rate": 1.0, "form": "raw"}),
+    "mean key for all that fits as it is": ("paper", {**PUBLISHED, "router": "mean", "zoom_rate": 1.0, "form": "raw"}),
 }
 """name -> preset (None: full KV) and what replaces its parameters"""
+ALL = {"tau": 1e-6}
+"""every span is asked for and the budget decides"""
 USUAL = "full,no-coarse@20%,no-coarse@10%"
+
+
+def trained(router: Path) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """Arms of a trained router: as published; as many spans as the budget holds, by its scores; those as they are, so
+    that what is lost is lost by routing."""
+    published = {**PUBLISHED, "router": "trained", "router_file": str(router)}
+    return {
+        "trained": ("paper", published),
+        "trained for all that fits": ("paper", published | ALL),
+        "trained for all that fits as it is": ("paper", published | ALL | {"form": "raw"}),
+    }
 
 
 def right(number: str, text: str) -> bool:
@@ -71,6 +88,11 @@ def run(engine: Engine, prompt: Prompt, number: str, read: ReadPrompt, arm: str)
     }
 
 
+def named(set_: dict[str, Any]) -> dict[str, Any]:
+    """Parameters without the folder of a file."""
+    return {name: Path(value).name if name == "router_file" else value for name, value in set_.items()}
+
+
 def table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One line per arm: n, exact match with its Wilson interval, mean share of full KV at the peak."""
     arms: dict[str, list[dict[str, float]]] = {}
@@ -87,10 +109,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=50)
     parser.add_argument("--first", type=int, default=0, help="index of the first prompt")
     parser.add_argument("--arms", default=USUAL, help="names, each with @BUDGET, apart by commas")
+    parser.add_argument("--router", type=Path, help="a trained router, for the arms that need one")
     parser.add_argument("--runs", type=Path, default=Path("runs/sekv_runs.jsonl"))
     parser.add_argument("--out", type=Path, default=Path("build/sekv_runs.json"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.router:
+        ARMS.update(trained(arguments.router))
     arguments.runs.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(text) for text in arguments.runs.read_text().splitlines()] if arguments.runs.exists() else []
     done = {(row["index"], row["arm"]) for row in rows}
@@ -108,7 +133,9 @@ def main() -> None:
             with arguments.runs.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     about = {**machine(), "model": arguments.model, "weights": weights(arguments.model), "threads": 1}
-    settings = {name: {"preset": preset, "set": set_} for name, (preset, set_) in ARMS.items()}
+    settings = {name: {"preset": preset, "set": named(set_)} for name, (preset, set_) in ARMS.items()}
+    if arguments.router:
+        settings["trained"]["router"] = json.loads(arguments.router.with_suffix(".json").read_text())
     asked = {"length": LENGTH, "question": "known", "arms": settings}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps({"about": about, **asked, "lines": table(rows)}, indent=1) + "\n")
