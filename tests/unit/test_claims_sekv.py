@@ -153,7 +153,7 @@ def test_the_map_of_an_untrained_model_is_what_a_router_would_learn() -> None:
     maps = {name: [rates] * 10 for name in ("mined", "asked", "budget", "no limit")}
     sparse, focus, late = judged(REAL, maps)
     assert [claim.holds for claim in (sparse, focus, late)] == [True, True, True]
-    assert "none is trained for smollm2" in sparse.says
+    assert "none is shipped for smollm2" in sparse.says
     maps["asked"] = [np.full((6, 4), 0.2)] * 10
     assert [claim.holds for claim in judged(REAL, maps)] == [None, None, None]
     assert "it depends on the positions" in judged(REAL, maps)[0].reason

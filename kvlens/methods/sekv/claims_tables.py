@@ -84,7 +84,7 @@ def _zoom_in(setting: Setting, of: Runs, where: str) -> Claim:
         f"{exact(best)} when their best token does (n={len(best)}; {pair.better} prompts only so, {pair.worse} only by "
         f"eq. 5, p = {sign_test(pair.better, pair.worse):.2g})"
     )
-    reason = f"no router is trained for {setting.model}, so there is no arm with it; "
+    reason = f"no router is shipped for {setting.model}, so there is no arm with it; "
     if pair.verdict:
         reason += (
             f"that the untrained gate finds the wrong spans, and that {UNTRAINED_SHARE:.0%} of them would do, the last "
@@ -106,7 +106,7 @@ def _largest(setting: Setting, of: Runs, where: str) -> Claim:
     reason = "" if most else "another part is worth as much here"
     if not setting.trained:
         of_it = "reconstruction is worth most of those" if most else "reconstruction is not worth most even of those"
-        reason = f"no router is trained for {setting.model}; {of_it} that can be taken away here"
+        reason = f"no router is shipped for {setting.model}; {of_it} that can be taken away here"
     says = "reconstruction and trained zoom-in are worth most (by point estimates)"
     return Claim("sekv", "SeKV Table 5", says, measured, most if setting.trained else None, reason, shares)
 

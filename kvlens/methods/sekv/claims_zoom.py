@@ -128,7 +128,7 @@ def judged(setting: Setting, maps: Maps) -> list[Claim]:
             f"gate, fed the same tokens: {tell(mean['budget'])} at {setting.map_budget}; {tell(mean['no limit'])} "
             "without a limit"
         )
-        told = f"{says}; of what eq. 12 would have a router learn, since none is trained for {setting.model}"
+        told = f"{says}; of what eq. 12 would have a router learn, since none is shipped for {setting.model}"
         return Claim("sekv", SOURCE, told, measured, holds, why(holds, few, all_), {**figures, "prompts": counts})
 
     def why(holds: bool | None, few: bool | None, all_: bool | None) -> str:
