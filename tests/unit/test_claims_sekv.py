@@ -120,7 +120,7 @@ def test_the_tables_speak_of_the_model_and_leave_open_what_nothing_was_trained_f
     assert "neither answers" in said(found, "a threshold per head").reason
     for words in ("without the trained zoom-in", "are worth most", "as the cap allows"):
         assert said(found, words).holds is None
-        assert "trained for smollm2" in said(found, words).reason
+        assert "shipped for smollm2" in said(found, words).reason
     assert said(found, "tighter cap").holds is None
     assert "head size 64" in said(found, "tighter cap").says
 

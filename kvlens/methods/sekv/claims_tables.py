@@ -174,7 +174,7 @@ def _at_cap(setting: Setting, of: Runs) -> Claim:
     reason = "" if holds else "the demo router's gates, trained for a few hundred steps, hardly close any component"
     if not setting.trained:
         measured += f"; {setting.model}, of the components with 95 % of a span's energy"
-        holds, reason = None, f"no gates are trained for {setting.model}: an energy chooses the ranks in their place"
+        holds, reason = None, f"no gates are shipped for {setting.model}: an energy chooses the ranks in their place"
     figures = {"at_cap": at_cap, "mean": float(found.mean())}
     return Claim(
         "sekv",
