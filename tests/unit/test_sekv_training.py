@@ -348,6 +348,10 @@ def test_settings_by_name() -> None:
         settings_of({"rate": "1"})
     with pytest.raises(ValueError, match="--train batch=x: "):
         settings_of({"batch": "x"})
+    with pytest.raises(ValueError, match=r"^suffix must be at least 1\.$"):
+        settings_of({"suffix": "-3"})
+    with pytest.raises(ValueError, match=r"^every length must be more than the 448 tokens at the end"):
+        settings_of({"lengths": "400", "routing_steps": "5"})
 
 
 def test_a_book_and_code_when_no_texts_are_given() -> None:

@@ -74,6 +74,17 @@ class SeKVTraining:
     """ours: their learning rate, falling to 0 in a line"""
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "suffix", "strongest", "evaluate_every", "evaluate_on", "routing_windows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1.")
+        for name in ("windows", "routing_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0.")
+        tail = max(self.suffix, self.routing_suffix if self.routing_steps else 1)
+        if not self.lengths or min(self.lengths) <= tail:
+            raise ValueError(f"every length must be more than the {tail} tokens at the end that are trained on.")
+
 
 def settings_of(given: Mapping[str, str]) -> SeKVTraining:
     """Settings by name, as text; of several numbers, with commas. Raises ValueError with one sentence."""
@@ -85,5 +96,7 @@ def settings_of(given: Mapping[str, str]) -> SeKVTraining:
         return TypeAdapter(SeKVTraining).validate_python(values)
     except ValidationError as error:
         first = error.errors()[0]
+        if not first["loc"]:
+            raise ValueError(first["msg"].removeprefix("Value error, ")) from None
         name = str(first["loc"][0])
         raise ValueError(f"--train {name}={given[name]}: {first['msg'].lower()}.") from None
