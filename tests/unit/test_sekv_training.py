@@ -322,6 +322,7 @@ def test_routing_alone_learns_where_heads_look(model: LlamaForCausalLM, tmp_path
     path = train_sekv(model, Letters(), tmp_path, 0, documents, PARAMS, settings, said.append)
     made = load_router(path, KVShape(2, 4, 2, 8, 4))
     assert made.gates is None, "no step trained them"
+    assert made.provenance["held_out_loss"] is None, "nothing was evaluated; JSON has no infinity"
     assert said[-1] == {"routing_window": 3, "of": 3}
     ids = [Letters()(text)["input_ids"] for text in documents[:-1]]
     seen = [routing.looks(model, draw(ids, 48, random.Random(f"0/routing/{i}")), PARAMS, 24, 1) for i in range(3)]

@@ -279,7 +279,7 @@ def train_sekv(
         "steps": trainer.step,
         "steps_planned": steps,
         "best_step": trainer.best_step,
-        "held_out_loss": trainer.best,
+        "held_out_loss": trainer.best if math.isfinite(trainer.best) else None,
         "documents": {"training": len(training), "held_out": len(evaluation), "tokens": sum(map(len, ids))},
         "parameters": dataclasses.asdict(params),
         "training": dataclasses.asdict(settings),
