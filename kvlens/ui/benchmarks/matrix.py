@@ -78,7 +78,7 @@ def show_matrix(model: str | None) -> None:
         plain(
             f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
             "download. —: infeasible at that budget, not run, or not measured. Mean rank: of a method's place in each "
-            "column, equal ones sharing the mean of theirs, for methods with a value in all columns. "
+            "column of exact matches, equal ones sharing the mean of theirs, for methods with a value in all of these. "
             f"Means over the columns that have them: {costs}. A click on a heading sorts; a click on a cell lists the "
             f"trials that were lost there.{text}"
         )
