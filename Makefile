@@ -10,21 +10,21 @@ DEV_STAMP := $(VENV)/.installed-dev
 app: $(STAMP)
 	$(BIN)/streamlit run app.py
 
-# On two cores three workers do what does not need a browser: the third works while tests of another wait for a process
-# or a disk. A file belongs to one worker, since its tests share what it has made; files come in the order of tests/conftest.py.
+# On two cores one worker has the browser and goes first; three do what needs none, in what it leaves: half of its time it
+# waits for a page. What a person sees is tested, not how a crowded machine orders events, so that the others yield to it,
+# and the types to all. A file belongs to one worker, since its tests share what it has made; files come in the order of
+# tests/conftest.py. Sources are compiled once for all the processes that tests start.
 FILES := --dist loadfile --no-loadscope-reorder
-# The browsers have the machine to themselves but for the types, which are checked in what they leave of it: what a
-# person sees is tested, not how a crowded machine orders events. Sources are compiled once for all the processes that
-# tests start.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: lint tested
-	$(MAKE) --no-print-directory -j 2 types browsers
+test: lint
+	@echo "Three at once: types, browsers, and the tests without a browser. Each prints when it has ended."
+	$(MAKE) --no-print-directory --output-sync=target -j 3 browsers tested types
 
 browsers: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 2 $(FILES) tests/browser
+	$(BIN)/python -m pytest -n 1 $(FILES) tests/browser
 
 tested: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
+	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
