@@ -18,7 +18,8 @@ from kvlens import methods, tasks
 from kvlens.bench import kept as keeping
 from kvlens.bench.explain_table import SCOPES, TOPS, points, summarise
 from kvlens.bench.provenance import about, made_otherwise, origin
-from kvlens.bench.trials import DEPTHS, Prompts, Trial, header
+from kvlens.bench.trials import DEPTHS, Prompts, Trial, arm, chosen, header
+from kvlens.bench.trials import infeasible as too_small
 from kvlens.engine.comparison import Reference
 from kvlens.engine.effect import effects
 from kvlens.engine.engine import Engine, Options
@@ -114,16 +115,22 @@ def _said(request: ExplainRequest) -> dict[str, Any]:
 
 
 def explain_trial(engine: Engine, prompts: Prompts, trial: Trial) -> dict[str, Any]:
-    """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; `infeasible` as in the
-    tables."""
+    """One prompt -> lost (full KV answers it, the method does not), and then one bool per arm; preset, `infeasible` and
+    `refused` as in the tables."""
     row = header(trial, engine.loaded.name) | {"lost": False}
-    asked, prompt, read = (prompts.asked(trial), prompts.prompt(trial), prompts.read(trial, methods.get(trial.method)))
-    case = Case(engine, prompt, read, asked, trial, row)
+    asked, prompt, method = prompts.asked(trial), prompts.prompt(trial), methods.get(trial.method)
+    options = Options(max_new=tasks.get(trial.task).new_tokens)
+    budget = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
     try:
+        found = chosen(engine, prompt, method, row, budget, options)
+        row |= arm(found, row)
+        case = Case(engine, prompt, prompts.read(trial, method), asked, trial, found.params, budget, options)
         if case.answers(()):
             return row
     except BudgetInfeasible as error:
-        return row | {"infeasible": round(error.smallest / error.full, 4)}
+        return row | too_small(error)
+    except ValueError as error:
+        return row | {"refused": str(error)}
     reference = case.reference()
     if reference is None:
         return row
@@ -141,13 +148,19 @@ class Case:
     """One prompt under one method."""
 
     def __init__(
-        self, engine: Engine, prompt: Prompt, read: ReadPrompt, asked: Asked, trial: Trial, row: dict[str, Any]
+        self,
+        engine: Engine,
+        prompt: Prompt,
+        read: ReadPrompt,
+        asked: Asked,
+        trial: Trial,
+        params: Any,
+        budget: Budget | None,
+        options: Options,
     ) -> None:
         self.engine, self.prompt, self.read, self.asked, self.trial = engine, prompt, read, asked, trial
         self.method = methods.get(trial.method)
-        self.params = methods.make_parameters(self.method, row["preset"], row["overrides"])
-        self.budget = Budget.parse(trial.budget) if row["rule"] == "resident bytes" else None
-        self.options = Options(max_new=tasks.get(trial.task).new_tokens)
+        self.params, self.budget, self.options = params, budget, options
 
     def answers(self, holds: Sequence[Hold]) -> bool:
         """The free run's answer is the expected one."""

@@ -48,6 +48,7 @@ def summarise(rows: Sequence[dict[str, Any]], points: Sequence[tuple[str, str, s
             "prompts": len(mine),
             "n": len(lost),
             "infeasible": sum("infeasible" in row for row in mine),
+            "refused": sum("refused" in row for row in mine),
             "agreed": sum("agreed" in row for row in mine),
             "candidates": fmean(row["candidates"] for row in lost) if lost else None,
         }

@@ -42,7 +42,8 @@ def explain(
     chosen = tuple(_point(part.strip()) for part in points.split(",") if part.strip()) or usual_points(model)
 
     def report(row: dict[str, Any]) -> None:
-        came = "infeasible" if "infeasible" in row else "lost" if row["lost"] else "not lost, or full KV loses too"
+        came = "lost" if row["lost"] else "not lost, or full KV loses too"
+        came = row.get("refused") or ("infeasible" if "infeasible" in row else came)
         typer.echo(f"{row['method']} {row['task']} {row['budget']} prompt {row['index']}: {came}", err=True)
 
     result = measure(

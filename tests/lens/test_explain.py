@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvlens import methods
 from kvlens.bench import kept as keeping
-from kvlens.bench.explain import ExplainRequest, measure
+from kvlens.bench.explain import ExplainRequest, explain_trial, measure
 from kvlens.bench.explain_table import ARMS, document, markdown, summarise
 from kvlens.bench.provenance import about
+from kvlens.bench.trials import Prompts, Trial
 from kvlens.cli.results import beside, results, write
+from kvlens.engine.engine import Engine
+from kvlens.engine.models import load
 from kvlens.instruments import Loss, Oracle
 from kvlens.lens.attribution import attribute_records
 
@@ -62,6 +66,15 @@ def test_the_page_has_the_fresh_table_in_place_of_one_of_the_same_model_and_leng
     for name in ("fresh.json", "explain-older.json"):
         write(tmp_path / name, fresh)
         assert beside(tmp_path / name, "explain", fresh) == [fresh, other]
+
+
+def test_a_method_runs_as_in_the_tables_by_the_papers_proportions_where_its_numbers_do_not_fit() -> None:
+    engine = Engine(load("demo"))
+    trial = Trial("multikey", 512, 0.1, 9_500_000, 0, "shadowkv", "20%")
+    row = explain_trial(engine, Prompts(engine, 9_500_000), trial)
+    assert row["lost"]
+    assert (row["preset"], row["everywhere"]) == ("fit", True)
+    assert row["overrides"]["outliers"] < methods.make_parameters(methods.get("shadowkv"), "demo", {}).outliers
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
