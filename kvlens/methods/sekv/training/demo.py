@@ -23,7 +23,8 @@ from kvlens.demo import english
 from kvlens.demo.rows import RowMaker
 from kvlens.demo.tokenizer import Encoder
 from kvlens.engine import models
-from kvlens.methods.sekv.training.train import Progress, SeKVTraining, train_sekv
+from kvlens.methods.sekv.training.settings import SeKVTraining
+from kvlens.methods.sekv.training.train import Progress, train_sekv
 
 ROUTER = Path(__file__).parents[1] / "demo.safetensors"
 SEED = 77_000_000
