@@ -78,7 +78,7 @@ class Queries:
                 seen[-1].append(q[0, :, 0].clone())
             return plain(session, layer, q, scaling)
 
-        Session.attend = attend  # type: ignore[method-assign]
+        Session.attend = attend  # type: ignore[method-assign, assignment]
         return self
 
     def __exit__(self, *_: object) -> None:

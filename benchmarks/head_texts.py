@@ -48,7 +48,7 @@ class NeedleIn(Needle):
 
 def spearman(one: np.ndarray, other: np.ndarray) -> float:
     """Rank correlation of two lists of scores [n]; equal ones share the mean of their ranks."""
-    return float(np.corrcoef(*(pd.Series(scores).rank() for scores in (one, other)))[0, 1])
+    return float(np.corrcoef(pd.Series(one).rank(), pd.Series(other).rank())[0, 1])
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> dict[str, float]:

@@ -1,12 +1,12 @@
-"""What InfLLM and ShadowKV lose single needles by on a real model: arms that change one of their numbers, and one that
-holds what had most effect on the choice.
+"""What InfLLM, ShadowKV and InfiniGen lose single needles by on a real model: arms that change one of their numbers,
+and one that holds what had most effect on the choice.
 
     python -m benchmarks.lost_by [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
 
 Prompts of niah_single, the needle in the middle, the question known. *fit*: the method's numbers at 20 % of full KV; an
-arm changes what its name says. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte
-limit, so that its rank and its chunks can be changed apart. *held*: of the answers that `fit` loses, those that come
-back when the 20 (layer, KV head, span) with most effect are held.
+arm changes what its name says, the budget where that is named. ShadowKV's other arms attend a fixed number of tokens of
+chosen chunks and have no byte limit, so that its rank and its chunks can be changed apart. *held*: of the answers that
+`fit` loses, those that come back when the 20 (layer, KV head, span) with most effect are held.
 """
 
 from __future__ import annotations
@@ -46,7 +46,21 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
             for rank in ranks
         },
     },
+    "infinigen": {
+        "fit": {},
+        "alpha=5": {"alpha": 5.0},
+        "alpha=8": {"alpha": 8.0},
+        "sinks=1": {"sinks": 1},
+        "sinks=4": {"sinks": 4},
+        "fit budget=40%": {"budget": "40%"},
+        "alpha=5 budget=40%": {"alpha": 5.0, "budget": "40%"},
+        "alpha=8 budget=40%": {"alpha": 8.0, "budget": "40%"},
+        "sinks=1 budget=40%": {"sinks": 1, "budget": "40%"},
+        "partial=0.4 budget=40%": {"partial": 0.4, "budget": "40%"},
+        "ahead=false budget=40%": {"ahead": False, "budget": "40%"},
+    },
 }
+"""the budget of an arm that names none is 20 %; of one with a number of tokens there is none"""
 
 
 def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
@@ -61,19 +75,21 @@ def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
         for name, arms in ARMS.items():
             trial = Trial("niah_single", length, 0.5, FIRST_SEED + index, index, name, BUDGET)
             asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
-            row, options = header(trial, model), Options(max_new=64)
-            fit = chosen(engine, prompt, method, row, Budget.parse(BUDGET), options).params
-            case = Case(engine, prompt, made.read(trial, method), asked, trial, row)
-            case.options = Options(max_new=12, planned=64)
+            row, limit = header(trial, model), Budget.parse(BUDGET)
+            fit = chosen(engine, prompt, method, row, limit, Options(max_new=64)).params
+            options = Options(max_new=12, planned=64)
+            case = Case(engine, prompt, made.read(trial, method), asked, trial, fit, limit, options)
             reference = case.reference()
             if reference is None:
                 continue
             found[name]["n"] += 1
             for arm, changes in arms.items():
-                case.params = replace(fit, **changes)
-                case.budget = None if "tokens" in changes else Budget.parse(BUDGET)
-                found[name][arm] += case.answers(())
-                if arm == "fit" and not case.answers(()):
+                known = {key: value for key, value in changes.items() if key != "budget"}
+                case.params = replace(fit, **known)
+                case.budget = None if "tokens" in changes else Budget.parse(changes.get("budget", BUDGET))
+                right = case.answers(())
+                found[name][arm] += right
+                if arm == "fit" and not right:
                     spans, rankings = case.rankings(reference)
                     found[name]["lost"] += 1
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))

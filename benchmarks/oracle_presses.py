@@ -83,8 +83,11 @@ def main(folder: Path) -> None:
         press = made(asked["press"])
         score, whole = scores(press, model, read)
         mask, keys = kept(press, model, read, whole)
-        arrays = {"score": score, "kept": mask} | ({} if keys is None else {"keys": keys})
-        np.savez(folder / f"{asked['name']}.npz", **arrays)
+        path = folder / f"{asked['name']}.npz"
+        if keys is None:
+            np.savez(path, score=score, kept=mask)
+        else:
+            np.savez(path, score=score, kept=mask, keys=keys)
     print(json.dumps({name: version(name) for name in ("kvpress", "transformers", "torch")}))
 
 

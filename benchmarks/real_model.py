@@ -163,7 +163,7 @@ def measure(
         "full, recorded with spans": lambda: speed.full(False),
         "full, recorded with coverage": lambda: speed.full(True),
     }
-    arms |= {name: (lambda name=name: speed.method(name, read)) for name in names}
+    arms |= {name: partial(speed.method, name, read) for name in names}
     seconds: dict[str, list[Times]] = {name: [] for name in arms}
     refused: dict[str, str] = {}
     for turn in range(rounds + 1):
