@@ -8,6 +8,7 @@ nothing was missing. Step 0 is left out: nothing can be on the device by then.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -102,7 +103,9 @@ def corrected(record: StepRecord) -> Count:
 class Watch:
     """A sink: per step after the first, how many of how many for each of the wanted rates."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
+    def __init__(self, names: tuple[str, ...], preset: str | None = None) -> None:
+        """preset: that the watched run was made with; None: the defaults."""
+        self.preset = preset
         self.counts: dict[str, list[Count]] = {name: [] for name in names}
         self._coarse: set[int] = set()
 
@@ -178,11 +181,12 @@ def _feed(engine: Engine, made: Prompts, request: RatesRequest, task: str, index
     asked, prompt, read = made(task, request.length, index)
     answer = tuple(engine.loaded.tokenizer.encode(asked.answer, add_special_tokens=False))
     method = methods.get(arm.method)
-    watch, limit = Watch(arm.rates), Budget.parse(request.budget)
+    limit = Budget.parse(request.budget)
     options = Options(forced=answer, coverage=False, oracle="off")
     asked_for = {"preset": settings(method, request.model, "")[0], "overrides": dict(arm.changes)}
-    params = chosen(engine, prompt, method, asked_for, limit, options).params
-    engine.run(prompt, method, params, limit, options, watch, read=read)
+    found = chosen(engine, prompt, method, asked_for, limit, options)
+    watch = Watch(arm.rates, found.preset)
+    engine.run(prompt, method, found.params, limit, options, watch, read=read)
     return watch
 
 
@@ -190,4 +194,5 @@ def _line(arm: Arm, watched: list[Watch]) -> dict[str, Any]:
     counts = {name: [count for watch in watched for count in watch.counts[name]] for name in arm.rates}
     steps = len(next(iter(counts.values())))
     rates = {name: figures(found) for name, found in counts.items()}
-    return {"changes": dict(arm.changes), "prompts": len(watched), "steps": steps, "rates": rates}
+    presets = dict(Counter(watch.preset or "defaults" for watch in watched))
+    return {"changes": dict(arm.changes), "presets": presets, "prompts": len(watched), "steps": steps, "rates": rates}

@@ -179,6 +179,7 @@ def test_the_command_writes_what_the_gpu_benchmark_reads(tmp_path: Path, capsys:
     assert line is not None
     assert line.rates["correction"] == held["methods"]["freekv"]["rates"]["correction"]["mean"]
     assert line.prompts == 1
+    assert [sum(method["presets"].values()) for method in held["methods"].values()] == [1] * len(arms())
     assert "tasks note of 512 tokens" in table.about
 
 
