@@ -107,6 +107,8 @@ CANDIDATES = (
     f"SELECT n_candidates FROM {source('kv_span')} WHERE step = $step AND layer = $layer AND kv_head = $kv_head"
 )
 
+ANY_SCORE = f"SELECT 1 FROM {source('kv_span')} LIMIT 1"
+
 SCORE_HISTORY = f"""
     SELECT step, {_RANKED}, n_candidates FROM {source("kv_span")} WHERE layer = $layer
       AND kv_head = $kv_head ORDER BY step, rank"""

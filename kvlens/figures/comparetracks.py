@@ -13,7 +13,7 @@ from plotly.subplots import make_subplots
 
 from kvlens.figures.compare import value_of
 from kvlens.figures.methodmarks import DASHES, mark
-from kvlens.figures.theme import BLUE, ORANGE, SELECTED, finish
+from kvlens.figures.theme import BLUE, ORANGE, SELECTED, finish, whole_ticks
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def overlaid(tracks: Sequence[Track], lines: Sequence[Line], step: int, divergen
         margin={"t": 48},
         legend={"orientation": "h", "x": 0, "y": -0.09 - 0.1 / len(tracks), "yanchor": "top"},
     )
-    figure.update_xaxes(range=[-0.5, last], zeroline=False)
+    figure.update_xaxes(range=[-0.5, last], zeroline=False, **whole_ticks(round(last)))
     figure.update_xaxes(title_text="decode step", row=len(tracks), col=1)
     figure.update_annotations(font_size=12)
     return figure

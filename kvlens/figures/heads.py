@@ -152,8 +152,13 @@ def head_histogram(values: np.ndarray, metric: Metric, selected: tuple[int, int]
     """How `values` [L, Hq] spread over query heads; a line marks the selected head. Unrecorded heads are left out and
     counted."""
     flat = values[np.isfinite(values)]
+    # equal values have a narrow bin of their own, which the chart's library would make as wide as the values are large
+    alike = len(flat) > 0 and bool(np.ptp(flat) == 0)
+    bins = {"start": flat[0] - 0.005, "end": flat[0] + 0.005, "size": 0.01} if alike else None
     figure = go.Figure(
-        go.Histogram(x=flat, nbinsx=30, marker_color=BLUE, hovertemplate="%{x}: %{y} query heads<extra></extra>")
+        go.Histogram(
+            x=flat, nbinsx=30, xbins=bins, marker_color=BLUE, hovertemplate="%{x}: %{y} query heads<extra></extra>"
+        )
     )
     mine = float(values[selected])
     if np.isfinite(mine):

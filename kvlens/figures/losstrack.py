@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.theme import BLUE, ORANGE, SELECTED, VERMILION, finish
+from kvlens.figures.theme import BLUE, ORANGE, SELECTED, VERMILION, finish, whole_ticks
 
 
 def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
@@ -64,7 +64,7 @@ def loss_track(loss: pd.DataFrame, n_steps: int, step: int) -> go.Figure:
     figure.add_vline(x=step, line={"color": SELECTED, "width": 2})
     finish(figure, 420, uirevision="loss-track", legend=True)
     figure.update_layout(hovermode="closest", dragmode=False, legend={"orientation": "h", "y": -0.16, "yanchor": "top"})
-    figure.update_xaxes(range=[-0.5, n_steps - 0.5], zeroline=False)
+    figure.update_xaxes(range=[-0.5, n_steps - 0.5], zeroline=False, **whole_ticks(n_steps))
     figure.update_xaxes(title_text="decode step", row=2, col=1)
     figure.update_yaxes(title_text="nats", nticks=4, zeroline=False)
     figure.update_yaxes(rangemode="tozero", row=1, col=1)

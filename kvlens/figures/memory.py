@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline, unrecorded
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, finish, outline, unrecorded, whole_ticks
 from kvlens.text.units import si_bytes
 
 #: Up to this many cells each carries its number.
@@ -67,7 +67,7 @@ def residency(steps: pd.DataFrame, budget: float | None, full: float | None) -> 
         hoverdistance=40,
         legend={"orientation": "h", "y": -0.2, "yanchor": "top"},
     )
-    figure.update_xaxes(title_text="decode step", range=[-0.5, last])
+    figure.update_xaxes(title_text="decode step", range=[-0.5, last], **whole_ticks(round(last)))
     figure.update_yaxes(title_text="bytes", tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 
@@ -175,7 +175,9 @@ def use_of_copies(copies: pd.DataFrame, n_steps: int) -> go.Figure:
         hovermode="closest",
         legend={"orientation": "h", "y": -0.24, "yanchor": "top"},
     )
-    figure.update_xaxes(title_text="decode step of the copy", range=[-0.5, max(0.5, n_steps - 0.5)])
+    figure.update_xaxes(
+        title_text="decode step of the copy", range=[-0.5, max(0.5, n_steps - 0.5)], **whole_ticks(n_steps)
+    )
     figure.update_yaxes(title_text="bytes", tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 

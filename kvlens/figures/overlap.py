@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from kvlens.figures.theme import GREY, finish
 from kvlens.figures.transfers import CAUSE_COLORS, DIRECTIONS
 from kvlens.intervals import lanes
-from kvlens.text.units import si_bytes
+from kvlens.text.units import duration, si_bytes
 
 #: More copies than this are not drawn one by one.
 COPIES = 2500
@@ -87,7 +87,7 @@ def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> go.Figure:
 
 def _steps(figure: go.Figure, steps: pd.DataFrame, zero: float) -> None:
     hover = [
-        f"step {step}: {dur / 1000:.4g} ms, of that waiting {wait / 1000:.3g} ms"
+        f"step {step}: {duration(dur)}, of that waiting {duration(wait)}"
         for step, dur, wait in steps[["step", "dur_us", "wait_us"]].itertuples(index=False, name=None)
     ]
     figure.add_bar(

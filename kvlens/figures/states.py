@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish
+from kvlens.figures.theme import BLUE, BROWN, GREEN, ORANGE, PURPLE, SELECTED, SKY, finish, whole_ticks
 from kvlens.rows import SPAN_STATES
 from kvlens.text.words import STATE_MEANINGS, STATES
 
@@ -100,7 +100,7 @@ def state_map(spans: pd.DataFrame, grid: np.ndarray, title: str, step: int, sele
         range=[-0.5, max(0.5, grid.shape[1] - 0.5)],
         showgrid=False,
         zeroline=False,
-        dtick=1 if grid.shape[1] <= 24 else None,
+        **whole_ticks(grid.shape[1]),
     )
     figure.update_yaxes(
         type="category",

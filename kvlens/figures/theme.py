@@ -31,6 +31,11 @@ def finish(figure: go.Figure, height: int, *, uirevision: str, legend: bool = Fa
     return figure
 
 
+def whole_ticks(count: int) -> dict[str, int]:
+    """What an axis of that many steps needs so that no tick stands between two of them; longer ones have none there."""
+    return {"dtick": 1} if count <= 24 else {}
+
+
 def outline(figure: go.Figure, selected: tuple[int, int], **place: int) -> None:
     """A frame around the selected (layer, head) of a map, query or KV heads; place: row and column of its panel."""
     layer, head = selected

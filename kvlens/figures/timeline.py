@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvlens.figures.metrics import Metric, value_text
-from kvlens.figures.theme import BLUE, SELECTED, finish
+from kvlens.figures.theme import BLUE, SELECTED, finish, whole_ticks
 
 
 def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, start: int, stop: int) -> go.Figure:
@@ -41,7 +41,7 @@ def head_timeline(values: np.ndarray, metric: Metric, label: str, step: int, sta
         hovermode="closest",
         hoverdistance=-1,
     )
-    figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, values.size - 0.5)])
+    figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, values.size - 0.5)], **whole_ticks(values.size))
     figure.update_yaxes(title_text=metric.unit)
     if metric.lo is not None and metric.hi is not None:
         pad = 0.03 * (metric.hi - metric.lo)

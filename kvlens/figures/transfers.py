@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from kvlens.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SKY, finish
+from kvlens.figures.theme import BLUE, GREEN, ORANGE, PURPLE, SKY, finish, whole_ticks
 from kvlens.text.units import si_bytes
 
 #: One colour per cause on every page (a zoom is a recall); a cause this version does not know is black.
@@ -78,4 +78,4 @@ def _bars(figure: go.Figure, n_steps: int, name: str) -> None:
     figure.update_layout(
         bargap=0.15, legend={"orientation": "h", "y": -0.28, "yanchor": "top"}, dragmode=False, hovermode="closest"
     )
-    figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, n_steps - 0.5)])
+    figure.update_xaxes(title_text="decode step", range=[-0.5, max(0.5, n_steps - 0.5)], **whole_ticks(n_steps))

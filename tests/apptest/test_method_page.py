@@ -21,6 +21,7 @@ from kvlens.rows import JournalRow, PrefillRecord, StepRecord
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
 from kvlens.store.writer import TraceWriter
+from kvlens.text.units import si_bytes
 from kvlens.ui import method as methodview
 from kvlens.ui.common import parts
 from kvlens.ui.method.cuts import by_span, of_head, shares
@@ -121,7 +122,7 @@ def test_a_method_that_is_not_installed_has_its_name_and_the_generic_view(visit:
     assert "not among those listed here" in words(app)
     assert "What moved" in words(app)
     assert "While decoding:" in words(app)
-    assert len(charts(app)) == 5
+    assert len(charts(app)) == 7
     table = next(frame.value for frame in app.dataframe if "meaning" in frame.value).set_index("name")
     assert table.loc["head_share", "noted"] == "end of prefill per layer"
     assert table.loc["best_score", "noted"] == "steps 0–7 per layer"
@@ -147,7 +148,7 @@ NAMES = (
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_journal_can_be_shown(visit: Visit, folder: Path, name: str) -> None:
     app = pick(visit(folder, "method", run=TALKER), name)
-    assert len(charts(app)) == 5
+    assert len(charts(app)) == 7
     assert "<a href" not in charts(app)[-1].proto.spec
 
 
@@ -157,7 +158,22 @@ def test_a_run_that_moved_and_noted_nothing_says_so(visit: Visit, folder: Path) 
     assert "moved nothing between the tiers" in text
     assert "No copy was made while decoding" in text
     assert "noted nothing" in text
-    assert charts(app) == []
+    (only,) = (json.loads(chart.proto.spec) for chart in charts(app))
+    assert only["layout"]["yaxis"]["title"]["text"] == "bytes read per step"
+    with TraceReader.open(folder, BARE) as reader:
+        each = reader.kv_cube("read_bytes").sum((1, 2))
+        assert f"{si_bytes(float(each.mean()))} per step, mean, {each.mean() / reader.meta.full_kv_bytes:.1%}" in text
+
+
+def test_spans_are_shown_as_the_head_ranked_them(visit: Visit, folder: Path) -> None:
+    app = visit(folder, "method", run=TALKER, step=2, layer=1, head=2)
+    with TraceReader.open(folder, TALKER) as reader:
+        found = reader.scores(2, 1, 2 // (reader.q_heads // reader.kv_heads))
+    said = f"of {found.attrs['candidates']} candidates the {len(found)} best are recorded, {found['chosen'].sum()} of"
+    assert said in words(app)
+    drawn = next(json.loads(chart.proto.spec) for chart in charts(app) if "ranked them" in chart.proto.spec)
+    assert "L1 KV1 at step 2" in drawn["layout"]["title"]["text"]
+    assert len(found) > 0
 
 
 def test_a_run_without_figures_per_step_keeps_its_journal(visit: Visit, folder: Path) -> None:
@@ -171,7 +187,7 @@ def test_what_a_ranking_dropped_is_drawn_with_the_line_of_the_cut(visit: Visit, 
     assert "L0 KV1 evicted 7 tokens of" in text
     assert "noted nothing" not in text
     drawn = [json.loads(chart.proto.spec) for chart in charts(app)]
-    assert len(drawn) == 2, "nothing was evicted while decoding"
+    assert len(drawn) == 3, "nothing was evicted while decoding; the last is what was read"
     titles = [axis["title"]["text"] for axis in (drawn[1]["layout"]["yaxis"], drawn[1]["layout"]["yaxis2"])]
     assert titles == ["tokens", "score (the method's own scale)"]
     other = words(visit(folder, "method", run=DROPPER, layer=1, head=0))
@@ -199,12 +215,16 @@ def test_meanings_come_from_the_method(visit: Visit, folder: Path, monkeypatch: 
         "summary": "keeps it",
         "paper": "P",
         "journal_names": {"threshold": "a share"},
+        "presets": {"made up": {"coarse": False}, "paper": {}},
     }
     monkeypatch.setattr("kvlens.ui.common.data.catalogue", lambda: [entry])
     app = pick(visit(folder, "method", run=TALKER), "threshold")
     assert app.subheader[0].value == "Elsewhere"
     assert "threshold: a share" in words(app)
     assert "keeps it." in words(app)
+    with TraceReader.open(folder, TALKER) as reader:
+        assert reader.meta.preset == "made up"
+    assert "This run's preset made up sets coarse=False; what is said above is the method as published." in words(app)
 
 
 def maps(reader: TraceReader) -> None:

@@ -87,7 +87,7 @@ def test_the_real_model_is_what_the_form_opens_with(
     home = visit(tmp_path)
     assert [button.label for button in home.button][:2] == [
         "Watch a real model lose an answer",
-        "The same prompt under SeKV, which answers",
+        "The same prompt under SeKV (no-coarse), which answers",
     ]
 
 

@@ -175,3 +175,9 @@ def test_bars_set_full_kv_beside_the_run_and_mark_needle_and_selection() -> None
     assert "step 4" in figure.layout.title.text
     assert figure.layout.yaxis.range[1] <= 1
     assert not span_bars(frame.iloc[:0], "L0 Q1 (KV0)", 4, None).layout.shapes
+
+
+def test_heads_that_are_all_alike_stand_in_one_narrow_bin() -> None:
+    figure = head_histogram(np.ones((2, 3)), metric_of("coverage"), (0, 0))
+    assert figure.data[0].xbins.end - figure.data[0].xbins.start == pytest.approx(0.01)
+    assert head_histogram(np.linspace(0, 1, 6).reshape(2, 3), metric_of("coverage"), (0, 0)).data[0].xbins.size is None

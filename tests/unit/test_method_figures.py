@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from kvlens.figures.journal import CELLS, curves, line_colors, vector_map
+from kvlens.figures.ranking import ranking
 from kvlens.figures.transfers import bytes_by_cause, waiting
 from kvlens.rows import CAUSES
 
@@ -81,3 +82,27 @@ def test_markup_in_a_name_stays_text() -> None:
     name = "<a href='x'>y</a>"
     for figure in (curves({"": ([0], [1.0])}, name), vector_map([np.ones(2)], [0], name, "step")):
         assert "<a" not in figure.to_json().replace("\\u003c", "<")
+
+
+def test_a_ranking_tells_chosen_spans_from_the_others() -> None:
+    frame = pd.DataFrame(
+        {
+            "span": [7, 3],
+            "score": [2.5, -1.0],
+            "chosen": [True, False],
+            "rank": [1, 2],
+            "place": ["tokens 1–9", "tokens 10–30"],
+        }
+    )
+    figure = ranking(frame, "L0 KV0 at step 4", lines={"Q0": 1.0})
+    assert list(figure.data[0].y) == [2.5]
+    assert list(figure.data[1].y) == [-1.0]
+    assert figure.data[1].hovertext[0] == "2. span 3, tokens 10–30: score -1"
+    assert figure.layout.shapes[0].y0 == 1.0
+    assert figure.layout.xaxis.title.text == "rank (1 = best)"
+    assert figure.layout.yaxis.title.text == "score (the method's own scale)"
+
+
+@pytest.mark.parametrize(("steps", "tick"), [(1, 1), (24, 1), (25, None)])
+def test_no_tick_stands_between_two_steps_of_a_short_run(table: pd.DataFrame, steps: int, tick: int | None) -> None:
+    assert bytes_by_cause(table[table["step"] < steps], steps).layout.xaxis.dtick == tick

@@ -78,21 +78,3 @@ def test_bytes_lie_over_the_tokens_they_belong_to() -> None:
     assert list(exact.x) == [4, 24, None, 30, 70, None]
     assert list(exact.y) == [200, 200, None, 400, 400, None]
     assert labelled(figure)
-
-
-def test_the_ranking_tells_wanted_spans_from_the_others() -> None:
-    frame = pd.DataFrame(
-        {
-            "span": [7, 3],
-            "score": [2.5, -1.0],
-            "chosen": [True, False],
-            "rank": [1, 2],
-            "place": ["tokens 1–9", "tokens 10–30"],
-        }
-    )
-    figure = figures.ranking(frame, {"Q0": 1.0}, "L0 KV0 at step 4")
-    assert list(figure.data[0].y) == [2.5]
-    assert list(figure.data[1].y) == [-1.0]
-    assert figure.data[1].hovertext[0] == "2. span 3, tokens 10–30: score -1"
-    assert figure.layout.shapes[0].y0 == 1.0
-    assert labelled(figure)

@@ -177,45 +177,6 @@ def span_bytes(table: pd.DataFrame) -> go.Figure:
     return figure
 
 
-def ranking(frame: pd.DataFrame, thresholds: dict[str, float], label: str) -> go.Figure:
-    """Scores of the spans a KV head ranked best at a step, best first; wanted ones dark. Columns: span, rank, score,
-    chosen, place ('tokens a–b'). thresholds: label -> logit(tau) of the group's query heads, dotted."""
-    figure = go.Figure()
-    for chosen, name, color in ((True, "wanted in the group", BLUE), (False, "left as a summary by all", SKY)):
-        part = frame[frame["chosen"] == chosen]
-        hover = [
-            f"{rank}. span {span}, {where}: score {score:.4g}"
-            for rank, span, where, score in zip(part["rank"], part["span"], part["place"], part["score"], strict=True)
-        ]
-        figure.add_scatter(
-            x=part["rank"],
-            y=part["score"],
-            mode="markers",
-            name=name,
-            hovertext=hover,
-            hoverinfo="text",
-            marker={"color": color, "size": 9},
-        )
-    for place, (name, value) in enumerate(thresholds.items()):
-        figure.add_hline(y=value, line={"color": GREY, "width": 1, "dash": "dot"})
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            y=value,
-            text=name,
-            showarrow=False,
-            yshift=7,
-            xshift=-34 * place,
-            xanchor="right",
-            font={"size": 10},
-        )
-    finish(figure, 340, uirevision="sekv-ranking", legend=True)
-    figure.update_layout(title_text=f"Spans as {label} ranked them", dragmode=False, legend=_LEGEND)
-    figure.update_xaxes(title_text="rank (1 = best)", range=[0.4, max(1.6, len(frame) + 0.6)])
-    figure.update_yaxes(title_text="score (before the sigmoid)")
-    return figure
-
-
 _LEGEND = {"orientation": "h", "y": -0.3, "yanchor": "top"}
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from kvlens.figures.ranking import ranking
 from kvlens.methods.sekv import figures
 from kvlens.methods.sekv import view_table as sekv_table
 from kvlens.store.reader import TraceReader
 from kvlens.text.units import si_bytes
 from kvlens.ui.common import parts
+from kvlens.ui.common.ranking import heading, ranked
 
 
 def show(reader: TraceReader) -> None:
@@ -172,18 +174,9 @@ def _key_space(reader: TraceReader, table: pd.DataFrame) -> None:
 
 
 def _ranking(reader: TraceReader) -> None:
-    st.markdown("##### How spans were ranked")
-    step, layer, head = parts.selected(reader)
+    step, layer, kv_head = heading(reader)
     group = reader.q_heads // reader.kv_heads
-    places = st.columns([2, 2, 2, 6], vertical_alignment="bottom")
-    step = int(
-        places[0].number_input("Step", 0, max(0, reader.n_steps - 1), step, key=f"sekv_step_{reader.uid}_{step}")
-    )
-    layer = int(places[1].number_input("Layer", 0, reader.n_layers - 1, layer, key=f"sekv_layer_{reader.uid}_{layer}"))
-    kv_head = int(
-        places[2].number_input("KV head", 0, reader.kv_heads - 1, head // group, key=f"sekv_kv_{reader.uid}_{head}")
-    )
-    frame = reader.scores(step, layer, kv_head)
+    frame = ranked(reader, step, layer, kv_head)
     if frame.empty:
         kept = (layer, kv_head) in _whole(reader)
         st.info(
@@ -192,14 +185,18 @@ def _ranking(reader: TraceReader) -> None:
             else "Scores of spans were not recorded at this step."
         )
         return
-    of = reader.spans().set_index("span")
-    frame = frame.assign(place=[f"tokens {of.at[s, 'tok_start']}–{of.at[s, 'tok_end'] - 1}" for s in frame["span"]])
     logits = _thresholds(reader, layer)[kv_head * group : (kv_head + 1) * group]
     lines = {f"Q{kv_head * group + i}": float(value) for i, value in enumerate(logits) if np.isfinite(value)}
     label = f"L{layer} KV{kv_head} at step {step}"
-    parts.draw(
-        reader, figures.ranking(frame, lines, label), key="sekv_ranking", alt=f"Scores of spans, {label}", data=frame
+    figure = ranking(
+        frame,
+        label,
+        chosen="wanted in the group",
+        left="left as a summary by all",
+        unit="score (before the sigmoid)",
+        lines=lines,
     )
+    parts.draw(reader, figure, key="sekv_ranking", alt=f"Scores of spans, {label}", data=frame)
     count = frame.attrs["candidates"]
     st.caption(
         f"Eq. 5 without its sigmoid, the largest over the group's query heads; {len(frame)} of {count} "

@@ -19,7 +19,7 @@ from kvlens.figures.heads import head_map as map_figure
 from kvlens.figures.metrics import head_label, metric_of, value_text
 from kvlens.store.export import csv_bytes
 from kvlens.store.reader import TraceReader
-from kvlens.text.units import counted, si_bytes
+from kvlens.text.units import counted, duration, si_bytes
 from kvlens.ui.common import data, session
 from kvlens.ui.common.chart import Data, chart
 from kvlens.ui.common.clicks import cell_clicked
@@ -129,13 +129,13 @@ def times(reader: TraceReader) -> None:
         alt="Moving and waiting time per decode step",
         data=per_step,
     )
-    moving, waited = decode["moving_us"].sum() / 1000, decode["wait_us"].sum() / 1000
-    spent = reader.steps()["dur_us"].sum() / 1000
-    share = f", {waited / spent:.1%} of the {spent:.4g} ms that decoding took" if spent > 0 else ""
+    moving, waited = float(decode["moving_us"].sum()), float(decode["wait_us"].sum())
+    spent = float(reader.steps()["dur_us"].sum())
+    share = f", {waited / spent:.1%} of the {duration(spent)} that decoding took" if spent > 0 else ""
     st.caption(
         plain(
-            f"Copies took {moving:.4g} ms added up; they may overlap each other and the computing. The engine waited "
-            f"{waited:.4g} ms for them{share}. Link: {reader.meta.link or 'not recorded'}."
+            f"Copies took {duration(moving)} added up; they may overlap each other and the computing. The engine "
+            f"waited {duration(waited)} for them{share}. Link: {reader.meta.link or 'not recorded'}."
         )
     )
 

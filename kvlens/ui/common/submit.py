@@ -94,7 +94,7 @@ def sample_buttons() -> None:
     else:
         labels = {
             methods.LOSING: "Watch a real model lose an answer",
-            methods.DEFAULT: f"The same prompt under {usual}, which answers",
+            methods.DEFAULT: f"The same prompt under {usual} ({methods.ANSWERING}), which answers",
         }
     with st.container(horizontal=True):
         for number, (method, label) in enumerate(labels.items()):
@@ -109,5 +109,7 @@ def sample_buttons() -> None:
     st.caption(
         f"{default_model()}, a real language model, answers a question about a real text ({TITLE}) with {lost} keeping "
         f"{float(DEFAULT_SHARE):.0%} of its KV cache. The Replay opens where the answer is lost and says what was "
-        "missed there and why; one click holds it, and the answer comes back."
+        f"missed there and why; one click holds it, and the answer comes back. {usual} runs with its preset "
+        f"{methods.ANSWERING}, a departure from its paper: as published, with no router trained for this model, it "
+        "answers no such prompt (Benchmarks)."
     )

@@ -40,7 +40,10 @@ def _card(loss: gallery.Loss) -> None:
     st.markdown(f"Expected **{plain(loss.expected)}**, got :red[**{plain(loss.came or 'nothing')}**]")
     cause = f"{loss.cause[0].upper()}{loss.cause[1:]}"
     st.caption(
-        plain(f"With {loss.limit}, {loss.prompt_tokens} tokens. {cause}. {loss.held.sentence(loss.full_kv_bytes)}")
+        plain(
+            f"A prompt of {loss.prompt_tokens} tokens, held to {loss.limit}. {cause}. "
+            f"{loss.held.sentence(loss.full_kv_bytes)}"
+        )
     )
     opened = st.button(
         f"Open {title}'s loss", key=f"open_{loss.method}", icon=":material/play_circle:", width="stretch"

@@ -34,6 +34,10 @@ def title(reader: TraceReader) -> None:
     st.subheader(plain(str(entry["title"])))
     st.text(f"{str(entry['summary']).rstrip('.')}.")
     st.caption(plain(f"{str(entry['paper']).rstrip('.')}."))
+    preset = reader.meta.preset
+    if sets := dict(entry.get("presets") or {}).get(preset):
+        numbers = ", ".join(f"{name}={value}" for name, value in sets.items())
+        st.caption(plain(f"This run's preset {preset} sets {numbers}; what is said above is the method as published."))
 
 
 def view(name: str) -> Callable[[TraceReader], None]:

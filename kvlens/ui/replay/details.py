@@ -12,7 +12,7 @@ from kvlens.figures.metrics import head_label, metric_of
 from kvlens.models.find import short_model
 from kvlens.text import words
 from kvlens.text.plaintext import visible
-from kvlens.text.units import counted, si_bytes
+from kvlens.text.units import counted, duration, si_bytes
 from kvlens.ui.common.chart import canvas_menu
 from kvlens.ui.common.data import TraceReader, titles
 from kvlens.ui.common.player.payload import cube
@@ -169,7 +169,7 @@ def _transfers(reader: TraceReader, step: int) -> None:
     st.markdown(f"##### Moved at step {step}")
     st.caption(
         f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
-        f"in {len(table)} copies; the engine waited {table['wait_us'].sum() / 1000:.3g} ms for them."
+        f"in {len(table)} copies; the engine waited {duration(float(table['wait_us'].sum()))} for them."
     )
     if table.empty:
         return
