@@ -15,7 +15,9 @@ from test_pages import words
 from uiruns import Visit, redate
 
 from kvlens.lens.pieces import Piece
-from kvlens.lens.tries import tries_in
+from kvlens.lens.tries import Try, tries_in
+from kvlens.meta import Counterfactual, RunMeta
+from kvlens.metaparts import Held
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.recover import delete_run
 from kvlens.store.synthetic import write_synthetic
@@ -24,6 +26,7 @@ from kvlens.ui.common import data, lensdata, lensjobs
 from kvlens.ui.common.request import TryChoice
 from kvlens.ui.replay import draft
 from kvlens.ui.replay.draft import Draft, parse
+from kvlens.ui.replay.tried import made_of
 
 AT = {"step": STEP, "layer": 1, "head": 2, "span": SPAN}
 HERE = Piece(SPAN)
@@ -134,7 +137,7 @@ def test_the_outcome_of_a_drop_says_whether_the_answer_hangs_on_it(visit: Visit,
     assert "**What if the one had been there, the other not:** span 7" in words(app)
     told = {metric.label: metric.value for metric in app.metric}
     assert (told["With one, without the other"], told["Held"]) == ("right", si_bytes(4096))
-    assert "8 tokens in 2 KV heads · 8 tokens dropped ·" in words(app).replace("\\", "")
+    assert "8 tokens in 2 KV heads, keys and values without tables · 8 tokens dropped ·" in words(app).replace("\\", "")
     app = press(visit(tmp_path, "replay", run=runs.kept), "Undo")
     assert app.query_params["drop"] == f"{SPAN}.L0.KV1_{SPAN}.L1.KV0"
     text = words(visit(tmp_path, "replay", run=made[False])).replace("\\", "")
@@ -305,12 +308,12 @@ def test_a_try_on_a_run_that_held_something_is_told_without_it(
     app = visit(tmp_path, "replay", run=runs.held, **AT)
     text = words(app).replace("\\", "")
     assert f"**Tried:** span 7 (tokens 56–63) held exactly resident for L0 KV0 from step {STEP + 1} on." in text
-    assert "8 tokens in 1 KV head ·" in text
+    assert "8 tokens in 1 KV head, keys and values without tables ·" in text
     (found,) = tries_in(tmp_path, runs.held)
     assert (found.uid, [str(piece) for piece in found.pieces], found.from_step) == (one, ["7.L0.KV0"], STEP + 1)
     text = words(visit(tmp_path, "replay", run=one)).replace("\\", "")
     assert "**What if it had been there:** span 7 (tokens 56–63) held exactly resident for L0 KV0" in text
-    assert "8 tokens in 1 KV head ·" in text
+    assert "8 tokens in 1 KV head, keys and values without tables ·" in text
 
 
 def test_a_run_that_does_not_say_what_it_was_has_no_other_budget(visit: Visit, lens: LensRuns) -> None:
@@ -433,3 +436,16 @@ def test_another_budgets_run_says_what_it_is(visit: Visit, tried: tuple[LensRuns
     assert "**What if:** budget 50%; everything else as in the run it repeats." in text
     listed = visit(runs.folder).toggle(key="runs_whole").set_value(True).run().dataframe[0].value.set_index("run")
     assert listed.loc[budget, "what it is"] == f"what-if of …{runs.repeated[-6:]}"
+
+
+@pytest.mark.parametrize(("method", "copied"), [("quest", True), ("snapkv", False)])
+def test_what_a_hold_costs_says_where_it_is_a_copy_of_what_the_method_keeps(method: str, copied: bool) -> None:
+    """Of a method that keeps every token on the device, being read is no room."""
+    held = Held(span=3, tok_start=32, tok_end=48, heads=((0, 1),), from_step=0)
+    summary = Counterfactual(expected_from="task", held_bytes=8192, held_tokens=16)
+    one = Try("20260101-000000-abcdef", (held,), {}, summary, 819_200, None, 2, 2)
+    sizes = {"layers": 2, "q_heads": 4, "kv_heads": 2, "full_kv_bytes": 819_200}
+    said = made_of(one, RunMeta.model_validate({"method": method, **sizes}))
+    assert said.startswith("16 tokens in 1 KV head, keys and values without tables")
+    assert ("a copy: the method keeps them on the device itself" in said) == copied
+    assert "1.00% of full KV" in said

@@ -78,6 +78,11 @@ def titles() -> dict[str, str]:
     return {entry["name"]: entry["title"] for entry in catalogue()}
 
 
+def keeps_all(name: str) -> bool:
+    """The method keeps every token on the device by design; False of one that is not installed here."""
+    return any(entry["keeps_all"] for entry in catalogue() if entry["name"] == name)
+
+
 def models() -> list[str]:
     """Models to offer: those that have a name here, the default one first, then those of earlier runs."""
     known = catalogued.names()

@@ -170,7 +170,7 @@ def outcome(one: Try, repeated: RunMeta | None) -> None:
     )
     for column, (label, value) in zip(numbers.columns(3), facts, strict=True):
         column.metric(label, value)
-    numbers.caption(plain(_cost(one, repeated)))
+    numbers.caption(plain(made_of(one, repeated)))
     if (search := said.search) is not None:
         st.markdown(plain(found_words(search)))
         if search.tests:
@@ -207,7 +207,7 @@ def _more(one: Try, repeated: RunMeta | None) -> int | None:
     return None if one.summary is None or "budget" in one.changed else one.summary.held_bytes
 
 
-def _cost(one: Try, repeated: RunMeta | None) -> str:
+def made_of(one: Try, repeated: RunMeta | None) -> str:
     """What the bytes are made of, and a share of."""
     said = one.summary
     if said is None or (held := said.held_bytes) is None:
@@ -220,7 +220,9 @@ def _cost(one: Try, repeated: RunMeta | None) -> str:
     parts = [f"{counted(said.lifted_tokens, 'token')} attended again, 0 B"] if said.lifted_tokens else []
     if said.held_tokens or not parts:
         heads_held = len({head for hold in one.holds for head in hold.heads})
-        parts.append(f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}")
+        parts.append(f"{said.held_tokens} tokens in {counted(heads_held, 'KV head')}, keys and values without tables")
+        if repeated is not None and data.keeps_all(str(repeated.method)):
+            parts.append("a copy: the method keeps them on the device itself, and reading them takes no room")
     parts += [f"{counted(said.dropped_tokens or 0, 'token')} dropped"] if one.drops else []
     if "budget" in one.changed:
         parts.append(f"{si_bytes(held)} held")

@@ -1,5 +1,5 @@
 // The cache map: tokens across, decode steps down, colour = the state of a token's span for the selected KV head while the
-// step attended. Red where full KV attended and the run could not: a hole. Drawn once per head and range; a step moves lines.
+// step attended. Red where full KV attended and the run did not: a hole. Drawn once per head and range; a step moves lines.
 
 const HOLE = [178, 0, 24];
 const HOLE_LEAST = 0.01; // share of full KV's attention below which nothing is called a hole
@@ -118,7 +118,7 @@ class CacheMap {
     return found;
   }
 
-  // What full KV attended at a step and the run could not: {from, to, span, mass, head}. Of a span that is partly there,
+  // What full KV attended at a step and the run did not: {from, to, span, mass, head}. Of a span that is partly there,
   // the tokens that were recorded as lost; of all heads, whole spans with the head that lost most.
   holes(step) {
     const { run, slice, worst } = this.view;

@@ -140,7 +140,7 @@ def lost_rows(lost: pd.DataFrame, n_steps: int) -> dict[str, np.ndarray]:
 
 
 def worst(reader: TraceReader, index: pd.Series) -> dict[str, np.ndarray]:
-    """Of every step and span what the query head that lost most could not attend, and which it is: layer * Hq + head.
+    """Of every step and span what the query head that lost most did not attend, and which it is: layer * Hq + head.
     {} without full attention."""
     if not reader.meta.sampled:
         return {}

@@ -131,7 +131,7 @@ Object.assign(Player.prototype, {
     this.el.mapTitle.textContent = `cache map, L${header.layer} KV${Math.floor(header.head / (heads / kvHeads))}`;
     const parts = this.seenStates().map((code) => this.stateWord(code));
     const known = this.worst ? this.run.arrays.worst_start : arrays.wanted_start;
-    parts.push(known ? pair(swatch(`rgb(${HOLE})`), words("hole: full KV attended, the run could not")) : words("\u00b7 holes not recorded"));
+    parts.push(known ? pair(swatch(`rgb(${HOLE})`), words("hole: full KV attended, the run did not")) : words("\u00b7 holes not recorded"));
     const all = Array.from({ length: this.steps }, (_, step) => this.map.sampled(step)).every((found) => found);
     if (known && !all) parts.push(pair(swatch(`rgb(${GREY})`), words("edge: full attention not recorded at this step")));
     this.el.mapLegend.replaceChildren(...parts);
@@ -147,7 +147,7 @@ Object.assign(Player.prototype, {
     const code = index < 0 ? 255 : this.clock.stateAt(index, step);
     const span = index < 0 ? "not written yet" : `span ${header.spans[index].id} (${header.spans[index].kind}): ${STATE_WORDS[code] || "state not recorded"}`;
     const who = hole && hole.head !== null ? this.headName(Math.floor(hole.head / header.q_heads), hole.head % header.q_heads) : this.headName();
-    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run could not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
+    const lost = hole ? `full KV's ${who} gives ${hole.to - hole.from > 1 ? `tokens ${hole.from}\u2013${hole.to - 1}` : `token ${hole.from}`} ${hole.mass.toFixed(3)} that this run did not attend; click to choose the span` : this.map.sampled(step) ? "no hole here" : "full attention was not recorded at this step";
     this.el.token.textContent = `step ${step} \u00b7 #${pos} \u201c${text}\u201d \u00b7 ${span}\n${lost}`;
   },
 
