@@ -18,6 +18,8 @@ RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#f4a582"), (0.5, "#f7f7f7"), (0.75, "#9
 #: Cells of fewer prompts are drawn with a dashed edge.
 FEW = 5
 ROW_PX, LEAST_PX = 32, 96
+BESIDE, GAP_PX = 8, 62
+"""panels in a row, and what lies between two rows of them: ticks and names"""
 Cell = tuple[str, str, int, float]
 """(method, budget, length in tokens, depth)"""
 
@@ -30,7 +32,8 @@ def panels(cells: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, difference: bool = False) -> go.Figure:
-    """Small multiples: a column per method, a row per budget; x = length, y = depth, colour and text = exact match.
+    """Small multiples: a column per method, a row per budget, the methods after the first `BESIDE` below these;
+    x = length, y = depth, colour and text = exact match.
 
     `cells`: one row per method, budget, length and depth with `value` (what is coloured: 0..1, or -1..1 with
     `difference`; NaN = not run), `n`, `note` ('n/r', 'inf.' or '' where there is a value) and what the hover says. Each
@@ -39,27 +42,25 @@ def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, dif
     methods, budgets = panels(cells)
     budgets = budgets or [""]
     lengths, depths = sorted(cells["length"].unique()), sorted(cells["depth"].unique())
+    wide, bands = min(BESIDE, len(methods)), math.ceil(len(methods) / BESIDE)
+    rows = bands * len(budgets)
+    panel = max(LEAST_PX, ROW_PX * len(depths))
+    height = panel * rows + GAP_PX * (rows - 1) + 120
+    named = {(1 + place // wide * len(budgets), 1 + place % wide): name for place, name in enumerate(methods)}
     figure = make_subplots(
-        len(budgets),
-        len(methods),
-        shared_xaxes=True,
+        rows,
+        wide,
         shared_yaxes=True,
         horizontal_spacing=0.012,
-        vertical_spacing=0.06,
-        column_titles=[titles.get(name, name) for name in methods],
-        row_titles=[f"budget {budget}" if budget else "" for budget in budgets],
+        vertical_spacing=GAP_PX / (height - 86) if rows > 1 else 0,
+        subplot_titles=[
+            titles.get(name, name) if (name := named.get((row, column))) else ""
+            for row in range(1, rows + 1)
+            for column in range(1, wide + 1)
+        ],
+        row_titles=[f"budget {budget}" if budget else "" for budget in budgets] * bands,
     )
-    shapes: list[dict[str, Any]] = []
-    for column, name in enumerate(methods, 1):
-        for row, budget in enumerate(budgets, 1):
-            part = cells[(cells["method"] == name) & (cells["budget"] == budget)]
-            if part.empty and row == 1:
-                part = cells[(cells["method"] == name) & (cells["budget"] == "")]
-            if not part.empty:
-                shapes += _panel(figure, part, row, column, lengths, depths, selected, titles, difference)
-    height = max(LEAST_PX, ROW_PX * len(depths)) * len(budgets) + 120
     finish(figure, height, uirevision="needle-grid")
-    first = {"tickvals": list(range(len(depths))), "ticktext": [f"{depth:.0%}" for depth in depths]}
     figure.update_xaxes(
         range=[-0.5, len(lengths) - 0.5],
         tickvals=list(range(len(lengths))),
@@ -69,9 +70,26 @@ def grid(cells: pd.DataFrame, titles: dict[str, str], selected: Cell | None, dif
         tickangle=0,
         tickfont={"size": 11},
     )
+    first = {"tickvals": list(range(len(depths))), "ticktext": [f"{depth:.0%}" for depth in depths]}
     figure.update_yaxes(range=[len(depths) - 0.5, -0.5], showgrid=False, zeroline=False, **first)
-    figure.update_yaxes(title_text="depth of the asked fact", row=(len(budgets) + 1) // 2, col=1)
-    figure.update_xaxes(title_text="length of the prompt (tokens)", row=len(budgets), col=(len(methods) + 1) // 2)
+    shapes: list[dict[str, Any]] = []
+    for (top, column), name in named.items():
+        for row, budget in enumerate(budgets, top):
+            part = cells[(cells["method"] == name) & (cells["budget"] == budget)]
+            if part.empty and row == top:
+                part = cells[(cells["method"] == name) & (cells["budget"] == "")]
+            if not part.empty:
+                shapes += _panel(figure, part, row, column, lengths, depths, selected, titles, difference)
+            figure.update_xaxes(showticklabels=row == top + len(budgets) - 1, row=row, col=column)
+    for row in range(1, rows + 1):
+        for column in range(1, wide + 1):
+            if (row - (row - 1) % len(budgets), column) not in named:
+                figure.update_xaxes(visible=False, row=row, col=column)
+                figure.update_yaxes(visible=False, row=row, col=column)
+    figure.update_yaxes(title_text="depth of the asked fact", row=(rows + 1) // 2, col=1)
+    lowest = sum(row == 1 + (bands - 1) * len(budgets) for row, _ in named)
+    figure.update_xaxes(title_text="length of the prompt (tokens)", row=rows, col=(lowest + 1) // 2)
+    figure.update_annotations(font_size=13)
     figure.update_layout(
         clickmode="event+select",
         dragmode=False,

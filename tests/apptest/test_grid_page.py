@@ -226,3 +226,15 @@ def test_the_committed_grid_can_be_shown(visit: Visit, runs: Runs) -> None:
     assert json.loads((Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "grid-demo.json").read_text())[
         "trials"
     ]
+
+
+def test_many_methods_stand_in_several_rows_of_panels_and_empty_places_are_blank() -> None:
+    names = [f"m{number}" for number in range(10)]
+    suite = Suite("grid", ABOUT, tuple(row(name, b, 512, 0.1, 1, 1.0) for name in names for b in ("10%", "20%")))
+    figure = grid(cells(suite, "needle", False), {}, None)
+    titles = [note.text for note in figure.layout.annotations]
+    assert [name for name in titles if name in names] == names
+    assert titles.count("budget 10%") == titles.count("budget 20%") == 2
+    shown = [figure.get_subplot(row, column).xaxis for row in range(1, 5) for column in range(1, 9)]
+    assert [axis.visible for axis in shown] == [None] * 18 + [False] * 6 + [None] * 2 + [False] * 6
+    assert [axis.showticklabels for axis in shown[:2] + shown[8:10]] == [False, False, True, True]

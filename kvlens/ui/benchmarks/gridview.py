@@ -212,14 +212,15 @@ def _against(suite: Suite, task: str) -> None:
     st.markdown("##### Exact match against what it costs")
     frame = lines(suite, task, ("length",))
     first, last = ASKED
-    axes = (first, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
+    asked = () if frame.loc[frame["budget"] != "", "budget"].nunique() == 1 else (first,)
+    axes = (*asked, *(cost for cost in COSTS if cost in frame and frame[cost].notna().any()), last)
     if st.session_state.get("bench_against") not in axes:
         st.session_state.pop("bench_against", None)
     axis = str(
         st.segmented_control(
             "Against",
             axes,
-            default=first,
+            default=axes[0],
             format_func=lambda name: re.split(r"[,:(]", AXES[name][0])[0].strip(),
             key="bench_against",
             required=True,
