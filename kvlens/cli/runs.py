@@ -55,7 +55,7 @@ def runs_list(
 
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
     known cost; kept: never left full KV; unknown."""
-    from kvlens.lens.listing import Listing, Search
+    from kvlens.lens.listing import Listing, Search, budget_of
     from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
     from kvlens.store.reader import list_runs
@@ -89,6 +89,7 @@ def runs_list(
     listed["output_text"] = listed["output_text"].where(
         ~(listed["hold"].eq(True) | listed["changed"].eq(True)), "(what-if) " + listed["output_text"]
     )
+    listed["budget"] = [budget_of(row) for row in listed.to_dict("records")]
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
@@ -125,9 +126,11 @@ def runs_note(
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """What a run is, what came out, and its self-check."""
     from kvlens.lens.severity import outcome
+    from kvlens.memory.budget import of_run
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
+        limit = of_run(reader.meta.budget, reader.meta.budget_bytes)
         meta, tokens, steps, came = reader.meta, reader.tokens(), reader.steps(), outcome(reader)
         checks = json.loads(reader.self_checks().to_json(orient="records"))
         generated = tokens[tokens["step"] >= meta.asked_steps].sort_values("step")["text"]
@@ -178,6 +181,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json_text(shown))
         return
+    shown["budget"] = limit
     for key, value in shown.items():
         if key != "self_check":
             typer.echo(f"{key:15} {terminal(value, 16)}")

@@ -12,6 +12,7 @@ import pandas as pd
 from kvlens import tasks
 from kvlens.bench.intervals import wilson
 from kvlens.compare.totals import attended
+from kvlens.memory.budget import NO_LIMIT, of_run
 from kvlens.store.reader import TraceReader
 
 
@@ -25,7 +26,7 @@ class Trial:
     method: str
     preset: str
     budget: str
-    """as it was asked for; '' is no limit"""
+    """as `kvlens.memory.budget` calls it; '' is no limit"""
     prompt: str
     """names the prompt"""
     exact: bool
@@ -46,14 +47,14 @@ def trial(reader: TraceReader) -> Trial | None:
         return None
     steps, task = reader.steps(), str(meta.task or "")
     output = str(meta.output_text or generated(reader))
-    budget = meta.budget
+    budget = of_run(meta.budget, meta.budget_bytes)
     return Trial(
         reader.uid,
         str(meta.model),
         task,
         str(meta.method),
         str(meta.preset or ""),
-        "" if budget is None or meta.budget_bytes is None else str(budget),
+        "" if budget == NO_LIMIT else budget,
         str(meta.prompt_sha256 or prompt_name(reader)),
         tasks.is_right(task, str(meta.answer), output),
         float(steps["peak_bytes"].max()),

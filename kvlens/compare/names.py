@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from kvlens.memory.budget import of_run, phrase
 from kvlens.store.reader import TraceReader
 
 
@@ -12,7 +13,7 @@ def run_name(reader: TraceReader) -> str:
     meta = reader.meta
     parts = [str(meta.method)]
     parts += [f"({meta.preset})"] if meta.preset else []
-    parts += ["without limit" if meta.budget_bytes is None else f"budget {meta.budget}"]
+    parts += [phrase(of_run(meta.budget, meta.budget_bytes))]
     return " ".join([*parts, *_done(reader)])
 
 
@@ -36,7 +37,7 @@ def _done(reader: TraceReader) -> list[str]:
 
 
 _MORE: tuple[Callable[[TraceReader], str], ...] = (
-    lambda run: "no limit" if run.meta.budget_bytes is None else str(run.meta.budget),
+    lambda run: of_run(run.meta.budget, run.meta.budget_bytes),
     lambda run: f"({run.meta.preset})" if run.meta.preset else "",
     lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
     lambda run: f"…{run.uid.rpartition('-')[2]}",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from kvlens.memory.budget import of_run
 from kvlens.meta import Held
 from kvlens.store.reader import TraceReader
 
@@ -67,6 +68,7 @@ def settings(reader: TraceReader) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in meta.pick(SETTINGS).items():
         found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
+    found |= {"budget": of_run(meta.budget, meta.budget_bytes)} if meta.budget is not None else {}
     found |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
     found |= {"dropped ranges": "; ".join(map(_held, meta.drop))} if meta.drop else {}
     return found | {f"{_PARAMETER}{name}": value for name, value in _flat(meta.config).items()}

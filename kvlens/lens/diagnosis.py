@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens import methods
+from kvlens.lens.knob import attends
+from kvlens.lens.listing import budget_of
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
-from kvlens.memory.budget import Budget
+from kvlens.memory.budget import NO_LIMIT, Budget, in_words, of_run
 from kvlens.meta import RunMeta
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
@@ -20,18 +21,22 @@ NOT_RECORDED = "not_recorded"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which runs are asked about; None: all."""
+    """Which runs are asked about; None: all. Raises ValueError with one sentence for a budget that no run has."""
 
     method: str | None = None
     model: str | None = None
     budget: str | None = None
     task: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.budget is not None and self.budget != NO_LIMIT:
+            Budget.parse(self.budget)
+
     def takes(self, row: dict[str, object]) -> bool:
         asked = (("method", self.method), ("model", self.model), ("task", self.task))
         if not all(value is None or str(row[name]) == value for name, value in asked):
             return False
-        return self.budget is None or in_percent(self.budget) == in_percent(str(row["budget"]))
+        return self.budget is None or in_words(self.budget) == budget_of(row)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Lost:
     method: str
     preset: str | None
     limit: str
-    """what it was held to: a budget, shares in per cent, or the share of tokens a method attends that keeps all"""
+    """what it was held to: a budget, or the share or number of tokens a method attends that keeps all"""
     step: int
     outcome: str
     """as Severity.words has it"""
@@ -172,16 +177,4 @@ def _grouped(lost: Iterable[Lost]) -> list[Cause]:
 
 def limit_of(meta: RunMeta) -> str:
     """What a run was held to, the same for '0.2' and '20%'."""
-    method, keep = methods.registry().get(str(meta.method)), meta.config.get("keep")
-    if method is not None and method.keeps_all and isinstance(keep, int | float):
-        return f"{100 * keep:g}% of attended tokens"
-    return in_percent(meta.budget or "1")
-
-
-def in_percent(budget: str) -> str:
-    """A budget's text; of a share always in per cent."""
-    try:
-        asked = Budget.parse(budget)
-    except ValueError:
-        return budget
-    return f"{100 * asked.amount:g}%" if asked.unit == "share" else asked.text
+    return attends(meta) or of_run(meta.budget, meta.budget_bytes)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvlens import methods
-from kvlens.memory.budget import Budget
+from kvlens.memory.budget import Budget, in_words, phrase
 from kvlens.meta import RunMeta
 from kvlens.methods.fitting import Sizes, choose, refusal
 from kvlens.runs.request import default_preset
 from kvlens.shape import KVShape
+from kvlens.store.reader import TraceReader
+from kvlens.text.units import counted
 
 SHARES = (5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 80, 90, 100)
 """percent that are offered, where the method can keep to them"""
 KEPT = "keep"
-"""parameter of methods that keep every token on the device: the share of tokens that is attended"""
+"""parameter of methods that keep every token on the device: the share of tokens that is attended; 0: as their other
+parameters say"""
+COUNTED = "tokens"
+"""of these, the one that says how many, where a method has it"""
+
+
+def asked_in_words(name: str, value: str) -> str:
+    """What is asked for otherwise: 'budget 30%', 'no limit', 'keep 0.3'."""
+    return phrase(in_words(value)) if name == "budget" else f"{name} {value}"
 
 
 @dataclass(frozen=True)
@@ -29,10 +42,23 @@ class Knob:
     """percent, of the run"""
     shares: tuple[float, ...]
     """percent, ascending, the run's own among them"""
+    was: str = ""
+    """what the run's own share comes from, where the parameter does not say it: 'tokens=96'"""
 
     def value(self, share: float) -> str:
         """As a command takes it."""
         return f"{share:g}%" if self.name == "budget" else f"{share / 100:g}"
+
+    def said(self, share: float) -> str:
+        """'30%', or 'keep 30%'."""
+        return f"{share:g}%" if self.name == "budget" else f"{self.name} {share:g}%"
+
+    def choice(self, share: float) -> str:
+        """The same where one is chosen: 'keep 20% (as it was)'; 'tokens=96, 10.2% attended (as it was)' where the
+        parameter says nothing of the run."""
+        if share != self.own:
+            return self.said(share)
+        return f"{f'{self.was}, {share:g}% attended' if self.was else self.said(share)} (as it was)"
 
     def share(self, value: str) -> float | None:
         """The percent that a command's value is; None where it is no share that is offered."""
@@ -44,8 +70,14 @@ class Knob:
         return found if found in self.shares else None
 
 
-def knob_of(meta: RunMeta) -> Knob | None:
-    """None for a method that has no such choice, is not installed here, or an old run that does not say what it was."""
+def knob_in(reader: TraceReader) -> Knob | None:
+    """Of a stored run; what it attended is read where its parameters do not say it."""
+    return knob_of(reader.meta, lambda: _attended(reader))
+
+
+def knob_of(meta: RunMeta, attended: Callable[[], float | None] = lambda: None) -> Knob | None:
+    """None for a method that has no such choice, is not installed here, or an old run that does not say what it was.
+    attended(): percent of the tokens that the run attended, asked where no parameter says it; None: not recorded."""
     full, token = meta.full_kv_bytes, meta.token_bytes
     if not (full and token and meta.head_dim and meta.max_new and meta.config):
         return None
@@ -58,7 +90,13 @@ def knob_of(meta: RunMeta) -> Knob | None:
         known = any(field.name == KEPT for field in dataclasses.fields(method.Parameters))
         if not known or not isinstance(kept, (int, float)):
             return None
-        return _knob(KEPT, 100 * float(kept), SHARES)
+        tokens, prompt = meta.config.get(COUNTED), max(1, full // token - meta.max_new)
+        if kept:
+            return _knob(KEPT, 100 * float(kept), SHARES)
+        if isinstance(tokens, int) and tokens > 0:
+            return _knob(KEPT, 100 * tokens / prompt, SHARES, f"{COUNTED}={tokens}")
+        seen = attended()
+        return None if seen is None else _knob(KEPT, seen, SHARES, "its own parameters")
     asked = meta.request or {}
     preset, overrides = asked.get("preset", meta.preset), dict(asked.get("overrides", meta.config) or {})
     numbers = 2 * meta.layers * meta.kv_heads * meta.head_dim
@@ -78,6 +116,28 @@ def knob_of(meta: RunMeta) -> Knob | None:
     return _knob("budget", own, [share for share in SHARES if possible(share)])
 
 
-def _knob(name: str, own: float, shares: Any) -> Knob:
+def _knob(name: str, own: float, shares: Any, was: str = "") -> Knob:
     mine = round(min(100.0, own), 1)
-    return Knob(name, mine, tuple(sorted({mine, *(float(share) for share in shares)})))
+    return Knob(name, mine, tuple(sorted({mine, *(float(share) for share in shares)})), was)
+
+
+def _attended(reader: TraceReader) -> float | None:
+    """Percent of the tokens there were, mean over steps, layers and KV heads; None: not recorded."""
+    meta = reader.meta
+    if not reader.n_steps or meta.prompt_tokens is None or meta.trace_level == "summary":
+        return None
+    there = meta.prompt_tokens + np.arange(reader.n_steps)
+    share = 100 * float(np.mean(reader.kv_cube("attended_tokens").mean((1, 2)) / there))
+    return share if share == share else None
+
+
+def attends(meta: RunMeta) -> str | None:
+    """What a method that keeps every token on the device is held to by its parameters: '20% of attended tokens', '96
+    attended tokens'. None: by none of these; another method."""
+    method = methods.registry().get(str(meta.method))
+    kept, tokens = meta.config.get(KEPT), meta.config.get(COUNTED)
+    if method is None or not method.keeps_all or not isinstance(kept, int | float):
+        return None
+    if kept:
+        return f"{100 * kept:g}% of attended tokens"
+    return counted(tokens, "attended token") if isinstance(tokens, int) and tokens > 0 else None

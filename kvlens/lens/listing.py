@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvlens import tasks
 from kvlens.lens.severity import KINDS, Outcome, outcome
+from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
 from kvlens.store.files import read_plain, write_plain
 from kvlens.store.reader import RunBusy, TraceError, TraceReader
@@ -137,6 +138,14 @@ def _told(folder: Path, uid: str, stamp: int) -> Told:
 
 def _line(text: str) -> str:
     return " ".join(visible(text).split())
+
+
+def budget_of(row: Mapping[Any, Any]) -> str:
+    """What a list calls a run's budget, of a row of `store.catalog.list_runs`; '' where the run does not say."""
+    asked, limit = row.get("budget"), row.get("budget_bytes")
+    if not isinstance(asked, str):
+        return ""
+    return of_run(asked, None if limit is None or limit != limit else int(limit))
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvlens.lens.beyond import beyond, kept_of
+from kvlens.lens.knob import asked_in_words
 from kvlens.lens.pieces import Piece, pieces_of
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.store.errors import TraceError
@@ -150,8 +151,8 @@ class Try:
         return outcome(self.summary)
 
     def otherwise(self) -> str:
-        """'budget 30%'."""
-        return ", ".join(f"{name} {value}" for name, value in self.changed.items())
+        """'budget 30%', 'no limit', 'sinks 6'."""
+        return ", ".join(asked_in_words(*one) for one in self.changed.items())
 
     def _whose(self, heads: list[tuple[int, int]]) -> str:
         whole = len(heads) == self.all_heads and len(heads) > 1

@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvlens.shape import KVShape
+from kvlens.text.units import si_bytes
 
 _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+WHOLE = "100%"
+"""the budget that is no limit, as it is asked for"""
+NO_LIMIT = "no limit"
+"""what pages, tables and reports call a budget of all of full KV, and none at all"""
 
 
 @dataclass(frozen=True)
@@ -23,30 +28,62 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """'0.1' or '10%' of full KV, '512tok', '64MB' (10^6 bytes; MiB for 2^20). Raises ValueError with one
-        sentence."""
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z%]*)\s*", text)
+        """'0.1' or '10%' of full KV, all of it at most; '512tok'; '64MB' (10^6 bytes; MiB for 2^20). Raises ValueError
+        with one sentence."""
+        match = re.fullmatch(r"\s*(-?[0-9]*\.?[0-9]+)\s*([a-zA-Z%]*)\s*", text)
         unit = match.group(2).lower() if match else ""
-        amount = float(match.group(1)) if match else 0.0
-        if match and amount > 0:
-            if unit == "":
-                return cls(amount, "share", text.strip())
-            if unit == "%":
-                return cls(amount / 100, "share", text.strip())
-            if unit in ("tok", "tokens"):
-                return cls(amount, "tok", text.strip())
-            if unit in _UNITS:
-                return cls(amount * _UNITS[unit], "bytes", text.strip())
-        raise ValueError(
-            f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes (64MB)."
-        )
+        if match is None or unit not in ("", "%", "tok", "tokens", *_UNITS):
+            raise ValueError(
+                f"budget '{text}' is not understood: give a share of full KV (0.1 or 10%), tokens (512tok) or bytes "
+                "(64MB)."
+            )
+        amount = float(match.group(1))
+        if amount <= 0:
+            raise ValueError(f"budget '{text}' gives no room: it must be above 0.")
+        if unit in ("", "%"):
+            share = amount / 100 if unit else amount
+            if share > 1:
+                raise ValueError(_beyond_full(text.strip(), match.group(1), unit))
+            return cls(share, "share", text.strip())
+        return cls(amount * _UNITS.get(unit, 1), "bytes" if unit in _UNITS else "tok", text.strip())
 
     def bytes(self, shape: KVShape, tokens: int) -> int | None:
-        """Bytes for a sequence of `tokens` tokens in all (prompt and generated); None = no limit (a share of 1 or
-        more)."""
+        """Bytes for a sequence of `tokens` tokens in all (prompt and generated); None = no limit (a share of 1)."""
         if self.unit == "share":
             return None if self.amount >= 1 else int(self.amount * shape.full_kv_bytes(tokens))
         return int(self.amount * (shape.token_bytes if self.unit == "tok" else 1))
+
+
+def _beyond_full(text: str, number: str, unit: str) -> str:
+    """What is said of a share above full KV, whose number may be meant otherwise."""
+    if unit:
+        return f"budget '{text}' is more than full KV: {WHOLE} is {NO_LIMIT}, give that or less."
+    share = f"{number}% for a share of it, " if float(number) <= 100 else ""
+    return f"budget '{text}' is {number} times full KV: write {share}{number}tok for tokens or {number}MB for bytes."
+
+
+def in_words(asked: str | None) -> str:
+    """A budget as pages and tables call it: '20%' of '0.2', '64MB' as it was written, NO_LIMIT of '1.0' and None."""
+    if asked is None:
+        return NO_LIMIT
+    try:
+        budget = Budget.parse(asked)
+    except ValueError:
+        return asked
+    if budget.unit != "share":
+        return budget.text
+    return NO_LIMIT if budget.amount >= 1 else f"{100 * budget.amount:g}%"
+
+
+def of_run(asked: str | None, limit: int | None) -> str:
+    """The same of a stored run, by the bytes that its budget came to: a share above full KV, which is refused now, was
+    no limit."""
+    return NO_LIMIT if limit is None else si_bytes(limit) if asked is None else in_words(asked)
+
+
+def phrase(words: str) -> str:
+    """'budget 20%', or 'no limit', of what `in_words` and `of_run` say."""
+    return words if words == NO_LIMIT else f"budget {words}"
 
 
 class BudgetInfeasible(ValueError):
@@ -65,9 +102,9 @@ class BudgetInfeasible(ValueError):
         """`smallest`: feasible bytes. instead: what to do, where more is known than that; would_do: the same as options
         of `kvlens run` and their values, {} where no option alone would do."""
         self.budget, self.smallest, self.full = budget, smallest, full
-        raised = percent_up(smallest / full)
-        advice = instead or f"raise --budget to {raised} or change the method's parameters"
-        self.would_do = dict(would_do if would_do is not None else {} if instead else {"budget": raised})
+        advice = instead or f"{raised_to(smallest / full)} or change the method's parameters"
+        given = {} if instead else {"budget": percent_up(smallest / full)}
+        self.would_do = dict(given if would_do is None else would_do)
         super().__init__(
             f"budget_infeasible: {method} needs at least {smallest:,} bytes on the device for this prompt "
             f"({smallest / full:.1%} of full KV), the budget is {budget:,} bytes ({budget / full:.1%}); {advice}."
@@ -75,5 +112,11 @@ class BudgetInfeasible(ValueError):
 
 
 def percent_up(share: float) -> str:
-    """A share as --budget takes it, rounded up to a thousandth."""
-    return f"{-(-share * 1000 // 1) / 1000:.3f}"
+    """A share as --budget takes it, rounded up to a thousandth; of what needs more than full KV 1, no limit."""
+    return f"{min(1.0, -(-share * 1000 // 1) / 1000):.3f}"
+
+
+def raised_to(share: float) -> str:
+    """'raise --budget to 0.235', the share that is needed."""
+    enough = percent_up(share)
+    return f"raise --budget to {enough}" + (f" ({NO_LIMIT})" if float(enough) == 1 else "")

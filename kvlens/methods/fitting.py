@@ -16,7 +16,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvlens.memory.budget import BudgetInfeasible, percent_up
+from kvlens.memory.budget import BudgetInfeasible, percent_up, raised_to
 from kvlens.methods.parameters import FIT, make_parameters
 from kvlens.shape import KVShape
 
@@ -171,20 +171,19 @@ def advised(
             instead += f", and --set keep={limit / full:.3g} lets it attend that share"
         return BudgetInfeasible(method.name, limit, needed, full, instead)
     smallest = smallest_fit(method, overrides, sizes)
-    enough = percent_up(needed / full)
-    raised, fits = f"raise --budget to {enough}", {"preset": FIT}
+    raised, fits = raised_to(needed / full), {"preset": FIT}
     if smallest is None or (preset in (None, FIT) and smallest >= needed):
         return BudgetInfeasible(method.name, limit, needed, full)
     least = percent_up(smallest / full)
     if preset in (None, FIT):
-        said, would_do = f"raise --budget to {least}", {"budget": least}
+        said, would_do = raised_to(smallest / full), {"budget": least}
         return BudgetInfeasible(method.name, limit, smallest, full, said, would_do)
     if smallest <= limit:
         return BudgetInfeasible(method.name, limit, needed, full, f"run with --preset {FIT}, or {raised}", fits)
     if smallest < needed:
-        said, would_do = f"raise --budget to {least} with --preset {FIT}", {"budget": least} | fits
+        said, would_do = f"{raised_to(smallest / full)} with --preset {FIT}", {"budget": least} | fits
         return BudgetInfeasible(method.name, limit, needed, full, said, would_do)
-    return BudgetInfeasible(method.name, limit, needed, full, raised, {"budget": enough})
+    return BudgetInfeasible(method.name, limit, needed, full, raised, {"budget": percent_up(needed / full)})
 
 
 def rule_of(method: type[Method]) -> str:

@@ -9,6 +9,7 @@ from kvlens.compare.groups import generated
 from kvlens.figures.passages import passage
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
 from kvlens.recording import sampling
 from kvlens.report.markup import Figures, folded, paragraph, table, verbatim
@@ -29,7 +30,7 @@ def facts(reader: TraceReader) -> str:
     meta = reader.meta
     budget, full = meta.budget_bytes, meta.full_kv_bytes
     limit = (
-        "no limit"
+        NO_LIMIT
         if budget is None
         else si_bytes(budget) + (f", {budget / full:.1%} of full KV ({si_bytes(full)})" if full else "")
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvlens.lens.beyond import beyond, kept_of
 from kvlens.lens.tries import outcome
+from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import Counterfactual, Held, RunMeta
 from kvlens.report.markup import paragraph, table
 from kvlens.store.reader import TraceError, TraceReader
@@ -88,4 +89,4 @@ def _repeated(reader: TraceReader) -> RunMeta | None:
 
 
 def _budget(meta: RunMeta) -> str:
-    return "no limit" if meta.budget_bytes is None else si_bytes(meta.budget_bytes)
+    return NO_LIMIT if meta.budget_bytes is None else si_bytes(meta.budget_bytes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvlens.memory.budget import WHOLE, Budget
 from kvlens.memory.holds import Drop, Hold
 from kvlens.meta import RunMeta
 from kvlens.rows import SpanRow
@@ -134,6 +135,7 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
     # a trace from before the chat form was fed its text as it is
     said = {"chat": "off", **kept, "overrides": meta.config, "against": False, "forced_reference": False}
     said["preset"] = meta.preset  # which one it came to, not which one was asked for
+    said["budget"] = _still_taken(said.get("budget"), meta.budget_bytes)
     try:
         held, dropped = (Hold(**one.stored()) for one in meta.hold), (Drop(**one.stored()) for one in meta.drop)
         return RunRequest(**said, hold=tuple(held), drop=tuple(dropped))
@@ -141,6 +143,15 @@ def _request(uid: str, meta: RunMeta) -> RunRequest:
         raise CannotRepeat(
             f"run {uid} cannot be repeated: its trace does not say how it was made ({type(error).__name__})."
         ) from None
+
+
+def _still_taken(budget: str | None, limit: int | None) -> str | None:
+    """The budget of an older run, which may be a share above full KV: that was no limit, and is refused now."""
+    try:
+        Budget.parse(budget or WHOLE)
+    except ValueError:
+        return WHOLE if limit is None else budget
+    return budget
 
 
 def _asked(request: RunRequest, meta: RunMeta) -> RunRequest:

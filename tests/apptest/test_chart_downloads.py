@@ -51,7 +51,7 @@ def methods(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
     uids = {}
     for name in METHODS:
         request = RunRequest(
-            model="demo", method=name, budget="1.2" if name == "chess" else "40%", max_new=12, ignore_eos=True
+            model="demo", method=name, budget="100%" if name == "chess" else "40%", max_new=12, ignore_eos=True
         )
         uids[name], status, _ = carry_out(request, source, folder, lambda phase, done, total: None, lambda: False)
         assert status == "completed"

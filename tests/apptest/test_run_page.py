@@ -101,9 +101,16 @@ def test_an_impossible_length_is_refused_with_its_sentence(visit: Visit, tmp_pat
 
 def test_a_bad_budget_is_refused_before_the_run(visit: Visit, tmp_path: Path) -> None:
     app = visit(tmp_path, "run")
-    app.text_input(key="form_budget").set_value("a lot").run()
-    assert "is not understood" in app.error[0].value
-    assert next(button for button in app.button if button.label == "Run").disabled
+    for budget, said in {
+        "a lot": "is not understood",
+        "20": "is 20 times full KV: write 20% for a share of it",
+        "200%": "is more than full KV: 100% is no limit",
+        "0%": "gives no room: it must be above 0.",
+    }.items():
+        app.text_input(key="form_budget").set_value(budget).run()
+        (error,) = app.error
+        assert said in error.value.replace("\\", "")
+        assert next(button for button in app.button if button.label == "Run").disabled
 
 
 def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Path) -> None:
@@ -283,6 +290,10 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
     submit.submit_trial(TRIAL | {"method": "chess", "budget": "20%", "overrides": {"keep": 0.2}})
     submit.submit_trial(TRIAL | {"method": "full", "budget": "", "preset": None, "overrides": None})
     assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
+    assert [job.title.split(": ")[0] for job in manager().jobs()[:2]] == [
+        "FullKV on demo, no limit",
+        "CHESS (demo) on demo, no limit",
+    ]
     with pytest.raises(ValueError, match="is not installed here"):
         submit.submit_trial(TRIAL | {"method": "nonsense"})
 

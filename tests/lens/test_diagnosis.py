@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose
+from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose, limit_of
 from kvlens.lens.reasons import KINDS
 from kvlens.lens.remedies import Change, attempt
 from kvlens.lens.verdict import verdict
@@ -47,6 +47,31 @@ def test_runs_that_lost_are_grouped_by_cause(tmp_path: Path) -> None:
     as_share = str(float(one.limit.rstrip("%")) / 100)
     for budget in (one.limit, as_share):
         assert diagnose(tmp_path, Wanted(method=one.method, budget=budget)).lost == found.lost
+
+
+def test_what_a_run_was_held_to(tmp_path: Path) -> None:
+    """Its budget; of a method that keeps every token on the device what its parameters let it attend."""
+    made = write_lens_runs(tmp_path)
+    with TraceReader.open(tmp_path, made.lost) as reader:
+        meta = reader.meta
+
+    def limit(method: str, config: dict[str, object], budget: str = "100%", limit_bytes: int | None = None) -> str:
+        of = {"method": method, "config": config, "budget": budget, "budget_bytes": limit_bytes}
+        return limit_of(meta.model_copy(update=of))
+
+    assert limit("quest", {"keep": 0.2, "tokens": 1024}) == "20% of attended tokens"
+    assert limit("quest", {"keep": 0.0, "tokens": 1024}) == "1,024 attended tokens"
+    assert limit("chess", {"keep": 0.0}) == "no limit", "of bytes; what it attends follows from ratios"
+    assert limit("full", {}, "1.0") == "no limit"
+    assert limit("snapkv", {"tokens": 0}, "0.2", 99) == "20%"
+
+
+def test_a_budget_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    made = write_lens_runs(tmp_path)
+    assert {one.uid for one in diagnose(tmp_path, Wanted(budget="35%")).lost} == {made.lost, made.repeated}
+    assert diagnose(tmp_path, Wanted(budget="no limit")).lost == diagnose(tmp_path, Wanted(budget="100%")).lost == ()
+    with pytest.raises(ValueError, match="is 20 times full KV"):
+        Wanted(budget="20")
 
 
 def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

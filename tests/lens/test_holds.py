@@ -187,7 +187,7 @@ def test_the_bytes_of_a_hold(demo: Any) -> None:
     from kvlens.methods.full import FullKV
 
     shape, prompt = demo.shape, random_prompt(300, vocabulary=1000)
-    context = Engine(demo).context(prompt, Budget.parse("1.2"), Options(max_new=4))
+    context = Engine(demo).context(prompt, Budget.parse("100%"), Options(max_new=4))
     holds = (Hold(3, 10, 50, ((2, 0), (5, 1))), Hold(4, 40, 60, ((2, 0), (2, 1))))
     sessions = [Session(FullKV, FullKV.Parameters(), context, holds=kept) for kept in ((), holds)]
     for session in sessions:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_counterfactual import FACT, Lost, quiet
 from typer.testing import CliRunner
@@ -18,7 +19,7 @@ from kvlens.cli.main import app
 from kvlens.lens.asked import Asked, holds_for
 from kvlens.lens.beyond import in_time
 from kvlens.lens.found import found_words
-from kvlens.lens.knob import Knob, knob_of
+from kvlens.lens.knob import Knob, knob_in, knob_of
 from kvlens.lens.pieces import Piece
 from kvlens.lens.reasons import explain
 from kvlens.lens.severity import outcome_table
@@ -313,7 +314,39 @@ def test_a_method_that_keeps_all_is_asked_for_what_it_attends(lost: Lost) -> Non
     assert knob is not None
     assert (knob.name, knob.own, knob.value(30)) == ("keep", 20.0, "0.3")
     assert (knob.share("0.3"), knob.share("7"), knob.share("512tok"), knob.share("x")) == (30.0, None, None, None)
+    assert (knob.choice(20.0), knob.choice(30.0)) == ("keep 20% (as it was)", "keep 30%")
     assert knob_of(said.model_copy(update={"method": "full"})) is None
     assert knob_of(said.model_copy(update={"method": "not there"})) is None
     assert knob_of(said.model_copy(update={"token_bytes": None})) is None
     assert Knob("budget", 30.0, (30.0, 100.0)).value(30.0) == "30%"
+
+
+def test_a_share_of_nothing_is_what_the_other_parameters_say(lost: Lost) -> None:
+    """keep=0: the slider begins at what was attended, so that more of it is more."""
+    said = meta(lost, lost.uid)
+    assert said.full_kv_bytes
+    assert said.token_bytes
+    assert said.max_new
+    prompt = said.full_kv_bytes // said.token_bytes - said.max_new
+    quest = said.model_copy(update={"method": "quest", "config": {"keep": 0.0, "tokens": 96}, "budget_bytes": None})
+    knob = knob_of(quest)
+    assert knob is not None
+    assert knob.own == round(100 * 96 / prompt, 1)
+    assert knob.own in knob.shares
+    assert knob.choice(knob.own) == f"tokens=96, {knob.own:g}% attended (as it was)"
+    assert knob.choice(40.0) == "keep 40%"
+    every = knob_of(quest.model_copy(update={"config": {"keep": 0.0, "tokens": 5000}}))
+    assert every is not None
+    assert (every.own, every.choice(100.0)) == (100.0, "tokens=5000, 100% attended (as it was)")
+    by_ratios = said.model_copy(update={"method": "chess", "config": {"keep": 0.0}, "budget_bytes": None})
+    assert knob_of(by_ratios) is None, "nothing says what was attended"
+    seen = knob_of(by_ratios, lambda: 23.14)
+    assert seen is not None
+    assert (seen.own, seen.choice(23.1)) == (23.1, "its own parameters, 23.1% attended (as it was)")
+    with TraceReader.open(lost.runs, lost.uid) as reader:
+        attended = reader.kv_cube("attended_tokens")
+        reader.meta = by_ratios
+        read = knob_in(reader)
+    assert read is not None
+    there = (said.prompt_tokens or 0) + np.arange(len(attended))[:, None, None]
+    assert read.own == pytest.approx(100 * (attended / there).mean(), abs=0.06)

@@ -273,6 +273,9 @@ def test_an_old_trace_is_repeated_from_what_it_says(folder: Folder) -> None:
     said = folder.meta(folder.uid).stored()
     meta = {key: value for key, value in said.items() if key not in ("request", "hold", "reference_key")}
     request = _request(folder.uid, RunMeta.model_validate(meta))
+    for budget, limit, again in (("200%", None, "100%"), ("1.0", None, "1.0"), ("20", 5, "20"), ("0.2", None, "0.2")):
+        old = RunMeta.model_validate(meta | {"budget": budget, "budget_bytes": limit})
+        assert _request(folder.uid, old).budget == again
     whole = read_run(folder.path, folder.uid).request
     assert request.model_copy(update={"stop": whole.stop, "top_k": whole.top_k, "chat": whole.chat}) == whole
     assert request.chat == "off", "it was fed its text as it is"

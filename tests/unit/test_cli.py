@@ -48,6 +48,10 @@ def test_prompt_run_show_export(runs: Path, tmp_path: Path, capsys: pytest.Captu
 
     kvlens("runs", "--json")
     assert json.loads(capsys.readouterr().out)[0]["uid"] == uid
+    kvlens("runs")
+    assert " 30% " in capsys.readouterr().out
+    kvlens("runs", "show", uid)
+    assert "budget          30%\n" in capsys.readouterr().out
     kvlens("runs", "show", uid, "--json")
     shown = json.loads(capsys.readouterr().out)
     assert shown["status"] == "completed"
@@ -87,6 +91,8 @@ def test_progress_lines(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     kvlens("run", str(file), "--method", "full", "--max-new", "3", "--progress-json")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-1]["phase"] == "done"
+    kvlens("runs")
+    assert " no limit " in capsys.readouterr().out
     assert (runs / lines[-1]["uid"]).is_dir()
     phases = [line["phase"] for line in lines]
     assert [p for i, p in enumerate(phases) if i == 0 or phases[i - 1] != p] == [

@@ -66,7 +66,7 @@ def test_settings_that_differ_come_first_and_absent_ones_are_dashes(runs: PairRu
     b.meta = b.meta.model_copy(update={"config": {"window": 48, "page": 16, "inner": {"rate": 0.5}}})
     frame = config_difference({"A": a, "B": b}).set_index("setting")
     assert frame.loc["method"].tolist() == ["sekv", "full", "differs"]
-    assert frame.loc["budget"].tolist() == ["0.35", "–", "differs"]
+    assert frame.loc["budget"].tolist() == ["35%", "–", "differs"]
     assert frame.loc["parameter window"].tolist() == ["48", "48", "same"]
     assert frame.loc["parameter inner.rate"].tolist() == ["–", "0.5", "some methods only"]
     b.meta = b.meta.model_copy(update={"machine": Machine(threads=7), "started": "2026-03-02T00:00:00Z"})
@@ -100,10 +100,10 @@ def test_runs_are_told_apart_in_as_few_words_as_can_be(runs: PairRuns) -> None:
     plain.meta = plain.meta.model_copy(update={"budget": "10%", "forced": True})
     assert short_names([run, plain], titles) == ["SeKV", "SeKV forced"]
     plain.meta = plain.meta.model_copy(update={"forced": False})
-    assert short_names([run, plain, full], titles) == ["SeKV 0.35", "SeKV 10%", "Full KV"]
+    assert short_names([run, plain, full], titles) == ["SeKV 35%", "SeKV 10%", "Full KV"]
     other, recut = (TraceReader.open(runs.folder, uid) for uid in (runs.other, runs.recut))
     names = short_names([run, plain, other, recut], titles)
-    assert names == ["SeKV 0.35 …sekv", "SeKV 10%", "SeKV 0.35 …other", "SeKV 0.35 …recut"]
+    assert names == ["SeKV 35% …sekv", "SeKV 10%", "SeKV 35% …other", "SeKV 35% …recut"]
 
 
 def test_runs_are_laid_beside_one_as_far_as_all_go(runs: PairRuns) -> None:
@@ -219,7 +219,7 @@ def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
         found = trial(reader)
         assert found is not None
-        assert (found.method, found.budget) == ("sekv", "0.35")
+        assert (found.method, found.budget) == ("sekv", "35%")
         for name, value in (("forced", True), ("hold", [{"span": 1}]), ("answer", None)):
             kept = reader.meta
             reader.meta = kept.model_copy(update={name: value})

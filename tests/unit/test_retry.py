@@ -28,6 +28,7 @@ ARGV = ["python", "-m", "kvlens", "run", "p.json", "--method", "m", "--budget", 
             {"--preset": "fit"},
             "Run again with the preset fit",
         ),
+        (BudgetInfeasible("m", 100, 1078, 1000), {"--budget": "100.0%"}, "Run again with no limit"),
     ],
 )
 def test_what_a_refusal_says_would_do_becomes_a_button(

@@ -26,6 +26,7 @@ OTHER = {
     r"\bgone for good\b|\bdropped for good\b": "evicted",
     r"\battended mass\b": "coverage",
     r"\bSentKVCompress \(sentkv\)": "the title alone",
+    r"\bwithout (a )?limit\b|\bno budget limit\b|\bunlimited\b": "no limit",
 }
 """what is said otherwise on pages -> the one word"""
 

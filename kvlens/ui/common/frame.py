@@ -7,6 +7,8 @@ from typing import Any
 
 import streamlit as st
 
+from kvlens.lens.listing import budget_of
+from kvlens.memory.budget import phrase
 from kvlens.models.find import short_model
 from kvlens.ui.common import data, session, widgets
 from kvlens.ui.common.data import TraceError, TraceReader
@@ -78,8 +80,8 @@ def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
         parts.append("forced")
     if text := _text(get("model")):
         parts.append(f"model {short_model(text)}")
-    if text := _text(get("budget")):
-        parts.append(f"budget {text}" if _text(get("budget_bytes")) else "no budget limit")
+    if _text(get("budget")):
+        parts.append(phrase(budget_of(row)))
     for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
         if (value := get(name)) == value and value is not None:
             parts.append(f"{int(value):,} {unit[:-1] if int(value) == 1 else unit}")
@@ -94,7 +96,7 @@ def short_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
     method, uid = _text(get("method")), _text(get("uid"))
     parts = [_text(get("name"))] if _text(get("name")) else []
     parts += [titles.get(method, method or "unreadable")]
-    parts += [_text(get("budget"))] if _text(get("budget_bytes")) else []
+    parts += [budget_of(row)] if _text(get("budget_bytes")) else []
     parts += ["what-if"] if _true(get("hold")) or _true(get("changed")) else ["forced"] if _true(get("forced")) else []
     return " · ".join([*parts, str(get("created") or "")[5:16].replace("T", " "), f"…{uid.rpartition('-')[2]}"])
 

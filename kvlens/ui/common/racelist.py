@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from kvlens.memory.budget import in_words, phrase
 from kvlens.models.find import short_model
 from kvlens.runs import races
 from kvlens.runs.races import RaceInfo
@@ -30,7 +31,8 @@ def race_list(shown: str | None = None) -> None:
             except TraceError as problem:
                 widgets.error(str(problem))
                 continue
-            said = f"{race.created[:16].replace('T', ' ')} UTC · {short_model(race.model)} · budget {race.budget}"
+            limit = phrase(in_words(race.budget))
+            said = f"{race.created[:16].replace('T', ' ')} UTC · {short_model(race.model)} · {limit}"
             st.page_link("pages/run.py", label=widgets.plain(visible(said)), query_params={"race": race_id})
             st.caption(widgets.plain(f"{_entered(race)} {finding(race)}"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvlens import methods
+from kvlens.lens.knob import asked_in_words
 from kvlens.lens.pieces import Piece
 from kvlens.text.prompts import PromptText
 
@@ -136,7 +137,7 @@ class TryChoice:
             said = f"find the smallest set of heads for which it is enough to {said}" if self.search else said
         else:
             said = "run it"
-        return said + "".join(f", at {name} {value}" for name, value in self.changed)
+        return said + "".join(f", at {asked_in_words(*one)}" for one in self.changed)
 
     def verbs(self) -> tuple[tuple[str, tuple[Piece, ...]], ...]:
         """What is done, as the command's options are called, and to which pieces."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.ui.common.jobs import Job
 
 
@@ -19,7 +20,8 @@ def advice(job: Job) -> dict[str, str]:
 
 def label(options: dict[str, str]) -> str:
     """The button: 'Run again with the budget 23.5%'."""
-    return f"Run again with {' and '.join(f'the {name[2:]} {value}' for name, value in options.items())}"
+    said = [NO_LIMIT if in_words(value) == NO_LIMIT else f"the {name[2:]} {value}" for name, value in options.items()]
+    return f"Run again with {' and '.join(said)}"
 
 
 def again(argv: list[str], options: dict[str, str]) -> list[str]:

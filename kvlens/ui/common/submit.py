@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods, tasks
+from kvlens.memory.budget import in_words, phrase
 from kvlens.models.find import DEMO, default_model
 from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.tasks.sample import TITLE
@@ -22,7 +23,7 @@ def submit(prompt: PromptChoice, choice: MethodChoice, then: str | None = None) 
     """Queues the run; returns the job's id. `then`: the page that opens by itself when it is done."""
     file = manager().scratch("prompt.json", prompt.file_text())
     method = data.titles().get(choice.method, choice.method) + (f" ({choice.preset})" if choice.preset else "")
-    title = f"{method} on {choice.model}, budget {choice.budget}: {prompt.source}"
+    title = f"{method} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     return manager().submit(command(file, choice, data.runs_dir().resolve()), title, then=then)
 
 
@@ -32,7 +33,7 @@ def submit_race(prompt: PromptChoice, choice: MethodChoice, against: Sequence[st
     argv = race_command(file, choice, against, data.runs_dir().resolve())
     titles = data.titles()
     names = ", ".join(titles.get(name, name) for name in argv[argv.index("--methods") + 1].split(","))
-    title = f"Race of {names} on {choice.model}, budget {choice.budget}: {prompt.source}"
+    title = f"Race of {names} on {choice.model}, {phrase(in_words(choice.budget))}: {prompt.source}"
     return manager().submit(argv, title)
 
 

@@ -12,6 +12,7 @@ from kvlens.compare.pair import Pair
 from kvlens.compare.together import Together
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import VERMILION
+from kvlens.memory.budget import in_words, of_run, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.plaintext import visible
@@ -67,7 +68,7 @@ def apart(pair: Pair, found: Together) -> None:
 
 def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
-    budget = "no limit" if meta.budget_bytes is None else f"budget {meta.budget}"
+    budget = phrase(of_run(meta.budget, meta.budget_bytes))
     about = " · ".join([*([str(meta.preset)] if meta.preset else []), budget])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (
@@ -171,7 +172,7 @@ def of_race(race_id: str | None) -> None:
         if lane.uid is None
     ]
     with st.container(horizontal=True, vertical_alignment="center"):
-        said = f"The lanes of a race at budget {race.budget}, {race.created[:16].replace('T', ' ')} UTC."
+        said = f"The lanes of a race, {phrase(in_words(race.budget))}, {race.created[:16].replace('T', ' ')} UTC."
         st.text(visible(" ".join([said, *(f"{one}." for one in gone)])), width="content")
         st.page_link(
             "pages/run.py", label="Back to the lanes", icon=":material/sports_score:", query_params={"race": race_id}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import streamlit as st
 
 from kvlens.figures.methodmarks import mark
+from kvlens.memory.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError
 from kvlens.text.plaintext import visible
@@ -79,7 +80,8 @@ def stored(race_id: str) -> None:
     folder = data.runs_dir()
     lines = lines_of(str(folder), race_id, tuple(data.stamp(lane.uid) if lane.uid else 0 for lane in race.lanes))
     with st.container(border=True):
-        st.text(visible(f"Race on {race.model}, budget {race.budget}, {race.created[:16].replace('T', ' ')} UTC"))
+        limit = phrase(in_words(race.budget))
+        st.text(visible(f"Race on {race.model}, {limit}, {race.created[:16].replace('T', ' ')} UTC"))
         _finding(race_id)
     _lanes(race.id, lines[0], lines, 0, True)
     _after(race_id)

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures.metrics import head_label, metric_of
+from kvlens.memory.budget import NO_LIMIT
 from kvlens.models.find import short_model
 from kvlens.text import words
 from kvlens.text.plaintext import visible
@@ -27,7 +28,7 @@ def facts(reader: TraceReader) -> None:
     method = f"{_title(reader)}{preset}"
     budget = meta.budget_bytes
     full = meta.full_kv_bytes
-    limit = "no budget limit" if budget is None else f"budget {si_bytes(budget)}"
+    limit = NO_LIMIT if budget is None else f"budget {si_bytes(budget)}"
     if budget is not None and full:
         limit += f" = {budget / full:.1%} of full KV ({si_bytes(full)})"
     checks = reader.self_checks()

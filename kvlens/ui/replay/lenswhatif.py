@@ -8,7 +8,7 @@ from dataclasses import replace
 import streamlit as st
 
 from kvlens import methods
-from kvlens.lens.knob import Knob, knob_of
+from kvlens.lens.knob import Knob, knob_in
 from kvlens.lens.pieces import Piece
 from kvlens.lens.severity import right
 from kvlens.lens.tries import Try
@@ -124,7 +124,7 @@ def _offered(
 
 def _label(wanted: TryChoice, made: Draft, knob: Knob | None) -> str:
     """What the button will do."""
-    at = "" if knob is None or made.share is None else f" at {_share(knob, made.share)}"
+    at = "" if knob is None or made.share is None else f" at {knob.said(made.share)}"
     if made.listed:
         verbs = (["hold"] if made.pieces else []) + (["drop"] if made.drops else [])
         return f"{' and '.join(verbs).capitalize()} the list{at}"
@@ -139,7 +139,7 @@ def _means(wanted: TryChoice, made: Draft, knob: Knob | None) -> str:
     if wanted.drops:
         what = "those listed to drop" if wanted.pieces else "these tokens"
         said.append(f"without attending {what}, which stay where they lie")
-    said += [] if knob is None or made.share is None else [f"at {_share(knob, made.share)}"]
+    said += [] if knob is None or made.share is None else [f"at {knob.said(made.share)}"]
     return f"Repeats the run {', '.join(said)}, all else the same."
 
 
@@ -213,17 +213,8 @@ def _budget(knob: Knob | None, made: Draft) -> None:
 
     st.markdown("at the budget" if knob.name == "budget" else f"with `{knob.name}`", width="content")
     st.select_slider(
-        "Budget",
-        knob.shares,
-        key=key,
-        format_func=lambda share: _share(knob, share) + (" (as it was)" if share == knob.own else ""),
-        on_change=moved,
-        label_visibility="collapsed",
+        "Budget", knob.shares, key=key, format_func=knob.choice, on_change=moved, label_visibility="collapsed"
     )
-
-
-def _share(knob: Knob, share: float) -> str:
-    return f"{share:g}%" if knob.name == "budget" else f"{knob.name} {share:g}%"
 
 
 def _chips(made: Draft) -> None:
@@ -248,4 +239,4 @@ def _chips(made: Draft) -> None:
 
 @st.cache_data(max_entries=64, show_spinner=False)
 def _knob(_reader: TraceReader, uid: str, changed: int) -> Knob | None:
-    return knob_of(_reader.meta)
+    return knob_in(_reader)

@@ -10,7 +10,7 @@ import streamlit as st
 
 from kvlens.figures.fewest import COLUMNS, fewest_bytes
 from kvlens.lens.found import found_words
-from kvlens.lens.knob import knob_of
+from kvlens.lens.knob import knob_in
 from kvlens.lens.tries import Try
 from kvlens.meta import Counterfactual, RunMeta, Search
 from kvlens.store.errors import TraceError
@@ -77,7 +77,7 @@ def draft_of(reader: TraceReader, one: Try) -> Draft:
     page is cut."""
     pieces = one.pieces[: draft.MOST]
     drops = one.dropped_pieces[: draft.MOST - len(pieces)]
-    knob = knob_of(reader.meta)
+    knob = knob_in(reader)
     value = None if knob is None else one.changed.get(knob.name)
     share = None if knob is None or value is None else knob.share(value)
     return Draft(reader.uid, pieces, one.from_step if pieces or drops else None, share, drops)

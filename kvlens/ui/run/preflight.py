@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from kvlens import methods
+from kvlens.memory.budget import NO_LIMIT, in_words
 from kvlens.runs.likely import Likely, likely
 from kvlens.runs.preflight import estimate
 from kvlens.text.prompts import PromptText
@@ -111,7 +112,7 @@ def _instead(found: dict[str, str], choice: MethodChoice) -> None:
     """A button that sets the form to what would work."""
     preset, budget = found.get("preset"), found.get("budget")
     words = [f"preset {preset}"] if preset else []
-    words += [f"a budget of {_percent(budget)}"] if budget else []
+    words += [limit if (limit := in_words(budget)) == NO_LIMIT else f"a budget of {_percent(budget)}"] if budget else []
     st.button(
         f"Use {' and '.join(words)}",
         icon=":material/build:",
@@ -143,4 +144,4 @@ def _limit(found: dict[str, Any]) -> str:
     """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
     if found["full_kv_bytes"] is None:
         return "unknown"
-    return "no limit" if found["budget_bytes"] is None else si_bytes(found["budget_bytes"])
+    return NO_LIMIT if found["budget_bytes"] is None else si_bytes(found["budget_bytes"])
