@@ -29,7 +29,7 @@ def run(
         ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(help="Share of full KV (0.1, 10%), tokens (512tok) or bytes (64MB).")
+        str | None, typer.Option(help="Share of full KV (0.1, 10%; 100%: no limit), tokens (512tok) or bytes (64MB).")
     ] = None,
     max_new: Annotated[int, typer.Option(help="Tokens to generate at most.")] = 64,
     answer: Annotated[str | None, typer.Option(help="What a right output's first line contains.")] = None,

@@ -4,7 +4,8 @@ A paper's numbers are made for its own models and contexts: a window of 512 toke
 than half of one of 900. A method's parameters may have two class methods, both by arithmetic alone:
 
 - `fit(shape, prompt_tokens, max_new, budget_bytes) -> dict`: values over the defaults; the rule and its source are in
-  its docstring. A method without one runs with its defaults.
+  its docstring. A method without one runs with its defaults. `prompt_tokens`, here and below, are those that prefill
+  covers, one fewer than the prompt has: an eighth of the prompt is (prompt_tokens + 1) / 8.
 - `misfit(prompt_tokens) -> str | None`: why these parameters make no sense for a prompt of that length though the
   bytes suffice, in a few words; None: they do.
 """
@@ -113,7 +114,11 @@ def choose(
     given = {f.name: getattr(fit, f.name) for f in dataclasses.fields(fit)}
     usually = {f.name: f.default for f in dataclasses.fields(fit)}
     came = {name: value for name, value in given.items() if name in values or value != usually[name]}
-    said = f"{why}running `{FIT}`: {listed(came) or 'the defaults'}."
+    neither = _misfit(fit, sizes)
+    if neither is not None:
+        too = " either" if plain is not None and _misfit(plain.params, sizes) else ""
+        neither = f", which does not fit this prompt{too} ({neither})"
+    said = f"{why}running `{FIT}`{neither or ''}: {listed(came) or 'the defaults'}."
     return Chosen(FIT, fit, values, floor, said[0].upper() + said[1:])
 
 
@@ -124,9 +129,14 @@ def _why_not(method: type[Method], chosen: Chosen, sizes: Sizes) -> str:
         about = "" if method.floor_is_exact else "about "
         need = f"need {about}{chosen.floor / full:.1%} of full KV, the budget is {limit / full:.1%}"
         return f"{whose(chosen.preset)} {need}; "
-    asked = getattr(chosen.params, "misfit", None)
-    misfit = None if asked is None else asked(sizes.prompt_tokens)
+    misfit = _misfit(chosen.params, sizes)
     return "" if misfit is None else f"{whose(chosen.preset)} do not fit this prompt ({misfit}); "
+
+
+def _misfit(params: Any, sizes: Sizes) -> str | None:
+    """Why parameters make no sense for a prompt of that length; None: they do."""
+    asked = getattr(params, "misfit", None)
+    return None if asked is None else asked(sizes.prompt_tokens)
 
 
 def smallest_fit(method: type[Method], overrides: Mapping[str, Any], sizes: Sizes) -> int | None:

@@ -53,7 +53,7 @@ class InfiniGenParameters(TokenRetrievalParameters):
         return {
             "partial": round(min(0.2, 0.8 * share), 4),
             "dense_layers": int(1 / shape.layers <= 0.25 * share),
-            "window": 16 * max(1, prompt_tokens // 1600),
+            "window": 16 * max(1, (prompt_tokens + 1) // 1600),
         }
 
 

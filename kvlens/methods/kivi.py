@@ -40,7 +40,7 @@ class KIVIParameters:
         and more), and one group at least; one group where the budget is below a quarter of full KV. Two bits: fewer
         bytes than these cannot be had, whatever the budget. Ours."""
         share = 1.0 if budget_bytes is None else budget_bytes / shape.full_kv_bytes(prompt_tokens + 1 + max_new)
-        groups = prompt_tokens // 256 if share >= 0.25 else 1
+        groups = (prompt_tokens + 1) // 256 if share >= 0.25 else 1
         return {"residual": 32 * clamp(groups, 1, 4)}
 
 

@@ -42,9 +42,9 @@ class PQCacheParameters(TokenRetrievalParameters):
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Newest and chosen tokens are equally many, as in the authors' code: of a fifth of the prompt, or of what the
-        budget holds beside codes and centroids. Ours: as many bits, 6 at most, as keep the centroids to a tenth of the
-        budget; the first tokens are a 32nd of it."""
+        """Newest and chosen tokens are equally many, as in the authors' code: of a fifth of prompt and answer, or of
+        what the budget holds beside codes and centroids. Ours: as many bits, 6 at most, as keep the centroids to a
+        tenth of the budget; the first tokens are a 32nd of it."""
         whole = prompt_tokens + max_new
         room = min(tokens_within(shape, budget_bytes, whole), int(0.2 * whole) if budget_bytes is None else whole)
         bits = max(2, min(6, int(room / 5).bit_length() - 1))

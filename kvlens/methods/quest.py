@@ -28,7 +28,7 @@ class QuestParameters(PageRetrievalParameters):
         16, the paper's fewest pages at least and its default of 1,024 tokens at most; dense are 2 of 32 layers
         (sec. 3.3), one at least (ours)."""
         page, least = 16, 3
-        tokens = clamp(prompt_tokens / 8 // page * page, least * page, 1024)
+        tokens = clamp((prompt_tokens + 1) / 8 // page * page, least * page, 1024)
         return {"page": page, "tokens": tokens, "dense_layers": max(1, round(shape.layers * 2 / 32))}
 
 

@@ -14,6 +14,7 @@ from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
 from kvlens.shape import KVShape
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +46,14 @@ class RocketKVParameters(SnapKVParameters):
         """Nothing would be left out."""
         if self.attended < prompt_tokens:
             return None
-        return f"it is {prompt_tokens + 1:,} tokens, and {self.attended:,} may be read"
+        return f"it is {counted(prompt_tokens + 1, 'token')}, and up to {self.attended:,} may be read"
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
         """As many tokens are kept as the byte budget holds beside their extremes, and so many read that the paper's
         split (sec. 3.4) comes to that; without a budget an eighth of the prompt is read, the paper's 512 at most. The
         window is as SnapKV's."""
-        read = 0 if budget_bytes is not None else clamp(prompt_tokens / 8, 1, 512)
+        read = 0 if budget_bytes is not None else clamp((prompt_tokens + 1) / 8, 1, 512)
         return {"attended": read, **super().fit(shape, prompt_tokens, max_new, budget_bytes)}
 
 

@@ -14,6 +14,7 @@ from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,14 +49,15 @@ class SparQParameters:
         """A quarter of the head size in components, as 32 of 128 in the paper's Llama runs, and a quarter of the
         attended tokens are the newest ones, as 32 of 128 there. Attended is an eighth of the prompt (ours), 16 tokens
         at least and the paper's 128 at most."""
-        tokens = clamp(prompt_tokens / 8, 16, 128)
+        tokens = clamp((prompt_tokens + 1) / 8, 16, 128)
         return {"components": clamp(shape.head_dim / 4, 1, 32), "tokens": tokens, "local": tokens // 4}
 
     def misfit(self, prompt_tokens: int) -> str | None:
         """Nothing would be left out."""
         if self.keep or self.tokens < prompt_tokens:
             return None
-        return f"it is {prompt_tokens + 1:,} tokens, and {self.tokens:,} are attended"
+        said = f"it is {counted(prompt_tokens + 1, 'token')}, all attended"
+        return f"{said}, since up to {self.tokens:,} are besides a step's own"
 
 
 class SparQ(Method):

@@ -10,16 +10,21 @@ from uiruns import Visit
 
 from kvlens.lens.diagnosis import Wanted, diagnose
 from kvlens.lens.reasons import KINDS
+from kvlens.store.synthetic import write_synthetic
 
 
 def test_losses_are_grouped_when_asked_for(visit: Visit, tmp_path: Path) -> None:
     made = write_lens_runs(tmp_path)
+    of_tokens = {"method": "quest", "config": {"keep": 0.0, "tokens": 96}, "budget": "1.0", "budget_bytes": None}
+    write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, prompt_tokens=200, reference=made.full, **of_tokens)
     app = visit(tmp_path)
     assert "compared with full KV" not in words(app)
     app.toggle(key="runs_causes").set_value(True).run()
     assert not app.exception
     text = words(app).replace("\\", "")
-    assert "3 runs compared with full KV, 2 lost." in text
+    assert "4 runs compared with full KV, 3 lost." in text
+    assert "1 lost on synthetic at 96 attended tokens" in text
+    assert "2 lost on synthetic at 35%" in text
     found = diagnose(tmp_path, Wanted())
     for cause in found.causes:
         assert KINDS[cause.kind][1:] in text

@@ -240,6 +240,21 @@ def test_the_budget_is_dragged_and_run(visit: Visit, plain: tuple[Path, str], as
     assert "Hold it resident" in labels(app)
 
 
+def test_what_a_number_of_tokens_comes_to_is_where_the_slider_begins(
+    visit: Visit, tmp_path: Path, asked: list[TryChoice]
+) -> None:
+    """`keep` is 0 in such a run: nothing below what it attended is called more."""
+    known = {"method": "quest", "config": {"keep": 0.0, "tokens": 96}, "budget": "1.0", "budget_bytes": None}
+    uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, prompt_tokens=600, max_new=12, **known)
+    app = visit(tmp_path, "replay", run=uid)
+    (slider,) = app.select_slider
+    assert slider.value == 16.0
+    assert slider.options[2:5] == ["keep 15%", "tokens=96, 16% attended (as it was)", "keep 20%"]
+    press(slider.set_value(20.0).run(), "Run it at keep 20%")
+    assert [choice.changed for choice in asked] == [(("keep", "0.2"),)]
+    wait_for_jobs()
+
+
 def test_a_budget_in_the_link_that_the_slider_does_not_have_is_ignored(
     visit: Visit, plain: tuple[Path, str], lens: LensRuns, asked: list[TryChoice]
 ) -> None:

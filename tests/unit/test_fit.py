@@ -109,7 +109,63 @@ def test_fit_is_run_where_they_do_not_and_says_why() -> None:
     assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 24, 24)
     misfit = choose(methods.get("quest"), None, "paper", {}, dataclasses.replace(tight(), budget_bytes=None))
     assert misfit.said is not None
-    assert "do not fit this prompt (it is 900 tokens, and 1,024 are attended); running `fit`: " in misfit.said
+    numbers = "The paper's numbers do not fit this prompt (it is 900 tokens, all attended, since up to 1,024 are)"
+    assert misfit.said.startswith(f"{numbers}; running `fit`: ")
+
+
+def test_where_fit_does_not_fit_either_that_is_said() -> None:
+    """Of three tokens nothing can be left out, whatever the numbers."""
+    few = dataclasses.replace(tight(), prompt_tokens=2, budget_bytes=None)
+    for name, both in {
+        "quest": (
+            "it is 3 tokens, all attended, since up to 1,024 are",
+            "it is 3 tokens, all attended, since up to 48 are",
+        ),
+        "sparq": (
+            "it is 3 tokens, all attended, since up to 128 are besides a step's own",
+            "it is 3 tokens, all attended, since up to 16 are besides a step's own",
+        ),
+        "chess": ("it is 1 page, one grid",) * 2,
+    }.items():
+        found = choose(methods.get(name), None, "paper", {}, few)
+        paper, fit = both
+        assert found.said is not None
+        why, _, numbers = found.said.partition(f"; running `fit`, which does not fit this prompt either ({fit}): ")
+        assert why == f"The paper's numbers do not fit this prompt ({paper})"
+        assert numbers.endswith(".")
+    for tokens, stays in ((1023, False), (1024, True)):
+        found = choose(methods.get("quest"), None, "paper", {}, dataclasses.replace(few, prompt_tokens=tokens))
+        assert (found.preset == "paper") == stays, "of 1,025 tokens a page is left out"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "at"),
+    [
+        ("quest", "tokens", {1023: 112, 1024: 128, 1025: 128, 4096: 512, 8192: 1024, 16_384: 1024}),
+        ("sparq", "tokens", {1023: 127, 1024: 128, 256: 32}),
+        ("rocketkv", "attended", {1024: 128, 1023: 127, 4096: 512, 8192: 512}),
+        ("kivi", "residual", {256: 32, 512: 64, 511: 32, 1024: 128}),
+        ("infinigen", "window", {1599: 16, 3199: 16, 3200: 32}),
+    ],
+)
+def test_a_part_of_the_prompt_is_a_part_of_all_its_tokens(name: str, parameter: str, at: dict[int, int]) -> None:
+    """Prefill covers one token fewer, which a rule that rounds down must not feel at round lengths."""
+    for tokens, value in at.items():
+        sizes = Sizes(SHAPES["smollm2"], tokens - 1, NEW, None)
+        assert fitted(methods.get(name), sizes)[parameter] == value, tokens
+
+
+def test_the_table_of_methods_shows_what_a_run_of_that_prompt_gets(source: PromptText, tmp_path: Path) -> None:
+    for point in fits("demo", "quest"):
+        sizes = sizes_at("demo", point["tokens"], "20%", "quest")
+        assert point["fit"] == fitted(methods.get("quest"), sizes)
+    request = RunRequest(model="demo", method="quest", preset=FIT, max_new=4, coverage=False, ignore_eos=True)
+    uid, _ = carried(request, source, tmp_path)
+    with TraceReader.open(tmp_path, uid) as reader:
+        meta = reader.meta
+    assert meta.prompt_tokens is not None
+    sizes = Sizes(SHAPES["demo"], meta.prompt_tokens - 1, 4, None)
+    assert meta.config["tokens"] == fitted(methods.get("quest"), sizes)["tokens"]
 
 
 def test_a_named_preset_stays_and_the_smaller_need_is_taken_where_none_fits() -> None:

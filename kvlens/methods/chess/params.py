@@ -9,6 +9,7 @@ from typing import Any
 from kvlens.memory.layout import Layout, Zones
 from kvlens.methods.parameters import param
 from kvlens.shape import KVShape
+from kvlens.text.units import counted
 
 AGGRESSIVE = {"grid_ratio": 0.5, "chunk_ratio": 0.2, "page_ratio": 0.1}
 LEAST_PAGES = 128
@@ -144,7 +145,7 @@ class ChessParameters:
         """There is nothing to choose among."""
         if prompt_tokens > self.page * self.chunk_pages * self.grid_chunks:
             return None
-        return f"its {-(-prompt_tokens // self.page)} pages are one grid"
+        return f"it is {counted(-(-prompt_tokens // self.page), 'page')}, one grid"
 
     @property
     def thresholds_given(self) -> bool:

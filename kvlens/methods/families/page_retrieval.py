@@ -20,6 +20,7 @@ from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
+from kvlens.text.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +55,9 @@ class PageRetrievalParameters:
 
     def misfit(self, prompt_tokens: int) -> str | None:
         """Nothing would be left out."""
-        if self.keep or self.tokens < prompt_tokens:
+        if self.keep or self.tokens <= prompt_tokens:
             return None
-        return f"it is {prompt_tokens + 1:,} tokens, and {self.tokens:,} are attended"
+        return f"it is {counted(prompt_tokens + 1, 'token')}, all attended, since up to {self.tokens:,} are"
 
 
 class PageSummaries(Method):
