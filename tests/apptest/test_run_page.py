@@ -292,7 +292,7 @@ def test_a_method_that_keeps_all_is_held_by_a_parameter(
     assert [(c.budget, c.changed, c.against) for c in asked] == [("100%", {"keep": 0.2}, True), ("100%", {}, False)]
     assert [job.title.split(": ")[0] for job in manager().jobs()[:2]] == [
         "FullKV on demo, no limit",
-        "CHESS (demo) on demo, no limit",
+        "CHESS on demo, no limit",
     ]
     with pytest.raises(ValueError, match="is not installed here"):
         submit.submit_trial(TRIAL | {"method": "nonsense"})

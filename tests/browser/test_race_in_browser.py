@@ -56,7 +56,7 @@ def test_a_race_is_begun_watched_and_opened_again(
     expect(page.get_by_text("methods left full KV")).to_be_visible()
     page.get_by_role("link", name="Open as comparison").click()
     expect(page.locator(".answers tbody tr")).to_have_count(4)
-    expect(page.get_by_text("The lanes of a race at budget")).to_be_visible()
+    expect(page.get_by_text("The lanes of a race, budget")).to_be_visible()
     settled(page)
     page.get_by_role("link", name="Back to the lanes").click()
     expect(race).to_have_attribute("data-over", "yes")
