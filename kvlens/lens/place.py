@@ -21,20 +21,29 @@ class Ranking:
     """1 = best; None: not among the recorded"""
     score: float | None
     wanted: bool
+    outscored: int = 0
+    """chosen ones among the recorded that scored less than this one"""
 
     @classmethod
     def of(cls, reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Ranking:
         frame = reader.scores(step, layer, kv_head)
         row = frame[frame["span"] == span]
         known = len(row) > 0
+        score = float(row["score"].iloc[0]) if known else None
         return cls(
             frame.attrs["candidates"],
             len(frame),
             int(frame["chosen"].sum()) if len(frame) else 0,
             int(row["rank"].iloc[0]) if known else None,
-            float(row["score"].iloc[0]) if known else None,
+            score,
             bool(row["chosen"].iloc[0]) if known else False,
+            0 if score is None else int((frame["chosen"] & (frame["score"] < score)).sum()),
         )
+
+    @property
+    def passed_over(self) -> bool:
+        """It was not chosen, and others were that scored less: the score alone did not decide."""
+        return not self.wanted and self.outscored > 0
 
     def words(self) -> str:
         """' (rank 3 of 45)', or nothing where no ranking was recorded."""
@@ -61,6 +70,6 @@ class Ranking:
         if self.rank is None:
             return f"it was not among the {self.listed} best recorded of {self.candidates} candidates, {many} chosen"
         of = "" if whole else f" of {self.candidates} candidates"
-        return (
-            f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one was{'' if self.wanted else ' not'}"
-        )
+        over = f", though {self.outscored} of those scored less" if self.passed_over else ""
+        was = "was" if self.wanted else "was not"
+        return f"rank {self.rank}{of} (score {self.score:.4g}), {many} chosen, this one {was}{over}"

@@ -12,6 +12,7 @@ from kvlens.lens.dropped import dropped
 from kvlens.lens.facts import HOT, Facts
 from kvlens.lens.lines import lost_of, ranges_in_words
 from kvlens.lens.own import Own, Told
+from kvlens.lens.place import Ranking
 from kvlens.lens.quantised import in_bits
 from kvlens.store.reader import TraceReader
 
@@ -31,6 +32,7 @@ KINDS = {
     "not_corrected": "this step read what the step before had selected, and the queries were taken for similar enough",
     "one_step_late": "wanted now, moved behind the step's back, readable from the next step on",
     "below_the_cut": "scored below what was chosen",
+    "passed_over": "not chosen, though others were that scored less: more than this score decided",
     "coarse_only": "only its summary was attended",
     "quantised": "attended whole, in few bits: nothing is missing, its score is off",
     "rank_truncated": "attended through low-rank factors",
@@ -176,14 +178,21 @@ def _not_read(facts: Facts) -> Reason:
         )
     if facts.state == "cold":
         given_up = ", the device's copy given up at this step" if facts.given_up else ""
-        return Reason("below_the_cut", f"it lay in host memory{given_up}: {ranking.cut()}")
+        return _left_out(f"it lay in host memory{given_up}", ranking)
     unread = facts.read is False or (ranking.rank is not None and not ranking.wanted)
     if facts.state in HOT and ranking.wanted and unread:
         chosen = "it was on the device and chosen for some query head of the group, but none of them gave it anything"
         return Reason("some_heads", f"{chosen}: {ranking.cut()}")
     if facts.state in HOT and ranking.candidates is not None and unread:
-        return Reason("below_the_cut", f"it was on the device but not read: {ranking.cut()}")
+        return _left_out("it was on the device but not read", ranking)
     return Reason("unknown", "whether it was read, or where it lay, was not recorded")
+
+
+def _left_out(where: str, ranking: Ranking) -> Reason:
+    """Not chosen: for its score, where the scores that were recorded bear that out."""
+    if ranking.passed_over:
+        return Reason("passed_over", f"{where}: {ranking.cut()}; more than this score decided")
+    return Reason("below_the_cut", f"{where}: {ranking.cut()}")
 
 
 # ---- spans with a summary
@@ -207,25 +216,15 @@ def _summarised(facts: Facts) -> Reason:
             f"step {facts.step - 1} wanted it for this step{words}, but it did not fit the room for recalled tokens",
         )
     if facts.moving:
-        return Reason(
-            "one_step_late",
-            (
-                f"it was selected at this step{ranking.words()} and moved behind its back, to be read from the "
-                f"next step on"
-            ),
-        )
+        later = "moved behind its back, to be read from the next step on"
+        return Reason("one_step_late", f"it was selected at this step{ranking.words()} and {later}")
     if facts.step == 0:
         return Reason(
             "coarse_only",
             "only its summary was attended: the step before chooses what is on the device, and this is the first",
         )
-    return Reason(
-        "coarse_only",
-        (
-            f"only its summary was attended: at step {facts.step - 1}, which chose what is on the device now, "
-            f"{facts.before.cut()}"
-        ),
-    )
+    chose = f"at step {facts.step - 1}, which chose what is on the device now, {facts.before.cut()}"
+    return Reason("coarse_only", f"only its summary was attended: {chose}")
 
 
 def _on_the_device(facts: Facts) -> Reason:
@@ -233,10 +232,8 @@ def _on_the_device(facts: Facts) -> Reason:
     ranking, raw = facts.ranking, facts.state == "resident"
     lay = "its tokens were on the device" if raw else f"it was on the device as {facts.rebuilt()}"
     if ranking.rank is not None and not ranking.wanted:
-        return Reason(
-            "coarse_only",
-            f"{lay}, but no query head asked for them at this step, only its summary was attended: {ranking.cut()}",
-        )
+        unasked = f"{lay}, but no query head asked for them at this step"
+        return Reason("coarse_only", f"{unasked}, only its summary was attended: {ranking.cut()}")
     if facts.fine is False:
         return Reason(
             "coarse_only", f"{lay}, but query head {facts.q_head}, which missed most, read summaries alone at this step"
@@ -247,7 +244,5 @@ def _on_the_device(facts: Facts) -> Reason:
                 "attended", "its tokens were on the device and attended exactly; this head's mass went to other entries"
             )
         return Reason("rank_truncated", f"it was attended as {facts.rebuilt()}")
-    return Reason(
-        "by_query_head",
-        f"{lay}; which query heads of the group read that, and which its summary alone, was not recorded",
-    )
+    which = "which query heads of the group read that, and which its summary alone, was not recorded"
+    return Reason("by_query_head", f"{lay}; {which}")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from store_support import KeepingReader
 
@@ -14,6 +15,7 @@ from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
 from kvlens.lens import reasons
 from kvlens.lens.attribution import attribute, lost_steps, with_reasons
+from kvlens.lens.place import Ranking
 from kvlens.lens.reasons import KINDS, Reason, explain
 from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
@@ -100,7 +102,7 @@ def check(reader: TraceReader, step: int, layer: int, kv_head: int, span: int, k
         assert (events["kind"] == "evict").any()
     elif kind == "refused":
         assert ((events["kind"] == "refused") & (events["step"] == step)).any()
-    elif kind == "below_the_cut" and span in scores.index:
+    elif kind in ("below_the_cut", "passed_over") and span in scores.index:
         assert not scores.loc[span, "chosen"]
         assert f"rank {scores.loc[span, 'rank']} " in says
     elif kind == "not_corrected":
@@ -164,10 +166,61 @@ def test_a_span_that_was_attended_is_said_to_have_been(lost: dict[str, str], fol
 
 
 @pytest.mark.parametrize(
+    ("method", "overrides", "kinds"),
+    [
+        (
+            "arkvale",
+            {},
+            {"below_the_cut", "passed_over"},
+        ),  # recalls the best page, the other places keep what they have
+        ("freekv", {"tau": "1"}, {"below_the_cut"}),  # the best pages
+    ],
+)
+def test_a_span_that_scored_above_chosen_ones_was_not_left_out_for_its_score(
+    method: str, overrides: dict[str, str], kinds: set[str], tmp_path: Path
+) -> None:
+    made = make_prompt("multikey", 1024, 0.3, 9_100_001, demo_encode())
+    source = PromptText(made.text, made.answer, made.needle, "multikey", 1)
+    request = RunRequest(method=method, budget="20%", overrides=overrides, max_new=2)
+    uid, _, _ = carry_out(request, source, tmp_path, lambda *_: None, lambda: False)
+    found = set()
+    with KeepingReader.open(tmp_path, uid) as reader:
+        for row in reader.triples(0).head(60).to_dict("records"):
+            at = 0, int(row["layer"]), int(row["kv_head"])
+            scores, span = reader.scores(*at), int(row["span"])
+            said = explain(reader, *at, span)
+            mine = scores.loc[scores["span"] == span, "score"].max()  # NaN: not among those that were recorded
+            over = int((scores["chosen"] & (scores["score"] < mine)).sum())
+            assert said.kind == ("passed_over" if over else "below_the_cut"), said
+            assert said.says.endswith(f"though {over} of those scored less; more than this score decided") == (over > 0)
+            found.add(said.kind)
+    assert found == kinds
+
+
+def test_equal_scores_are_in_order() -> None:
+    """The earlier of two that score alike is chosen: nothing but the score decided."""
+    frame = pd.DataFrame({"span": [4, 5, 6, 7], "score": [9.0, 7.0, 7.0, 3.0], "rank": [1, 2, 3, 4]})
+    told = {}
+    for chosen in ((4, 5), (4, 7), (4, 5, 7)):
+        table = frame.assign(chosen=frame["span"].isin(chosen))
+        table.attrs["candidates"] = 4
+        reader: Any = SimpleNamespace(scores=lambda step, layer, kv_head, table=table: table)
+        told[chosen] = [Ranking.of(reader, 0, 0, 0, span).passed_over for span in (4, 5, 6, 7, 8)]
+    assert told == {
+        (4, 5): [False, False, False, False, False],
+        (4, 7): [False, True, True, False, False],
+        (4, 5, 7): [False, False, True, False, False],
+    }
+    said = Ranking(52, 32, 3, 2, 37.03, False, 2).cut()
+    assert said.endswith("3 of the 32 best chosen, this one was not, though 2 of those scored less")
+
+
+@pytest.mark.parametrize(
     ("kind", "the_methods"),
     [
         ("evicted", True),
         ("below_the_cut", True),
+        ("passed_over", True),
         ("refused", True),
         ("coarse_only", True),
         ("averaged", True),
