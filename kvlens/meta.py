@@ -140,6 +140,8 @@ class RunMeta(Outcome):
     # other runs
     reference: str | None = None
     """uid of the full-KV run it is compared with"""
+    reference_output: str | None = None
+    """what that run answered; None too in traces from before this was recorded"""
     reference_key: str | None = None
     parent: str | None = None
     """uid of the run it repeats"""

@@ -151,6 +151,7 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "seed",
             "forced",
             "reference",
+            "reference_output",
             "parent",
             "hold",
             "drop",

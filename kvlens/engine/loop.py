@@ -64,7 +64,7 @@ class Generation:
         self.progress("decode", 0, self.steps)
         decode(SessionStep(self.loaded, self.session, self.cache), [self])
         result = self.result
-        result.text = self.loaded.tokenizer.decode(result.ids[self.asked :], skip_special_tokens=True)
+        result.text = self.loaded.said(result.ids[self.asked :])
         result.checks = self.stop_recording()
         result.kernels = "+".join(sorted(self.session.kernels))
         result.link_host_wait_s = self.session.memory.link.host_wait_ns / 1e9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -79,6 +79,10 @@ class LoadedModel:
     """logits are lm_head(hidden) with nothing after it, so they can be computed a few rows at a time"""
     eos: frozenset[int]
     """tokens that end an output: the configs' and the chat template's"""
+
+    def said(self, ids: Sequence[int]) -> str:
+        """The output that these tokens are, as a run's meta has it."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     @property
     def info(self) -> dict[str, Any]:

@@ -89,8 +89,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """compared: runs that were compared with full KV; mild: of these, runs whose first other token cost nothing that
-    was asked for (lens.severity); unread: one sentence per run that cannot be read."""
+    """compared: runs that were compared with full KV; mild: of these, runs whose first other token is not known to have
+    cost anything that was asked for (lens.severity); unread: one sentence per run that cannot be read."""
 
     compared: int
     mild: int

@@ -56,9 +56,8 @@ class Question:
             return repeat(())
 
         source, reference = past.source, before.reference
-        decode = before.engine.loaded.tokenizer.decode
         asked = len(before.prompt.asked)
-        full_text = decode(list(reference.ids[asked:]), skip_special_tokens=True)
+        full_text = before.engine.loaded.said(reference.ids[asked:])
         by_answer = source.answer is not None and tasks.is_right(source.task, source.answer, full_text)
         said = past.text if past.whole and not past.forced else again(before.free).text
         known = past.losses

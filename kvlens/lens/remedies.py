@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvlens.engine import kept
 from kvlens.lens.diagnosis import Lost
-from kvlens.lens.severity import severity
+from kvlens.lens.severity import right, severity
 from kvlens.lens.verdict import verdict
 from kvlens.models.device import settle
 from kvlens.runs.carrying import carry_out
@@ -58,7 +58,7 @@ class Tried:
     uid: str | None
     """of the run with it, which is stored; None: it was refused"""
     restored: bool
-    """nothing that was asked for is lost any more"""
+    """the answer is the expected one; where that is not known, nothing that was asked for is lost any more"""
     refused: str | None = None
     """why it could not be run, one sentence"""
 
@@ -108,7 +108,7 @@ def attempt(
         else:
             if status != "completed":
                 raise ValueError(f"cancelled; what was recorded is stored as {uid}.")
-            found.append(Tried(one, uid, not _still_lost(runs_dir, uid)))
+            found.append(Tried(one, uid, _restored(runs_dir, uid)))
         told(found[-1])
     return Remedy(change, tuple(found))
 
@@ -121,7 +121,9 @@ def _load_once(request: RunRequest) -> None:
         kept.keep(request.model, load(request.model))
 
 
-def _still_lost(runs_dir: Path, uid: str) -> bool:
+def _restored(runs_dir: Path, uid: str) -> bool:
     with TraceReader.open(runs_dir, uid) as reader:
-        found = verdict(reader, missed=False)
-        return found is not None and not severity(reader, found).mild
+        answer, found = right(reader), verdict(reader, missed=False)
+        if answer is not None:
+            return answer  # a wrong one is not back because full KV's turned out to be wrong as well
+        return found is None or severity(reader, found).mild

@@ -10,12 +10,15 @@ import pyarrow as pa
 
 from kvlens import tasks
 from kvlens.lens.verdict import Verdict, verdict
+from kvlens.meta import RunMeta
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.base import Unscored
 
 NEAR_TIE = 0.5
 """difference of two logits below which the choice between their tokens is called a near tie: the less probable one is
 at least 0.6 times as probable"""
+SHOWN = 60
+"""characters of full KV's output that a sentence says, at most"""
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,10 @@ class Severity:
 
     right: bool | None
     """the output is the expected answer; None: no answer is known, or the method did not choose the tokens"""
+    full_right: bool | None
+    """full KV's output is; None: no answer is known, or the output was not recorded"""
+    full_said: str | None
+    """full KV's output; None: not recorded"""
     stop: bool
     """one of the two tokens ends the output"""
     margin: float | None
@@ -35,9 +42,14 @@ class Severity:
         return self.margin is not None and self.margin < NEAR_TIE
 
     @property
+    def both_wrong(self) -> bool:
+        """The answer is wrong and so is full KV's: there was none to lose."""
+        return self.right is False and self.full_right is False
+
+    @property
     def mild(self) -> bool:
         """Nothing that was asked for is known to be lost."""
-        return self.right is True or (self.right is None and (self.stop or self.near_tie))
+        return self.right is True or self.both_wrong or (self.right is None and (self.stop or self.near_tie))
 
     @property
     def word(self) -> str:
@@ -49,16 +61,19 @@ class Severity:
         return f"{self.word} at step {step}"
 
     def words(self) -> str:
-        """In a table: 'wrong answer', 'right answer, near tie'."""
+        """In a table: 'wrong answer', 'right answer, near tie', 'wrong answer, full KV's too'."""
         answer = {True: "right answer", False: "wrong answer", None: ""}[self.right]
+        answer += ", full KV's too" if self.both_wrong else ""
         where = "at the stop token" if self.stop else "near tie" if self.near_tie else ""
         if not answer:
             return f"other token, {where}" if where else "other token"
-        return f"{answer}, {where}" if where and self.right else answer
+        return f"{answer}, {where}" if where and self.mild else answer
 
     def sentence(self) -> str:
         """What it comes to; '' where nothing more is known."""
         said = {True: "the answer is right anyway", False: "the answer is wrong", None: ""}[self.right]
+        if self.both_wrong:
+            said += f", and so is full KV's ({_short(self.full_said or '')})"
         parts = [said] if said else []
         if self.stop:
             parts.append("one of the two tokens ends the output")
@@ -77,23 +92,39 @@ def severity(reader: TraceReader, found: Verdict) -> Severity:
     if len(said) and int(said["token_id"].iloc[0]) == pair[1] and not meta.temperature:
         difference = float(said["logprob"].iloc[0]) - float(lost["logprob"])
         margin = difference if difference >= 0 else None  # NaN too: not recorded
-    return Severity(right(reader), any(token in meta.stop_ids for token in pair), margin)
+    stop = any(token in meta.stop_ids for token in pair)
+    return Severity(right(reader), full_right(reader), meta.reference_output, stop, margin)
 
 
 def right(reader: TraceReader) -> bool | None:
     """Whether the output is the expected answer; None where none is known, it cannot be scored here, or the run was fed
     its tokens."""
-    meta = reader.meta
-    if not meta.answer or meta.forced or meta.output_text is None:
+    return None if reader.meta.forced else _is_expected(reader.meta, reader.meta.output_text)
+
+
+def full_right(reader: TraceReader) -> bool | None:
+    """Whether the output of the full-KV run it was compared with is the expected answer; None where none is known, it
+    cannot be scored here, or that output was not recorded."""
+    return _is_expected(reader.meta, reader.meta.reference_output)
+
+
+def _is_expected(meta: RunMeta, said: str | None) -> bool | None:
+    if not meta.answer or said is None:
         return None
     if meta.task:
         try:
-            tasks.score(meta.task, meta.answer, meta.output_text)
+            tasks.score(meta.task, meta.answer, said)
         except Unscored:
             return None
         except ValueError:
             pass  # a task that is not here any more: `is_right` looks for the answer in the first line
-    return tasks.is_right(meta.task, meta.answer, meta.output_text)
+    return tasks.is_right(meta.task, meta.answer, said)
+
+
+def _short(text: str) -> str:
+    """The first line of an output in quotation marks, what is unseen in it named."""
+    line = text.strip().partition("\n")[0]
+    return repr(line if len(line) <= SHOWN else f"{line[:SHOWN]}…")
 
 
 KINDS = {

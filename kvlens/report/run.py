@@ -7,7 +7,7 @@ from typing import Any
 from kvlens import methods, tasks
 from kvlens.compare.groups import generated
 from kvlens.figures.passages import passage
-from kvlens.lens.severity import severity
+from kvlens.lens.severity import full_right, severity
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.meta import RunMeta
@@ -121,7 +121,8 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
 
 
 def answer(reader: TraceReader) -> str:
-    """What was expected and what came; of a forced run, what it was fed: those tokens say nothing about the method."""
+    """What was expected and what came, and what full KV answered; of a forced run, what it was fed: those tokens say
+    nothing about the method."""
     meta, output = reader.meta, generated(reader)
     forced = bool(meta.forced)
     rows = [("fed, full KV's tokens" if forced else "generated", output)]
@@ -131,6 +132,10 @@ def answer(reader: TraceReader) -> str:
         rows = [("expected", str(meta.answer).strip()), *rows, ("right", right)]
     else:
         rows.append(("expected", "no answer is known for this prompt"))
+    if meta.reference_output is not None:
+        rows += [] if forced else [("full KV generated", meta.reference_output)]
+        full = full_right(reader)
+        rows += [] if full is None else [("full KV's right", "yes" if full else "no")]
     prompt = reader.prompt_text()
     cut = "" if len(prompt) <= MOST_PROMPT else f"\n… {len(prompt) - MOST_PROMPT:,} more characters"
     shown = folded(f"The prompt, {len(prompt):,} characters", verbatim(prompt[:MOST_PROMPT] + cut)) if prompt else ""

@@ -22,6 +22,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
     from kvlens.memory.links import link_name
 
     loaded, prompt, params = prepared.engine.loaded, prepared.prompt, planned.params
+    against = pairing.reference
     context = prepared.engine.context(prompt, planned.budget, planned.options)
     oracle = prepared.engine.sampling(prompt, planned.options)
     shape, source = context.shape, prompt.source
@@ -70,6 +71,7 @@ def describe(request: RunRequest, planned: Plan, pairing: Pairing, prepared: Pre
         oracle=None if oracle is None else oracle.meta(),
         request=request.model_dump(mode="json", exclude={"forced", "hold", "drop"}),
         reference=pairing.reference_uid,
+        reference_output=None if against is None else loaded.said(against.ids[len(prompt.asked) :]),
         reference_key=pairing.reference_key,
         parent=pairing.parent,
         hold=tuple(Held(**dataclasses.asdict(hold)) for hold in pairing.holds),

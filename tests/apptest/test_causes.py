@@ -17,12 +17,14 @@ def test_losses_are_grouped_when_asked_for(visit: Visit, tmp_path: Path) -> None
     made = write_lens_runs(tmp_path)
     of_tokens = {"method": "quest", "config": {"keep": 0.0, "tokens": 96}, "budget": "1.0", "budget_bytes": None}
     write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, prompt_tokens=200, reference=made.full, **of_tokens)
+    known = {"answer": "58214", "output_text": "9999", "reference_output": "1951", "prompt_tokens": 200}
+    mild = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, **known)  # type: ignore[arg-type]
     app = visit(tmp_path)
     assert "compared with full KV" not in words(app)
     app.toggle(key="runs_causes").set_value(True).run()
     assert not app.exception
     text = words(app).replace("\\", "")
-    assert "4 runs compared with full KV, 3 lost." in text
+    assert "5 runs compared with full KV, 3 lost;" in text
     assert "1 lost on synthetic at 96 attended tokens" in text
     assert "2 lost on synthetic at 35%" in text
     found = diagnose(tmp_path, Wanted())
@@ -30,6 +32,8 @@ def test_losses_are_grouped_when_asked_for(visit: Visit, tmp_path: Path) -> None
         assert KINDS[cause.kind][1:] in text
         for (layer, head), n in cause.heads[:4]:
             assert f"L{layer} KV{head} ({n} of {len(cause.lost)})" in text
+    assert "1 more left its tokens without losing what was asked for" in text
     linked = {link.proto.query_string for link in app.get("page_link") if link.proto.query_string}
     assert any(made.lost in query for query in linked)
     assert any(made.repeated in query for query in linked)
+    assert not any(mild in query for query in linked)

@@ -124,6 +124,27 @@ def test_answers_and_verdicts_stand_side_by_side(visit: Visit, pair: PairRuns) -
     assert [parse_qs(found)["run"] for found in replays] == [[pair.reference], [pair.run], [pair.plain]]
 
 
+def test_what_full_kv_answered_stands_below_an_answer_that_is_not_right(visit: Visit, tmp_path: Path) -> None:
+    known = {"answer": "58214", "output_text": "9999", "prompt_tokens": 200}
+    both, lost, unknown, right = (
+        write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, **{**known, **said})  # type: ignore[arg-type]
+        for said in (
+            {"reference_output": "1951<b>"},
+            {"reference_output": "58214"},
+            {},
+            {"reference_output": "1951", "output_text": "58214"},
+        )
+    )
+    app = visit(tmp_path, "compare", runs=",".join((both, lost, unknown, right)))
+    rows = {uid: row for row in table(app).split("<tr>") for uid in (both, lost, unknown, right) if uid in row}
+    assert "wrong answer, full KV&#x27;s too" in rows[both]
+    assert "full KV answers: 1951&lt;b&gt;<" in rows[both]
+    assert "full KV answers: 58214<" in rows[lost]
+    assert ["full KV answers" in rows[uid] for uid in (unknown, right)] == [False, False]
+    focus = visit(tmp_path, "compare", runs=f"{both},{lost}")
+    assert at(focus, "run") == [lost], "what was lost is looked at first"
+
+
 @pytest.mark.parametrize(
     ("why", "short"),
     [

@@ -69,6 +69,19 @@ def test_the_verdict_says_what_was_recorded(visit: Visit, lens: LensRuns, found:
     assert f"; full KV's token leads by {missed.lead:.2f}." in plain_text
 
 
+def test_where_full_kv_is_wrong_as_well_it_diverged(visit: Visit, tmp_path: Path) -> None:
+    known = {"prompt_tokens": 200, "answer": "58214", "output_text": "9999", "loss_step": STEP}
+    for full, begins in (("1951<b>*", "Diverged"), ("58214", "Lost")):
+        uid = write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, reference_output=full, **known)  # type: ignore[arg-type]
+        app = visit(tmp_path, "replay", run=uid)
+        assert not app.exception
+        text = words(app)
+        assert f"**{begins} at step {STEP}**" in text
+        said = "the answer is wrong, and so is full KV's ('1951<b>*')" in text
+        escaped = any(r"1951\<b\>\*" in line.value for line in app.markdown)
+        assert said == escaped == (begins == "Diverged")
+
+
 def test_why_effects_were_not_recorded_is_said(lens: LensRuns, found: Verdict) -> None:
     with TraceReader.open(lens.folder, lens.lost) as reader:
         bare = replace(found, step=found.step + 1)

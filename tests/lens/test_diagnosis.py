@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from shutil import copytree
 
+import duckdb
 import pytest
 from lensruns import STEP, write_lens_runs
 from typer.testing import CliRunner
@@ -16,10 +17,12 @@ from kvlens.demo.tasks import make_prompt
 from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose, limit_of
 from kvlens.lens.reasons import KINDS
 from kvlens.lens.remedies import Change, attempt
+from kvlens.lens.severity import full_right, outcome
 from kvlens.lens.verdict import verdict
 from kvlens.runs.carrying import carry_out
 from kvlens.runs.request import RunRequest
 from kvlens.store.reader import TraceReader, list_runs
+from kvlens.store.synthetic import write_synthetic
 from kvlens.text.prompts import PromptText
 
 pytestmark = pytest.mark.usefixtures("loaded_once")
@@ -72,6 +75,17 @@ def test_a_budget_that_no_run_has_is_refused(tmp_path: Path) -> None:
     assert diagnose(tmp_path, Wanted(budget="no limit")).lost == diagnose(tmp_path, Wanted(budget="100%")).lost == ()
     with pytest.raises(ValueError, match="is 20 times full KV"):
         Wanted(budget="20")
+
+
+def test_a_run_whose_answer_full_kv_did_not_give_is_none_that_lost(tmp_path: Path) -> None:
+    known = {"prompt_tokens": 200, "answer": "58214", "output_text": "9999"}
+    wrong, right = (
+        write_synthetic(tmp_path, 2, 4, 2, 12, 14, seed=3, reference_output=full, **known)  # type: ignore[arg-type]
+        for full in ("1951", "58214")
+    )
+    found = diagnose(tmp_path, Wanted())
+    assert [one.uid for one in found.lost] == [right]
+    assert (found.compared, found.mild) == (2, 1), wrong
 
 
 def test_a_run_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
@@ -132,6 +146,26 @@ def test_a_change_is_tried_on_all_that_lost(losses: Path, tmp_path: Path) -> Non
     small = attempt(runs, lost[:1], Change.of("budget=0.1%"), lambda *_: None, lambda: False)
     assert (small.restored, small.tried[0].uid) == (0, None)
     assert "smallest" in str(small.tried[0].refused) or "needs" in str(small.tried[0].refused)
+
+
+def test_an_answer_that_full_kv_does_not_give_is_never_restored(losses: Path, tmp_path: Path) -> None:
+    """A trace from before full KV's answer was recorded counts as lost; the repeat, which has it, does not."""
+    runs = tmp_path / "runs"
+    copytree(losses, runs)
+    for uid in list_runs(runs).query("method == 'streaming_llm'")["uid"]:
+        trace = runs / uid / "trace.duckdb"
+        trace.chmod(0o644)
+        with duckdb.connect(str(trace)) as con:
+            con.execute("DELETE FROM meta WHERE key IN ('answer', 'reference_output')")
+            con.execute("INSERT INTO meta VALUES ('answer', '\"no such answer\"')")
+    lost = diagnose(runs, Wanted(method="streaming_llm")).lost
+    assert [one.outcome for one in lost] == ["wrong answer"] * 2
+    for change in ("budget=90%", "sinks=6"):
+        remedy = attempt(runs, lost[:1], Change.of(change), lambda *_: None, lambda: False)
+        assert remedy.restored == 0
+        with TraceReader.open(runs, str(remedy.tried[0].uid)) as reader:
+            assert full_right(reader) is False
+            assert "lost" not in outcome(reader).kinds
 
 
 def test_the_command_says_both(losses: Path, tmp_path: Path) -> None:

@@ -61,10 +61,15 @@ def test_a_run_against_full_stores_both_and_the_next_finds_the_reference(source:
         assert reader.meta.reference == reference
         assert reader.meta.forced is True
         assert (reader.meta.parent, reader.meta.hold, reader.meta.whatif) == (None, (), None)
+        said = reader.meta.reference_output
         table = reader.loss()
         assert len(table) == reader.n_steps
         assert (table["kl"] >= 0).all()
+    with TraceReader.open(tmp_path, first) as reader:
+        assert reader.meta.reference_output == said
     with TraceReader.open(tmp_path, reference) as reader:
+        assert said
+        assert (reader.meta.output_text, reader.meta.reference_output) == (said, None)
         tokens = reader.tokens()
         assert tokens[tokens["step"].notna()].sort_values("step")["token_id"].tolist() == table["ref_token"].tolist()
 

@@ -88,6 +88,21 @@ def test_no_time_reads_nothing_and_what_is_written_now_is_asked_again(tmp_path: 
     assert absent.outcome.kinds == ("unknown",)
 
 
+def test_an_answer_that_full_kv_did_not_give_is_not_among_what_was_lost(tmp_path: Path) -> None:
+    known = {"prompt_tokens": 80, "answer": "58214", "output_text": "9999"}
+    said = {
+        full: write_synthetic(tmp_path, 2, 4, 2, 4, 8, reference_output=full, **known)  # type: ignore[arg-type]
+        for full in ("1951", "58214", None)
+    }
+    rows = {row["uid"]: row for row in list_runs(tmp_path).to_dict("records")}
+    told = dict(zip(said.values(), Listing(tmp_path).of(list(said.values())), strict=True))
+    found = {
+        kind: {full for full, uid in said.items() if Search(outcome=kind).takes(rows[uid], told[uid])}
+        for kind in ("lost", "diverged", "wrong")
+    }
+    assert found == {"lost": {"58214", None}, "diverged": {"1951"}, "wrong": {"1951", "58214", None}}
+
+
 def test_runs_that_are_gone_are_not_kept(tmp_path: Path) -> None:
     uid = write_synthetic(tmp_path, 2, 4, 2, 4, 8, prompt_tokens=80)
     Listing(tmp_path).of([uid, "20990101-000000-absent"])

@@ -147,6 +147,8 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
     with TraceReader.open(tmp_path, uid) as reader:
         meta, tokens, loss = reader.meta, reader.tokens(), reader.loss()
         assert (meta.question, meta.question_start) == ("after", source.question)
+        with TraceReader.open(tmp_path, str(meta.reference)) as full:
+            assert meta.reference_output == full.meta.output_text, "without the question that was fed"
         fed = tokens[tokens["step"].notna()].sort_values("step")["text"]
         question = "".join(fed.iloc[: meta.asked_steps])
         assert source.text.endswith(question), "the question's tokens, as they were fed"

@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from uiruns import MARKUP
 
 from kvlens.cli.main import app
+from kvlens.lens.verdict import verdict
 from kvlens.meta import Counterfactual, Held
 from kvlens.report import report_bytes
 from kvlens.report.markup import Figures, safe, script_json, table
-from kvlens.report.run import answer, parameters
+from kvlens.report.run import answer, parameters, verdict_text
 from kvlens.store.errors import TraceError
 from kvlens.store.reader import TraceReader
 from kvlens.store.synthetic import write_synthetic
@@ -181,6 +182,21 @@ def test_tokens_that_were_fed_are_no_answer_of_the_methods(runs: PairRuns) -> No
     assert "fed, full KV's tokens</th>" in said
     assert "generated" not in said
     assert "right</th><td>not judged" in said
+
+
+def test_the_report_says_what_full_kv_answered(runs: PairRuns) -> None:
+    with TraceReader.open(runs.folder, runs.run) as reader:
+        assert "full KV generated" not in answer(reader), "not recorded"
+        given = {"answer": "58214", "output_text": "9999", "reference_output": "<i>1951</i>"}
+        reader.meta = reader.meta.model_copy(update=given)
+        said = answer(reader)
+        assert "full KV generated</th><td>&lt;i&gt;1951&lt;/i&gt;</td>" in said
+        assert "full KV&#x27;s right</th><td>no</td>" in said
+        assert "wrong, and so is full KV&#x27;s (&#x27;&lt;i&gt;1951" in verdict_text(reader, verdict(reader))
+        reader.meta = reader.meta.model_copy(update={"reference_output": "58214"})
+        assert "full KV&#x27;s right</th><td>yes</td>" in answer(reader)
+        reader.meta = reader.meta.model_copy(update={"forced": True})
+        assert "full KV generated" not in answer(reader), "it was fed that text"
 
 
 def test_a_value_that_is_not_the_papers_is_not_called_the_papers(runs: PairRuns) -> None:

@@ -14,7 +14,7 @@ from lensruns import STEP, write_lens_runs
 
 from kvlens import tasks
 from kvlens.cli.main import app
-from kvlens.lens.severity import NEAR_TIE, Severity, severity
+from kvlens.lens.severity import NEAR_TIE, SHOWN, Severity, outcome, severity
 from kvlens.lens.verdict import verdict
 from kvlens.store.reader import TraceReader
 from kvlens.tasks.base import Unscored
@@ -158,3 +158,52 @@ def test_an_answer_that_cannot_be_scored_here_is_not_called_wrong(
     monkeypatch.undo()
     gone = judged(*lost, [], answer="4172", output_text="It is 4172.", task="gone:somewhere")
     assert gone.right is True
+
+
+def both_wrong(folder: Path, uid: str, statements: list[str], **meta: object) -> Severity:
+    return judged(
+        folder, uid, statements, answer="58214", output_text="9999", reference_output=" 1951\nand so on", **meta
+    )
+
+
+def test_an_answer_that_full_kv_does_not_give_is_not_lost(lost: tuple[Path, str]) -> None:
+    how = both_wrong(*lost, followed(2.0))
+    assert (how.right, how.full_right, how.mild) == (False, False, True)
+    assert how.headline(STEP) == f"Diverged at step {STEP}"
+    assert how.words() == "wrong answer, full KV's too"
+    assert how.sentence() == "the answer is wrong, and so is full KV's ('1951')"
+    with TraceReader.open(*lost) as reader:
+        came = outcome(reader)
+    assert (came.words, came.kinds, came.right) == ("wrong answer, full KV's too", ("wrong", "diverged"), False)
+
+
+def test_near_ties_and_stops_are_said_beside_two_wrong_answers(lost: tuple[Path, str]) -> None:
+    how = both_wrong(*lost, followed(0.1))
+    assert how.words() == "wrong answer, full KV's too, near tie"
+    assert how.sentence().startswith("the answer is wrong, and so is full KV's ('1951'); a near tie: ")
+    with TraceReader.open(*lost) as reader:
+        token = int(reader.loss().set_index("step").loc[STEP, "top_token"])
+    how = both_wrong(*lost, [], stop_ids=[token])
+    assert how.words() == "wrong answer, full KV's too, at the stop token"
+    assert "; one of the two tokens ends the output" in how.sentence()
+
+
+@pytest.mark.parametrize("full", ["58214", None])
+def test_an_answer_that_full_kv_gives_or_may_have_given_is_lost(lost: tuple[Path, str], full: str | None) -> None:
+    how = judged(*lost, followed(0.1), answer="58214", output_text="9999", reference_output=full)
+    assert (how.full_right, how.mild, how.words()) == (True if full else None, False, "wrong answer")
+    assert how.sentence().startswith("the answer is wrong; ")
+    with TraceReader.open(*lost) as reader:
+        assert outcome(reader).kinds == ("wrong", "lost")
+
+
+def test_a_right_answer_is_right_whatever_full_kv_says(lost: tuple[Path, str]) -> None:
+    how = judged(*lost, followed(2.0), answer="58214", output_text="58214", reference_output="1951")
+    assert (how.full_right, how.words(), how.sentence()) == (False, "right answer", "the answer is right anyway")
+
+
+def test_what_full_kv_said_is_short_and_on_one_line(lost: tuple[Path, str]) -> None:
+    long = "x" * (SHOWN + 1)
+    for said, shown in ((long, f"'{long[:SHOWN]}…'"), ("a\u202eb\x1b", r"'a\u202eb\x1b'"), ("", "''")):
+        how = judged(*lost, followed(2.0), answer="58214", output_text="9999", reference_output=said)
+        assert how.sentence() == f"the answer is wrong, and so is full KV's ({shown})"

@@ -23,6 +23,8 @@ class Finding:
     uid: str
     output: str
     """what it was fed where `forced`"""
+    full_output: str | None
+    """what the full-KV run that it was compared with answered"""
     forced: bool
     outcome: Outcome
     compared: bool
@@ -46,6 +48,7 @@ def finding(reader: TraceReader, found: Verdict | None) -> Finding:
     return Finding(
         reader.uid,
         str(meta.output_text if meta.output_text is not None else generated(reader)),
+        meta.reference_output,
         bool(meta.forced),
         outcome(reader),
         len(reader.loss()) > 0,
@@ -83,10 +86,10 @@ def clause(why: str) -> str:
 
 
 def in_focus(findings: Sequence[Finding], references: set[str]) -> str:
-    """The run to look at first: one whose answer is wrong, else one that left full KV, else one that is no
-    reference, else the first."""
+    """The run to look at first: one that lost the answer, else one that left full KV, else one that is no reference,
+    else the first."""
     tests = (
-        lambda one: one.outcome.lost_at is not None and one.outcome.words.startswith("wrong"),
+        lambda one: {"lost", "wrong"} <= set(one.outcome.kinds),
         lambda one: one.outcome.lost_at is not None,
         lambda one: one.uid not in references,
     )

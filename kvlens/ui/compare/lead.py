@@ -75,12 +75,12 @@ def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: st
         f'{tag}<span style="color:{look.color}" title="{_safe(look.family.replace("_", " "))}">{look.character}</span> '
         f"<b>{_safe(name)}</b><br><span style='{_FAINT}' title='{_safe(one.uid)}'>{_safe(about)}</span>"
     )
-    answer = _line(one.output)
-    shown = answer if len(answer) <= _MOST else f"{answer[:_MOST]}…"
-    said = f'<span title="{_safe(answer[:2000])}">{_safe(shown) or "no text"}</span>'
+    said = f'<span title="{_safe(_line(one.output)[:2000])}">{_cut(one.output)}</span>'
     said += f"<br>{_outcome(one)}"
     if expected and not one.outcome.words.startswith("right"):
         said += f'<br><span style="{_FAINT}">expected: {_safe(_line(expected))}</span>'
+    if one.full_output is not None and one.outcome.lost_at is not None and not one.outcome.right and not one.forced:
+        said += f'<br><span style="{_FAINT}">full KV answers: {_cut(one.full_output)}</span>'
     cells = (run, said, _left(one, reader), _missed(one), _device(one), _safe(si_bytes(one.h2d_bytes)))
     widths = ("15%", "23%", "10%", "", "11%", "8%")
     return f"<tr>{''.join(_cell(cell, width) for cell, width in zip(cells, widths, strict=True))}</tr>"
@@ -129,6 +129,12 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _cut(output: str) -> str:
+    """An output, shortened, inside HTML."""
+    line = _line(output)
+    return _safe(line if len(line) <= _MOST else f"{line[:_MOST]}…") or "no text"
+
+
 def _safe(text: str) -> str:
     """Text from elsewhere inside HTML."""
     return html.escape(visible(text))
@@ -143,6 +149,7 @@ def _file(compared: Compared) -> pd.DataFrame:
             "name": list(compared.runs),
             "output": [one.output for one in findings],
             "expected": [one.outcome.expected for one in findings],
+            "full_kv_output": [one.full_output for one in findings],
             "outcome": [one.outcome.words for one in findings],
             "left_full_kv_at_step": pd.array([one.outcome.lost_at for one in findings], "Int64"),
             "kl_there_nats": [one.outcome.kl for one in findings],

@@ -57,7 +57,7 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
     if tried is not None:
         back = (
             f"It has been done: without, the run said {_line(tried.answer_before)}; with what stands here held it says "
-            f"{_line(tried.answer_after)}. Expected: {_line(tried.expected)}."
+            f"{_line(tried.answer_after)}. {'Expected' if tried.answer_known else 'Full KV'}: {_line(tried.expected)}."
         )
     return [
         line(
