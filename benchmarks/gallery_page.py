@@ -14,7 +14,7 @@ def quoted(loss: gallery.Loss) -> str:
     lines = (
         f"*{loss.question}* Full KV: {loss.expected}. This run, {made}: {loss.came}",
         loss.verdict,
-        f"Why it was not there: {loss.why}.",
+        f"Why it was missed: {loss.why}.",
         loss.held.sentence(loss.full_kv_bytes),
     )
     return "\n>\n".join(f"> {line}" for line in lines)

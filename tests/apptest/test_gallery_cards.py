@@ -54,7 +54,7 @@ def test_a_click_brings_the_loss_and_opens_it_where_it_was_lost(visit: Visit, tm
     app = visit(tmp_path, "replay", run=LOSS.uid)
     text = words(app).replace("\\", "")
     assert f"**Lost at step {LOSS.verdict.split()[3].rstrip(':')}**" in text
-    assert f"**Why it was not there**: {LOSS.why}." in text
+    assert f"**Why it was missed**: {LOSS.why}." in text
     assert f"Answer with it held: {LOSS.held.answer}" in text
 
 
@@ -81,7 +81,7 @@ def test_the_marks_come_unasked_in_the_gallery_and_are_offered_elsewhere(visit: 
     assert [mark["title"] for mark in marks] == [
         "Lost here",
         "Wanted this",
-        "Why it was not there",
+        "Why it was missed",
         "Hold it",
         "Is it back?",
     ]

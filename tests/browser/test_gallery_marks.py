@@ -29,7 +29,7 @@ def test_a_card_opens_a_loss_and_five_marks_lead_through_it(
         (
             ("Lost here", page.get_by_text(f"Lost at step {step}")),
             ("Wanted this", page.get_by_text("Missed most", exact=True)),
-            ("Why it was not there", page.get_by_text("Why it was not there", exact=True).first),
+            ("Why it was missed", page.get_by_text("Why it was missed", exact=True).first),
             ("Hold it", page.get_by_role("button", name="Hold it resident")),
             ("Is it back?", page.get_by_text(f"Answer with it held: {LOSS.held.answer}")),
         ),

@@ -130,7 +130,7 @@ def test_from_a_red_cell_to_the_answer_brought_back(server_there: Server, open_p
     layer, kv_head, span = said(
         page, r"Missed most by L(\d+) KV(\d+) .*?span (\d+), tokens .*?part of the needle"
     ).groups()
-    assert "not recorded" not in said(page, r"Why it was not there: (.+?)\.\n").group(1)
+    assert "not recorded" not in said(page, r"Why it was missed: (.+?)\.\n").group(1)
     page.get_by_text("More of this loss").click()
     expect(page.get_by_text("Moved to the device")).to_be_visible()
     said(page, rf"Moved to the device at step {step}: .*?of which span {span}, over all heads: [\d.]+ k?B\.")

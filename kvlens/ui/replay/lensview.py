@@ -106,7 +106,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
         f"**{plain(f'{missed.full:.2f}')}**, this run's **{plain(f'{missed.mass:.2f}')}**, regret "
         f"{plain(f'{missed.regret:.2f}')}{effect}"
     )
-    why = f"**Why it was not there**: {plain(missed.reason.says)}."
+    why = f"**Why it was missed**: {plain(missed.reason.says)}."
     return [*said, why]
 
 

@@ -67,7 +67,7 @@ def marks(found: Verdict, how: Severity, tried: Counterfactual | None) -> list[d
             f"{found.got!r}{told}.",
         ),
         line("Missed most", "Wanted this", wanted),
-        line("Why it was", "Why it was not there", why),
+        line("Why it was", "Why it was missed", why),
         {
             "within": f".st-key-{HOLD}",
             "begins": "",
