@@ -66,11 +66,12 @@ def diagnose(
 
 def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:
     from kvlens.lens.reasons import KINDS
+    from kvlens.text.units import counted
 
     for sentence in found.unread:
         typer.echo(sentence, err=True)
     typer.echo(
-        f"{found.compared} runs compared with full KV, {len(found.lost)} lost"
+        f"{counted(found.compared, 'run')} compared with full KV, {len(found.lost)} lost"
         + (f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else "")
         + "."
     )

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from kvlens.tasks.base import CUE, Asked, Encode, Task
 from kvlens.tasks.filerows import Rows, read_rows
+from kvlens.text.units import counted
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class FileTask(Task):
         self, length: int | None, depth: float | None, seed: int, encode: Encode, special: int = 1, index: int = 0
     ) -> Asked:
         if not 0 <= index < self.items:
-            raise ValueError(f"'{self.path.name}' has {self.items} prompts; there is no number {index}.")
+            raise ValueError(f"'{self.path.name}' has {counted(self.items, 'prompt')}; there is no number {index}.")
         posed = self.pose(index)
         context = posed.context
         if length is not None:

@@ -213,5 +213,5 @@ def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: bytes
 
 
 def test_there_is_no_prompt_behind_the_last(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has 1 prompts; there is no number 1"):
+    with pytest.raises(ValueError, match="has 1 prompt; there is no number 1"):
         ask(f"ruler:{write(tmp_path / 'vt.jsonl', RULER)}", 1)

@@ -10,6 +10,7 @@ import streamlit as st
 from kvlens.lens.diagnosis import Cause, Diagnosis, Wanted, diagnose
 from kvlens.lens.reasons import KINDS
 from kvlens.models.find import short_model
+from kvlens.text.units import counted
 from kvlens.ui.common import data, places, widgets
 from kvlens.ui.common.widgets import plain
 
@@ -24,7 +25,7 @@ def why_lost(table: pd.DataFrame) -> None:
     stamps = tuple((uid, data.stamp(uid)) for uid in map(str, table["uid"]))
     found = _diagnosed(str(data.runs_dir()), stamps)
     mild = f"; {found.mild} more left its tokens without losing what was asked for" if found.mild else ""
-    st.text(f"{found.compared} runs compared with full KV, {len(found.lost)} lost{mild}.")
+    st.text(f"{counted(found.compared, 'run')} compared with full KV, {len(found.lost)} lost{mild}.")
     for sentence in found.unread:
         widgets.error(sentence)
     for cause in found.causes:
