@@ -3,16 +3,18 @@ and one that holds what had most effect on the choice.
 
     python -m benchmarks.lost_by [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
 
-Prompts of niah_single, the needle in the middle, the question known. *fit*: the method's numbers at 20 % of full KV; an
-arm changes what its name says, the budget where that is named. ShadowKV's other arms attend a fixed number of tokens of
-chosen chunks and have no byte limit, so that its rank and its chunks can be changed apart. *held*: of the answers that
-`fit` loses, those that come back when the 20 (layer, KV head, span) with most effect are held.
+Prompts of niah_single, the needle in the middle, the question known. *unchanged*: the method as the tables have it at
+20 % of full KV, with the preset that is named beside; an arm changes what its name says, the budget where that is
+named. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte limit, so that its rank
+and its chunks can be changed apart. *held*: of the answers that *unchanged* loses, those that come back when the 20
+(layer, KV head, span) with most effect are held.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +32,17 @@ from kvlens.memory.budget import Budget
 from kvlens.models.find import default_model
 
 FIRST_SEED, BUDGET, HELD = 8_000_100, "20%", 20
+UNCHANGED = "unchanged"
 ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "infllm": {
-        "fit": {},
+        UNCHANGED: {},
         **{f"representatives={n}": {"representatives": n} for n in (2, 4, 8)},
         "page=16": {"page": 16},
         "positions=true": {"positions": "true"},
         "positions=true page=16": {"positions": "true", "page": 16},
     },
     "shadowkv": {
-        "fit": {},
+        UNCHANGED: {},
         **{
             f"rank={rank} chunk={chunk} tokens={tokens}": {"rank": rank, "chunk": chunk, "tokens": tokens}
             for chunk, tokens, ranks in ((16, 96, (0.0735, 0.15625, 0.5, 1.0)), (8, 96, (0.15625, 0.5, 1.0)))
@@ -47,12 +50,12 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "infinigen": {
-        "fit": {},
+        UNCHANGED: {},
         "alpha=5": {"alpha": 5.0},
         "alpha=8": {"alpha": 8.0},
         "sinks=1": {"sinks": 1},
         "sinks=4": {"sinks": 4},
-        "fit budget=40%": {"budget": "40%"},
+        "budget=40%": {"budget": "40%"},
         "alpha=5 budget=40%": {"alpha": 5.0, "budget": "40%"},
         "alpha=8 budget=40%": {"alpha": 8.0, "budget": "40%"},
         "sinks=1 budget=40%": {"sinks": 1, "budget": "40%"},
@@ -71,30 +74,32 @@ def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
     found: dict[str, dict[str, int]] = {
         name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in ARMS.items()
     }
+    presets: dict[str, Counter[str]] = {}
     for index in range(prompts):
         for name, arms in ARMS.items():
             trial = Trial("niah_single", length, 0.5, FIRST_SEED + index, index, name, BUDGET)
             asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
             row, limit = header(trial, model), Budget.parse(BUDGET)
-            fit = chosen(engine, prompt, method, row, limit, Options(max_new=64)).params
+            usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
             options = Options(max_new=12, planned=64)
-            case = Case(engine, prompt, made.read(trial, method), asked, trial, fit, limit, options)
+            case = Case(engine, prompt, made.read(trial, method), asked, trial, usual.params, limit, options)
             reference = case.reference()
             if reference is None:
                 continue
             found[name]["n"] += 1
+            presets[name] = presets.get(name, Counter()) + Counter([usual.preset or "defaults"])
             for arm, changes in arms.items():
                 known = {key: value for key, value in changes.items() if key != "budget"}
-                case.params = replace(fit, **known)
+                case.params = replace(usual.params, **known)
                 case.budget = None if "tokens" in changes else Budget.parse(changes.get("budget", BUDGET))
                 right = case.answers(())
                 found[name][arm] += right
-                if arm == "fit" and not right:
+                if arm == UNCHANGED and not right:
                     spans, rankings = case.rankings(reference)
                     found[name]["lost"] += 1
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
         print(index, json.dumps(found), flush=True)
-    said = about(tuple(ARMS), model) | {"presets": dict.fromkeys(ARMS, "fit")}
+    said = about(tuple(ARMS), model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
     return {"about": said | {"model": model, "length": length, "budget": BUDGET}, "right": found}
 
 

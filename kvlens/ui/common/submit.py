@@ -111,6 +111,5 @@ def sample_buttons() -> None:
         f"{default_model()}, a real language model, answers a question about a real text ({TITLE}) with {lost} keeping "
         f"{float(DEFAULT_SHARE):.0%} of its KV cache. The Replay opens where the answer is lost and says what was "
         f"missed there and why; one click holds it, and the answer comes back. {usual} runs with its preset "
-        f"{methods.ANSWERING}, a departure from its paper: as published, with no router trained for this model, it "
-        "answers no such prompt (Benchmarks)."
+        f"{methods.ANSWERING}, a departure from its paper; what it answers as published is on the Benchmarks page."
     )

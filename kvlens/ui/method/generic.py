@@ -45,7 +45,7 @@ def read(reader: TraceReader) -> None:
     figure.update_yaxes(tickformat="~s", ticksuffix="B", rangemode="tozero")
     parts.draw(reader, figure, key="read_bytes", alt="Bytes read by each decode step")
     mean, full = float(known.mean()), reader.meta.full_kv_bytes
-    share = f", {mean / full:.1%} of full KV of prompt and output ({si_bytes(full)})" if full else ""
+    share = f", {mean / full:.1%} of full KV of the prompt and all tokens asked for ({si_bytes(full)})" if full else ""
     st.caption(
         f"Keys and values of the entries that heads attend, and what was read of the method's index: "
         f"{si_bytes(mean)} per step, mean{share}."
