@@ -147,6 +147,14 @@ class Method(ABC):
         raise NotImplementedError(cls.name)
 
     @classmethod
+    def likely_bytes(
+        cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None
+    ) -> int:
+        """Estimate of the device bytes that such a prompt needs where the budget is `budget_bytes`: by this parameters
+        are chosen. It differs from the floor where a larger budget asks for more. None: no limit. No torch."""
+        return cls.floor_bytes(params, shape, prompt_tokens, max_new)
+
+    @classmethod
     def bound_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         """Device bytes below which no text of that length can be decoded: by this a run is refused before anything is
         loaded. 0: nothing is known."""

@@ -48,8 +48,8 @@ class Sizes:
         return self.shape.full_kv_bytes(self.prompt_tokens + 1 + self.max_new)
 
     def floor(self, method: type[Method], params: Any) -> int:
-        """Least bytes with these parameters, exact or by estimate as the method says."""
-        return method.floor_bytes(params, *self.run)
+        """Least bytes with these parameters under this budget, exact or by estimate as the method says."""
+        return method.likely_bytes(params, *self.run, self.budget_bytes)
 
     @property
     def run(self) -> tuple[KVShape, int, int]:

@@ -98,15 +98,25 @@ def test_the_papers_numbers_are_run_where_they_fit() -> None:
     assert found.params.tokens == 2048
 
 
+def test_what_a_larger_budget_asks_for_counts() -> None:
+    """SeKV keeps more anchors under a larger budget, and each cuts a span in two: at 20 % of 4,096 tokens its paper's
+    numbers would fit without anchors and do not with them."""
+    sekv, shape = methods.get("sekv"), SHAPES["smollm2"]
+    sizes = Sizes(shape, 4095, 64, shape.full_kv_bytes(4096 + 64) // 5)
+    params = methods.make_parameters(sekv, "paper", {})
+    assert sekv.floor_bytes(params, *sizes.run) < sizes.budget_bytes < sizes.floor(sekv, params)
+    assert choose(sekv, None, "paper", {}, sizes).preset == FIT
+
+
 def test_fit_is_run_where_they_do_not_and_says_why() -> None:
     found = choose(methods.get("sekv"), None, "paper", {"sinks": 2}, tight())
     assert found.preset == FIT
     assert found.said is not None
     assert found.said.startswith("The paper's numbers need about 7")
     assert "the budget is 20.0%; running `fit`: " in found.said
-    assert "window 24" in found.said
+    assert "window 16" in found.said
     assert "sinks 2" in found.said
-    assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 24, 24)
+    assert (found.params.sinks, found.params.window, found.fitted["window"]) == (2, 16, 16)
     misfit = choose(methods.get("quest"), None, "paper", {}, dataclasses.replace(tight(), budget_bytes=None))
     assert misfit.said is not None
     numbers = "The paper's numbers do not fit this prompt (it is 900 tokens, all attended, since up to 1,024 are)"

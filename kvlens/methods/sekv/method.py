@@ -83,9 +83,21 @@ class SeKV(Method):
 
     @classmethod
     def floor_bytes(cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
+        return cls._drawn_bytes(params, shape, prompt_tokens, max_new, 0)
+
+    @classmethod
+    def likely_bytes(
+        cls, params: Any, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None
+    ) -> int:
+        """With the anchors that the budget allows: each is kept and cuts a span in two."""
+        cap = sekv_layout.anchor_cap(params, shape, budget_bytes)
+        return cls._drawn_bytes(params, shape, prompt_tokens, max_new, cap)
+
+    @staticmethod
+    def _drawn_bytes(params: Any, shape: KVShape, prompt_tokens: int, max_new: int, anchors: int | None) -> int:
         draw = random.Random(0)  # surprisals are not known yet: exponential ones stand in for them
         nats = [draw.expovariate(1.0) for _ in range(prompt_tokens - params.window)]
-        spans = segment(params, nats, 0, Surprisal(1.0, 1.0), 0)
+        spans = segment(params, nats, 0, Surprisal(1.0, 1.0), anchors)
         plan = sekv_layout.plan(params, spans, prompt_tokens, max_new)
         return plan.bytes(params, shape, plan.least_recall(params))
 
