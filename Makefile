@@ -24,7 +24,7 @@ browsers: $(DEV_STAMP)
 	$(BIN)/python -m pytest -n 1 $(FILES) tests/browser
 
 tested: $(DEV_STAMP)
-	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
+	nice -n 15 $(BIN)/python -m pytest -n 2 $(FILES) --ignore=tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

@@ -1,5 +1,5 @@
-"""`kvlens` in a process of its own for each command, forked from one that has imported torch and transformers
-already."""
+"""`kvlens` in a process of its own for each command, forked from one that has imported torch and transformers and
+loaded a model once already: each loads its own, of what was imported and looked up by then."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from types import TracebackType
 
 ROOT = Path(__file__).parent.parent
 _SERVE = """
-import json, os, sys, traceback
+import gc, json, os, sys, traceback
 import torch
 import kvlens.cli.main, kvlens.runs.storing, kvlens.runs.reference, kvlens.engine.engine
+from kvlens import methods
+from kvlens.engine.models import load
+load("demo"), methods.registry()
+gc.collect(), gc.freeze()
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()

@@ -23,7 +23,7 @@ from kvlens import REPOSITORY
 PARENT = "kvlens.cli.warm"
 COMMAND = [sys.executable, "-m", "kvlens"]
 """what argv begins with where it can be served"""
-IMPORTED = ("KVLENS_MODEL", "HF_", "OMP_", "MKL_", "PYTHON", "TORCH", "TRITON", "CUDA")
+IMPORTED = ("KVLENS_MODEL", "HF_", "OMP_", "GOMP_", "MKL_", "PYTHON", "TORCH", "TRITON", "CUDA")
 """beginnings of the environment variables that are read when modules are imported"""
 SOURCES = REPOSITORY / "kvlens"
 
