@@ -21,10 +21,10 @@ test: lint
 	$(MAKE) --no-print-directory --output-sync=target -j 3 browsers tested types
 
 browsers: $(DEV_STAMP)
-	$(BIN)/python -m pytest -n 1 $(FILES) tests/browser
+	$(BIN)/python -m pytest tests/browser
 
 tested: $(DEV_STAMP)
-	nice -n 15 $(BIN)/python -m pytest -n 2 $(FILES) --ignore=tests/browser
+	nice -n 15 $(BIN)/python -m pytest -n 3 $(FILES) --ignore=tests/browser
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

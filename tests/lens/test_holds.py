@@ -21,7 +21,7 @@ from kvlens.memory.spantable import SpanTable
 from kvlens.rows import MASS_COLUMNS, SpanRow
 
 NAMES = makes()
-NEW = 12
+NEW = 8
 CHOOSES_ALL = ("rocketkv",)
 """methods that choose among the newest tokens as among the others: nothing is attended anyway"""
 

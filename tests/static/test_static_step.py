@@ -20,7 +20,7 @@ from kvlens.methods.base import Method
 from kvlens.methods.full import FullKV
 from kvlens.rows import MASS_COLUMNS
 
-STEPS = 32
+STEPS = 20
 
 
 @pytest.fixture(scope="module")

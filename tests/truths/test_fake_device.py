@@ -20,7 +20,7 @@ from kvlens.kernels import attend
 from kvlens.memory.cudalink import CudaLink
 from kvlens.recording.recorder import Recorder
 
-NEW = 6
+NEW = 4
 
 
 def test_the_device_refuses_what_a_gpu_refuses() -> None:
