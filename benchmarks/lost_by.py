@@ -1,7 +1,9 @@
-"""What InfLLM, ShadowKV and InfiniGen lose single needles by on a real model: arms that change one of their numbers,
-and one that holds what had most effect on the choice.
+"""What methods lose single needles by on a real model: arms that change one of their numbers, and one that holds what
+had most effect on the choice.
 
-    python -m benchmarks.lost_by [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
+    python -m benchmarks.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
+
+InfLLM, ShadowKV and InfiniGen lose most of them at 1,024 tokens; CompressKV and ArkVale begin to at 4,096.
 
 Prompts of niah_single, the needle in the middle, the question known. *unchanged*: the method as the tables have it at
 20 % of full KV, with the preset that is named beside; an arm changes what its name says, the budget where that is
@@ -62,21 +64,49 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "partial=0.4 budget=40%": {"partial": 0.4, "budget": "40%"},
         "ahead=false budget=40%": {"ahead": False, "budget": "40%"},
     },
+    "compresskv": {
+        UNCHANGED: {},
+        "layers=equal": {"layers": "equal"},
+        "ceiling=1.5": {"ceiling": 1.5},
+        "floor=400": {"floor": 400},
+        "heads=all": {"heads": "all"},
+        "heads=all layers=equal": {"heads": "all", "layers": "equal"},
+        "heads=trh_topk": {"heads": "trh_topk"},
+        "top_heads=2": {"top_heads": 2},
+        "top_heads=9": {"top_heads": 9},
+        "kernel=1": {"kernel": 1},
+        "kernel=21": {"kernel": 21},
+        "window=32": {"window": 32},
+        "budget=40%": {"budget": "40%"},
+    },
+    "arkvale": {
+        UNCHANGED: {},
+        "page=16": {"page": 16},
+        "page=8": {"page": 8},
+        "volume=range": {"volume": "range"},
+        "group=kv_head": {"group": "kv_head"},
+        "page=16 group=kv_head": {"page": 16, "group": "kv_head"},
+        "top=1": {"top": 1.0},
+        "dense_layers=0": {"dense_layers": 0},
+        "dense_layers=4": {"dense_layers": 4},
+        "budget=40%": {"budget": "40%"},
+    },
 }
 """the budget of an arm that names none is 20 %; of one with a number of tokens there is none"""
 
 
-def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
+def measure(names: tuple[str, ...], model: str, prompts: int, length: int) -> dict[str, Any]:
     """Right answers by method and arm, of those prompts that full KV answers."""
     torch.set_num_threads(1)
     engine = Engine(load(model))
-    made = Prompts(engine, FIRST_SEED, tuple(ARMS))
+    asked_of = {name: ARMS[name] for name in names}
+    made = Prompts(engine, FIRST_SEED, names)
     found: dict[str, dict[str, int]] = {
-        name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in ARMS.items()
+        name: dict.fromkeys([*arms, "lost", "held", "n"], 0) for name, arms in asked_of.items()
     }
     presets: dict[str, Counter[str]] = {}
     for index in range(prompts):
-        for name, arms in ARMS.items():
+        for name, arms in asked_of.items():
             trial = Trial("niah_single", length, 0.5, FIRST_SEED + index, index, name, BUDGET)
             asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
             row, limit = header(trial, model), Budget.parse(BUDGET)
@@ -99,18 +129,22 @@ def measure(model: str, prompts: int, length: int) -> dict[str, Any]:
                     found[name]["lost"] += 1
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
         print(index, json.dumps(found), flush=True)
-    said = about(tuple(ARMS), model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
+    said = about(names, model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
     return {"about": said | {"model": model, "length": length, "budget": BUDGET}, "right": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", default="infllm,shadowkv,infinigen")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lost_by.json"))
     asked = parser.parse_args()
-    asked.out.write_text(json.dumps(measure(asked.model, asked.prompts, asked.length), indent=1) + "\n")
+    names = tuple(asked.methods.split(","))
+    if unknown := [name for name in names if name not in ARMS]:
+        parser.error(f"there are no arms for {', '.join(unknown)}; there are some for {', '.join(ARMS)}.")
+    asked.out.write_text(json.dumps(measure(names, asked.model, asked.prompts, asked.length), indent=1) + "\n")
 
 
 if __name__ == "__main__":
