@@ -88,7 +88,6 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "page=16 group=kv_head": {"page": 16, "group": "kv_head"},
         "top=1": {"top": 1.0},
         "dense_layers=0": {"dense_layers": 0},
-        "dense_layers=4": {"dense_layers": 4},
         "budget=40%": {"budget": "40%"},
     },
 }
