@@ -1,15 +1,16 @@
 """What methods lose single needles by on a real model: arms that change one of their numbers, and one that holds what
 had most effect on the choice.
 
-    python -m benchmarks.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--model MODEL] [--out FILE]
+    python -m benchmarks.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--depth SHARE] [--model MODEL]
+        [--out FILE]
 
 InfLLM, ShadowKV and InfiniGen lose most of them at 1,024 tokens; CompressKV and ArkVale begin to at 4,096.
 
-Prompts of niah_single, the needle in the middle, the question known. *unchanged*: the method as the tables have it at
-20 % of full KV, with the preset that is named beside; an arm changes what its name says, the budget where that is
-named. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte limit, so that its rank
-and its chunks can be changed apart. *held*: of the answers that *unchanged* loses, those that come back when the 20
-(layer, KV head, span) with most effect are held.
+Prompts of niah_single, the needle in the middle unless a depth is named, the question known. *unchanged*: the method as
+the tables have it at 20 % of full KV, with the preset that is named beside; an arm changes what its name says, the
+budget where that is named. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte
+limit, so that its rank and its chunks can be changed apart. *held*: of the answers that *unchanged* loses, those that
+come back when the 20 (layer, KV head, span) with most effect are held.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
 """the budget of an arm that names none is 20 %; of one with a number of tokens there is none"""
 
 
-def measure(names: tuple[str, ...], model: str, prompts: int, length: int) -> dict[str, Any]:
+def measure(names: tuple[str, ...], model: str, prompts: int, length: int, depth: float) -> dict[str, Any]:
     """Right answers by method and arm, of those prompts that full KV answers."""
     torch.set_num_threads(1)
     engine = Engine(load(model))
@@ -106,7 +107,7 @@ def measure(names: tuple[str, ...], model: str, prompts: int, length: int) -> di
     presets: dict[str, Counter[str]] = {}
     for index in range(prompts):
         for name, arms in asked_of.items():
-            trial = Trial("niah_single", length, 0.5, FIRST_SEED + index, index, name, BUDGET)
+            trial = Trial("niah_single", length, depth, FIRST_SEED + index, index, name, BUDGET)
             asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
             row, limit = header(trial, model), Budget.parse(BUDGET)
             usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
@@ -129,7 +130,7 @@ def measure(names: tuple[str, ...], model: str, prompts: int, length: int) -> di
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
         print(index, json.dumps(found), flush=True)
     said = about(names, model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
-    return {"about": said | {"model": model, "length": length, "budget": BUDGET}, "right": found}
+    return {"about": said | {"model": model, "length": length, "depth": depth, "budget": BUDGET}, "right": found}
 
 
 def main() -> None:
@@ -137,13 +138,16 @@ def main() -> None:
     parser.add_argument("--methods", default="infllm,shadowkv,infinigen")
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--depth", type=float, default=0.5, help="share of the text before the needle")
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lost_by.json"))
     asked = parser.parse_args()
     names = tuple(asked.methods.split(","))
     if unknown := [name for name in names if name not in ARMS]:
         parser.error(f"there are no arms for {', '.join(unknown)}; there are some for {', '.join(ARMS)}.")
-    asked.out.write_text(json.dumps(measure(names, asked.model, asked.prompts, asked.length), indent=1) + "\n")
+    asked.out.write_text(
+        json.dumps(measure(names, asked.model, asked.prompts, asked.length, asked.depth), indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
