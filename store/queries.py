@@ -51,8 +51,8 @@ EVENTS = f"""
 TELLS_MOMENTS = f"SELECT count(*) = count(after_attention) FROM {source('event')}"
 
 TRANSFER_SUMMARY = """
-    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, count(*) AS n FROM run.main.transfer
-    GROUP BY step, direction, cause ORDER BY step, direction, cause"""
+    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, len(list_distinct(list([start_us, end_us]))) AS n
+    FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 
 #: Copies may overlap, so the sum of their durations can exceed the step's. Lines of one copy have its times, and it
 #: counts once: copies of a direction come one after the other, so no two of them have both times in common, or they
@@ -60,8 +60,8 @@ TRANSFER_SUMMARY = """
 TRANSFER_TIMES = """
     SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, coalesce(sum(bytes) FILTER (blocking),
       0)::BIGINT AS blocking_bytes,
-      count(*) AS n, list_sum(list_transform(list_distinct(list([start_us, end_us])),
-        lambda x: x[2] - x[1]))::BIGINT AS moving_us,
+      len(list_distinct(list([start_us, end_us]))) AS n,
+      list_sum(list_transform(list_distinct(list([start_us, end_us])), lambda x: x[2] - x[1]))::BIGINT AS moving_us,
       sum(wait_us)::BIGINT AS wait_us
     FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
 

@@ -150,9 +150,9 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
         return self._db.frame(queries.TRANSFER_SUMMARY)
 
     def transfer_times(self) -> pd.DataFrame:
-        """Per step, direction and cause: bytes, of these blocking_bytes, number n of lines, moving_us (durations of the
-        copies added up; they may overlap, and one that several lines share counts once), wait_us (how long the engine
-        stood still for them). Step -1 is the end of prefill."""
+        """Per step, direction and cause: bytes, of these blocking_bytes, number n of copies, moving_us (durations of
+        the copies added up; they may overlap, and one that several lines share counts once), wait_us (how long the
+        engine stood still for them). Step -1 is the end of prefill."""
         return self._db.frame(queries.TRANSFER_TIMES)
 
     # ---- heads -------------------------------------------------------------------------------------------------------

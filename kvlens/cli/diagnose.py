@@ -37,6 +37,7 @@ def diagnose(
 ) -> None:
     """Why stored runs lost against full KV, grouped by model, method, budget and cause, with the heads that missed most
     and a run to open; with --try, how many answers each change brings back."""
+    from kvlens import methods
     from kvlens.cli.progress import Bar, stop_signals
     from kvlens.lens.diagnosis import Wanted
     from kvlens.lens.diagnosis import diagnose as look
@@ -45,6 +46,8 @@ def diagnose(
     changes = [Change.of(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()
     found = look(folder, Wanted(method, model, budget, task))
+    if method is not None and not found.compared:
+        methods.get(method)  # a name that is none is said, not counted
     if changes and len({one.method for one in found.lost}) > 1:
         raise ValueError("a change is one method's: add --method NAME.")
     remedies: list[Remedy] = []

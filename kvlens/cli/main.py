@@ -21,7 +21,7 @@ from kvlens.cli.gallery import gallery
 from kvlens.cli.lens import pair, whatif
 from kvlens.cli.methods import methods
 from kvlens.cli.models import models_app
-from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder
+from kvlens.cli.options import DEFAULT_MODEL, AsJson, RunsDir, fail, runs_folder, writable
 from kvlens.cli.race import race
 from kvlens.cli.report import report
 from kvlens.cli.run import run
@@ -98,6 +98,7 @@ def prompt(
     from kvlens import tasks
     from kvlens.tasks.encoding import encoding
 
+    writable(to)
     chosen = tasks.get(task or ("needle" if model == DEMO else "niah_single"))
     made = tasks.ask(chosen, length, depth, seed, encoding(model, chat))
     fields = {
@@ -138,6 +139,7 @@ def export(
     from kvlens.store.export import export as write
     from kvlens.store.reader import TraceReader
 
+    writable(to)
     with TraceReader.open(runs_folder(runs), uid) as reader:
         made = {"outcome": lambda: outcome_table(reader)}
         write(reader, what, fmt, sys.stdout.buffer if to is None else to, made)

@@ -35,6 +35,16 @@ def fail(sentence: str) -> NoReturn:
     raise SystemExit(1)
 
 
+def writable(path: Path | None) -> None:
+    """The folders above the file that --out names, made where they are missing. ValueError, one sentence, where no file
+    can be written there; None: standard output."""
+    from kvlens.bench.kept import check_file
+
+    check_file(path, "--out")
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
 def runs_folder(given: Path | None) -> Path:
     """--runs, else $KVLENS_RUNS, else ./runs."""
     return given or Path(os.environ.get("KVLENS_RUNS") or "runs")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvlens.cli.options import RunsDir, runs_folder
+from kvlens.cli.options import RunsDir, runs_folder, writable
 
 
 def report(
@@ -21,6 +21,7 @@ def report(
     from kvlens.report import report_bytes
     from kvlens.store.reader import TraceReader
 
+    writable(to)
     folder = runs_folder(runs)
     with TraceReader.open(folder, uid) as reader:
         if against is None:

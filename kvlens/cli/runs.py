@@ -55,6 +55,7 @@ def runs_list(
 
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
     known cost; kept: never left full KV; unknown."""
+    from kvlens import methods
     from kvlens.lens.listing import Listing, Search, budget_of
     from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
@@ -79,6 +80,8 @@ def runs_list(
         typer.echo(f"no runs in {folder}; start one with: kvlens run PROMPT_FILE")
         return
     if listed.empty:
+        if method is not None:
+            methods.get(method)  # a name that is none is said
         typer.echo(f"none of the {len(frame)} runs in {folder} is what you look for")
         return
     columns = ["uid", "name", "tags", "status", "model", "method", "preset", "budget", "outcome", "output_text"]

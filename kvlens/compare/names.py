@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from kvlens.lens.knob import attends
 from kvlens.memory.budget import of_run, phrase
 from kvlens.store.reader import TraceReader
 
@@ -13,7 +14,7 @@ def run_name(reader: TraceReader) -> str:
     meta = reader.meta
     parts = [str(meta.method)]
     parts += [f"({meta.preset})"] if meta.preset else []
-    parts += [phrase(of_run(meta.budget, meta.budget_bytes))]
+    parts += [attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))]
     return " ".join([*parts, *_done(reader)])
 
 
@@ -37,7 +38,7 @@ def _done(reader: TraceReader) -> list[str]:
 
 
 _MORE: tuple[Callable[[TraceReader], str], ...] = (
-    lambda run: of_run(run.meta.budget, run.meta.budget_bytes),
+    lambda run: attends(run.meta) or of_run(run.meta.budget, run.meta.budget_bytes),
     lambda run: f"({run.meta.preset})" if run.meta.preset else "",
     lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
     lambda run: f"…{run.uid.rpartition('-')[2]}",

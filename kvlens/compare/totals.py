@@ -63,7 +63,7 @@ def totals(reader: TraceReader) -> list[Total]:
         Total("on the device after a step, mean", "bytes", _mean(steps["resident_bytes"])),
         Total("in host memory, most", "bytes", _most(steps["cold_bytes"])),
         Total("to the device while decoding", "bytes", float(steps["h2d_bytes"].sum())),
-        Total("of that, waited for", "bytes", float(down["blocking_bytes"].sum())),
+        Total("of that, blocking", "bytes", float(down["blocking_bytes"].sum())),
         Total("to host memory while decoding", "bytes", float(steps["d2h_bytes"].sum())),
         Total("moved at the end of prefill", "bytes", float(moved.loc[moved["step"] < 0, "bytes"].sum())),
         Total("copies while decoding", "copies", float(decode["n"].sum())),

@@ -141,7 +141,7 @@ METRICS: dict[str, Metric] = {
             "blocking_bytes",
             "Blocking bytes",
             "bytes",
-            "the part of the bytes to device that the step's attention waited for",
+            "the part of the bytes to device without which the step's attention could not begin",
         ),
         _count(
             "ideal_bytes",

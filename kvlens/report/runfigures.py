@@ -114,7 +114,7 @@ def bytes_moved(reader: TraceReader, figures: Figures) -> str:
     ]
     moved = reader.transfer_times()
     if (moved["step"] >= 0).any():
-        note = "Solid: the engine waited for it; hatched: it ran in the background."
+        note = "Solid: the step could not go on without it (blocking); hatched: it ran in the background."
         parts.append(
             figures.place(transfers.bytes_by_cause(moved, reader.n_steps), "Bytes moved per decode step by cause", note)
         )
@@ -140,4 +140,4 @@ def by_cause(moved: pd.DataFrame) -> str:
         )
         for row in sums.to_dict("records")
     ]
-    return table(("moved", "bytes", "of these waited for", "copies"), rows)
+    return table(("moved", "bytes", "of these blocking", "copies"), rows)

@@ -94,7 +94,7 @@ def bytes_by_cause(reader: TraceReader) -> None:
         )
     st.caption(
         f"While decoding: {moved_text(decode)}. At the end of prefill: {moved_text(before)}. "
-        "Solid: the engine waited for it; hatched: it ran in the background."
+        "Solid: the step could not go on without it (blocking); hatched: it ran in the background."
     )
 
 
@@ -129,8 +129,8 @@ def times(reader: TraceReader) -> None:
         alt="Moving and waiting time per decode step",
         data=per_step,
     )
-    moving, waited = float(decode["moving_us"].sum()), float(decode["wait_us"].sum())
-    spent = float(reader.steps()["dur_us"].sum())
+    steps = reader.steps()
+    moving, waited, spent = (float(each.sum()) for each in (decode["moving_us"], steps["wait_us"], steps["dur_us"]))
     share = f", {waited / spent:.1%} of the {duration(spent)} that decoding took" if spent > 0 else ""
     st.caption(
         plain(

@@ -12,6 +12,7 @@ from kvlens.compare.pair import Pair
 from kvlens.compare.together import Together
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import VERMILION
+from kvlens.lens.knob import attends
 from kvlens.memory.budget import in_words, of_run, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError, TraceReader
@@ -68,7 +69,7 @@ def apart(pair: Pair, found: Together) -> None:
 
 def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
-    budget = phrase(of_run(meta.budget, meta.budget_bytes))
+    budget = attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))
     about = " · ".join([*([str(meta.preset)] if meta.preset else []), budget])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (

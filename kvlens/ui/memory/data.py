@@ -13,7 +13,7 @@ from kvlens.store.reader import TraceReader
 #: What can be mapped by layer and KV head: column of `head_bytes` -> how the page calls it.
 MAPS = {
     "h2d_bytes_total": "moved to the device, all steps",
-    "blocking_bytes_total": "of that, waited for (blocking)",
+    "blocking_bytes_total": "of that, blocking",
     "d2h_bytes_total": "moved to host memory, all steps",
     "unlisted_bytes_total": "moved to the device, never among the top spans",
     "beyond_ideal_bytes_total": "moved to the device beyond the ideal",

@@ -154,9 +154,9 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
         "Copies over time beside the engine's steps",
     )
     if len(shown) < len(copies):
-        st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
+        st.warning(f"Of {len(copies):,} parts of copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
     st.caption(
-        _overlap_text(len(copies), memorydata.overlap(steps, near), plain(str(reader.meta.link or "not recorded")))
+        _overlap_text(_count(copies), memorydata.overlap(steps, near), plain(str(reader.meta.link or "not recorded")))
     )
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 
@@ -164,16 +164,22 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
 def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
     share = f" ({sums.unwaited / sums.moving:.0%})" if sums.moving else ""
     return (
-        f"{count:,} copies belong to these steps; link: {link}. While the steps ran a copy was under way for "
+        f"{counted(count, 'copy belongs', 'copies belong')} to these steps; link: {link}. While the steps ran a copy "
+        f"was under way for "
         f"{duration(sums.moving)} (blocking copies {duration(sums.blocking)}, background copies "
         f"{duration(sums.background)}; "
         f"what overlaps counts once). The engine waited {duration(sums.waited)}, queueing and unpacking "
         f"included. Each step's waiting "
         f"taken off its moving time, at least {duration(sums.unwaited)}{share} of the moving was not "
-        f"waited for. Solid: blocking, "
+        f"waited for: a blocking copy runs beside the step until the attention that needs it. Solid: blocking, "
         "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
         "double-click to return."
     )
+
+
+def _count(parts: pd.DataFrame) -> int:
+    """Copies: parts of one have its times."""
+    return len(parts[["direction", "start_us", "end_us"]].drop_duplicates())
 
 
 def _step_range(reader: TraceReader, chosen: Selection) -> tuple[int, int]:

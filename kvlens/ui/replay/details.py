@@ -167,10 +167,11 @@ def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
 def _transfers(reader: TraceReader, step: int) -> None:
     table = reader.transfers(step=step)
     sums = table.groupby("direction")["bytes"].sum()
+    copies = counted(len(table[["start_us", "end_us"]].drop_duplicates()), "copy", "copies")
     st.markdown(f"##### Moved at step {step}")
     st.caption(
         f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
-        f"in {len(table)} copies; the engine waited {duration(float(table['wait_us'].sum()))} for them."
+        f"in {copies}; the engine waited {duration(float(table['wait_us'].sum()))} for them."
     )
     if table.empty:
         return
