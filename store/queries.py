@@ -50,10 +50,6 @@ EVENTS = f"""
 
 TELLS_MOMENTS = f"SELECT count(*) = count(after_attention) FROM {source('event')}"
 
-TRANSFER_SUMMARY = """
-    SELECT step, direction, cause, sum(bytes)::BIGINT AS bytes, len(list_distinct(list([start_us, end_us]))) AS n
-    FROM run.main.transfer GROUP BY step, direction, cause ORDER BY step, direction, cause"""
-
 #: Copies may overlap, so the sum of their durations can exceed the step's. Lines of one copy have its times, and it
 #: counts once: copies of a direction come one after the other, so no two of them have both times in common, or they
 #: took no microsecond.

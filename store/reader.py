@@ -145,10 +145,6 @@ class TraceReader(MethodRecords, MemoryRecords, LensRecords):
             queries.EVENTS, step=step, layer=layer, kv_head=kv_head, group=self.q_heads // self.kv_heads
         )
 
-    def transfer_summary(self) -> pd.DataFrame:
-        """Bytes and number of copies per step, direction and cause."""
-        return self._db.frame(queries.TRANSFER_SUMMARY)
-
     def transfer_times(self) -> pd.DataFrame:
         """Per step, direction and cause: bytes, of these blocking_bytes, number n of copies, moving_us (durations of
         the copies added up; they may overlap, and one that several lines share counts once), wait_us (how long the

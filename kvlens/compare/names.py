@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kvlens.lens.knob import attends
-from kvlens.memory.budget import of_run, phrase
+from kvlens.lens.knob import held_to, limit_of
 from kvlens.store.reader import TraceReader
 
 
@@ -14,7 +13,7 @@ def run_name(reader: TraceReader) -> str:
     meta = reader.meta
     parts = [str(meta.method)]
     parts += [f"({meta.preset})"] if meta.preset else []
-    parts += [attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))]
+    parts += [held_to(meta)]
     return " ".join([*parts, *_done(reader)])
 
 
@@ -38,7 +37,7 @@ def _done(reader: TraceReader) -> list[str]:
 
 
 _MORE: tuple[Callable[[TraceReader], str], ...] = (
-    lambda run: attends(run.meta) or of_run(run.meta.budget, run.meta.budget_bytes),
+    lambda run: limit_of(run.meta),
     lambda run: f"({run.meta.preset})" if run.meta.preset else "",
     lambda run: str(run.meta.model).rstrip("/").rpartition("/")[2],
     lambda run: f"…{run.uid.rpartition('-')[2]}",

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlens.lens.knob import attends
+from kvlens.lens.knob import limit_of
 from kvlens.lens.listing import budget_of
 from kvlens.lens.severity import severity
 from kvlens.lens.verdict import verdict
-from kvlens.memory.budget import NO_LIMIT, Budget, in_words, of_run
-from kvlens.meta import RunMeta
+from kvlens.memory.budget import NO_LIMIT, Budget, in_words
 from kvlens.store.reader import TraceError, TraceReader, list_runs
 
 NOT_RECORDED = "not_recorded"
@@ -173,8 +172,3 @@ def _grouped(lost: Iterable[Lost]) -> list[Cause]:
         groups.setdefault((one.model, one.method, one.limit, one.kind), []).append(one)
     causes = [Cause(*key, tuple(found)) for key, found in groups.items()]
     return sorted(causes, key=lambda cause: (-len(cause.lost), cause.model, cause.method, cause.limit, cause.kind))
-
-
-def limit_of(meta: RunMeta) -> str:
-    """What a run was held to, the same for '0.2' and '20%'."""
-    return attends(meta) or of_run(meta.budget, meta.budget_bytes)

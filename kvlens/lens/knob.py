@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvlens import methods
-from kvlens.memory.budget import Budget, in_words, phrase
+from kvlens.memory.budget import Budget, in_words, of_run, phrase
 from kvlens.meta import RunMeta
 from kvlens.methods.fitting import Sizes, choose, refusal
 from kvlens.runs.request import default_preset
@@ -141,3 +141,13 @@ def attends(meta: RunMeta) -> str | None:
     if kept:
         return f"{100 * kept:g}% of attended tokens"
     return counted(tokens, "attended token") if isinstance(tokens, int) and tokens > 0 else None
+
+
+def limit_of(meta: RunMeta) -> str:
+    """What a run was held to, the same for '0.2' and '20%': '20%', '20% of attended tokens', 'no limit'."""
+    return attends(meta) or of_run(meta.budget, meta.budget_bytes)
+
+
+def held_to(meta: RunMeta) -> str:
+    """The same where nothing beside says that it is a budget: 'budget 20%', '20% of attended tokens', 'no limit'."""
+    return attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from kvlens.cli.main import app
 from kvlens.demo.encode import demo_encode
 from kvlens.demo.tasks import make_prompt
-from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose, limit_of
+from kvlens.lens.diagnosis import NOT_RECORDED, Cause, Lost, Wanted, diagnose
+from kvlens.lens.knob import held_to, limit_of
 from kvlens.lens.reasons import KINDS
 from kvlens.lens.remedies import Change, attempt
 from kvlens.lens.severity import full_right, outcome
@@ -67,6 +68,8 @@ def test_what_a_run_was_held_to(tmp_path: Path) -> None:
     assert limit("chess", {"keep": 0.0}) == "no limit", "of bytes; what it attends follows from ratios"
     assert limit("full", {}, "1.0") == "no limit"
     assert limit("snapkv", {"tokens": 0}, "0.2", 99) == "20%"
+    known = meta.model_copy(update={"method": "quest", "config": {"keep": 0.2, "tokens": 0}})
+    assert (held_to(meta), held_to(known)) == ("budget 35%", "20% of attended tokens")
 
 
 def test_a_budget_that_no_run_has_is_refused(tmp_path: Path) -> None:
@@ -75,6 +78,17 @@ def test_a_budget_that_no_run_has_is_refused(tmp_path: Path) -> None:
     assert diagnose(tmp_path, Wanted(budget="no limit")).lost == diagnose(tmp_path, Wanted(budget="100%")).lost == ()
     with pytest.raises(ValueError, match="is 20 times full KV"):
         Wanted(budget="20")
+
+
+@pytest.mark.parametrize("command", [["diagnose"], ["runs", "list"]])
+def test_a_method_that_is_none_is_said(tmp_path: Path, command: list[str]) -> None:
+    """One that has no run here is not."""
+    write_lens_runs(tmp_path)
+    asked = [*command, "--runs", str(tmp_path), "--method"]
+    assert CliRunner().invoke(app, [*asked, "h2o"]).exit_code == 0
+    wrong = CliRunner().invoke(app, [*asked, "nosuch"]).exception
+    assert isinstance(wrong, ValueError)
+    assert "unknown method 'nosuch'" in str(wrong)
 
 
 def test_a_run_whose_answer_full_kv_did_not_give_is_none_that_lost(tmp_path: Path) -> None:

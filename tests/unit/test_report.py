@@ -282,14 +282,16 @@ def test_a_run_that_lost_says_what_is_outlined(alone: str) -> None:
 
 
 def test_the_command_writes_the_file_and_says_its_size(runs: PairRuns, tmp_path: Path) -> None:
-    out = tmp_path / "report.html"
+    out = tmp_path / "a new folder" / "report.html"
     done = CliRunner().invoke(
         app, ["report", runs.run, "--against", runs.reference, "--out", str(out), "--runs", str(runs.folder)]
     )
     assert done.exit_code == 0, done.output
     assert f"{out.stat().st_size:,} bytes" in done.output
     assert 1_000_000 < out.stat().st_size < 8_000_000
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    below = ["report", runs.run, "--out", str(out / "r.html"), "--runs", str(runs.folder)]
+    assert "is a file, not a folder" in str(CliRunner().invoke(app, below).exception)
 
 
 @pytest.mark.parametrize(("uid", "other"), [("20260102-999999-none", None), ("..", None), ("run", "run")])

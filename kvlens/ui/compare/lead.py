@@ -12,8 +12,8 @@ from kvlens.compare.pair import Pair
 from kvlens.compare.together import Together
 from kvlens.figures.methodmarks import mark
 from kvlens.figures.theme import VERMILION
-from kvlens.lens.knob import attends
-from kvlens.memory.budget import in_words, of_run, phrase
+from kvlens.lens.knob import held_to
+from kvlens.memory.budget import in_words, phrase
 from kvlens.runs import races
 from kvlens.store.reader import TraceError, TraceReader
 from kvlens.text.plaintext import visible
@@ -69,8 +69,7 @@ def apart(pair: Pair, found: Together) -> None:
 
 def _row(name: str, reader: TraceReader, one: Finding, letter: str, expected: str | None) -> str:
     look, meta = mark(str(reader.meta.method)), reader.meta
-    budget = attends(meta) or phrase(of_run(meta.budget, meta.budget_bytes))
-    about = " · ".join([*([str(meta.preset)] if meta.preset else []), budget])
+    about = " · ".join([*([str(meta.preset)] if meta.preset else []), held_to(meta)])
     tag = f'<span style="{_FAINT}">{letter}</span> ' if letter else ""
     run = (
         f'{tag}<span style="color:{look.color}" title="{_safe(look.family.replace("_", " "))}">{look.character}</span> '

@@ -155,9 +155,9 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     )
     if len(shown) < len(copies):
         st.warning(f"Of {len(copies):,} parts of copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
-    st.caption(
-        _overlap_text(_count(copies), memorydata.overlap(steps, near), plain(str(reader.meta.link or "not recorded")))
-    )
+    made = int(moved.loc[moved["step"].between(start, end), "n"].sum())
+    link = plain(str(reader.meta.link or "not recorded"))
+    st.caption(_overlap_text(made, memorydata.overlap(steps, near), link))
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 
 
@@ -175,11 +175,6 @@ def _overlap_text(count: int, sums: memorydata.Overlap, link: str) -> str:
         "hatched: in the background; a bar is at least two pixels wide, however short the copy. Drag to zoom, "
         "double-click to return."
     )
-
-
-def _count(parts: pd.DataFrame) -> int:
-    """Copies: parts of one have its times."""
-    return len(parts[["direction", "start_us", "end_us"]].drop_duplicates())
 
 
 def _step_range(reader: TraceReader, chosen: Selection) -> tuple[int, int]:

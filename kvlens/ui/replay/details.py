@@ -167,7 +167,8 @@ def mass_caption(tail: float, selected: int | None, listed: set[int]) -> str:
 def _transfers(reader: TraceReader, step: int) -> None:
     table = reader.transfers(step=step)
     sums = table.groupby("direction")["bytes"].sum()
-    copies = counted(len(table[["start_us", "end_us"]].drop_duplicates()), "copy", "copies")
+    times = reader.transfer_times()
+    copies = counted(int(times.loc[times["step"] == step, "n"].sum()), "copy", "copies")
     st.markdown(f"##### Moved at step {step}")
     st.caption(
         f"All layers: {si_bytes(sums.get('h2d', 0))} to the device, {si_bytes(sums.get('d2h', 0))} to host memory, "
