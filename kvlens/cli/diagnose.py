@@ -46,8 +46,10 @@ def diagnose(
     changes = [Change.of(text) for text in try_ or ()]
     folder, cancelled = runs_folder(runs), stop_signals()
     found = look(folder, Wanted(method, model, budget, task))
-    if method is not None and not found.compared:
-        methods.get(method)  # a name that is none is said, not counted
+    if not found.compared:  # a name that is none is said, not counted
+        if method is not None:
+            methods.get(method)
+        _stored(folder, model=model, task=task)
     if changes and len({one.method for one in found.lost}) > 1:
         raise ValueError("a change is one method's: add --method NAME.")
     remedies: list[Remedy] = []
@@ -65,6 +67,17 @@ def diagnose(
         typer.echo(json.dumps(_plain(found, remedies), ensure_ascii=False))
         return
     _say(found, remedies, changes, folder)
+
+
+def _stored(folder: Path, **named: str | None) -> None:
+    """Raises ValueError with one sentence for a name that no stored run has."""
+    from kvlens.store.reader import list_runs
+
+    table = list_runs(folder)
+    for column, name in named.items():
+        there = sorted({str(one) for one in table[column].dropna()})
+        if name is not None and there and name not in there:
+            raise ValueError(f"no stored run has {column} '{name}'; those here have {', '.join(there)}.")
 
 
 def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:

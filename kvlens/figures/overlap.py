@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from kvlens.figures.theme import GREY, finish
 from kvlens.figures.transfers import CAUSE_COLORS, DIRECTIONS
 from kvlens.intervals import lanes
-from kvlens.text.units import duration, si_bytes
+from kvlens.text.units import counted, duration, si_bytes
 
 #: More copies than this are not drawn one by one.
 COPIES = 2500
@@ -23,8 +23,8 @@ def overlap(steps: pd.DataFrame, copies: pd.DataFrame) -> go.Figure:
     direction, coloured by cause, hatched where they ran in the background. Copies of a direction that overlap share its
     lane's height.
 
-    Columns used: of steps step, t_us, dur_us, wait_us; of copies step, layer, kv_head, span, direction, cause, bytes,
-    start_us, end_us, wait_us, blocking. Every bar has an outline one pixel wide, or short copies could not be seen."""
+    Columns used: of steps step, t_us, dur_us, wait_us; of copies those that `whole` gives. Every bar has an outline one
+    pixel wide, or short copies could not be seen."""
     zero = float(steps["t_us"].min())
     figure = go.Figure()
     _steps(figure, steps, zero)
@@ -110,11 +110,33 @@ def _steps(figure: go.Figure, steps: pd.DataFrame, zero: float) -> None:
     )
 
 
+def whole(parts: pd.DataFrame) -> pd.DataFrame:
+    """One row per copy, in the order they began. A trace has one line for each KV head and span that a copy brought,
+    all with the copy's times (`store.queries.TRANSFER_TIMES`).
+
+    parts, columns: step, layer, kv_head, span, direction, cause, bytes, start_us, end_us, wait_us, blocking. Of the
+    result: those of a copy, bytes and wait_us added up, and `brought`, in words."""
+    found = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
+    sums = found.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
+    copies = sums.reset_index()
+    copies["brought"] = [_brought(same) for _, same in found] if len(parts) else pd.Series(dtype=object)
+    return copies.sort_values("start_us", kind="stable", ignore_index=True)
+
+
+def _brought(parts: pd.DataFrame) -> str:
+    """Of which layer and KV heads, and how many of their spans."""
+    layers, heads, spans = (parts[name].dropna().unique() for name in ("layer", "kv_head", "span"))
+    where = f"L{int(layers[0])}" if len(layers) == 1 else counted(len(layers), "layer")
+    which = ", ".join(f"KV{int(head)}" for head in sorted(heads)) if len(heads) else "all KV heads"
+    if not len(spans):
+        return f"{where} {which}"
+    each = "" if len(heads) < 2 else f" in {counted(len(parts), 'part')}"
+    return f"{where} {which}, " + (f"span {int(spans[0])}" if len(spans) == 1 else counted(len(spans), "span")) + each
+
+
 def _copy_text(copy: Any) -> str:
-    head = "all KV heads" if pd.isna(copy.kv_head) else f"KV{int(copy.kv_head)}"
-    span = "" if pd.isna(copy.span) else f", span {int(copy.span)}"
     how = "blocking" if copy.blocking else "in the background"
     return (
-        f"{copy.cause}, {how}: L{int(copy.layer)} {head}{span}<br>{si_bytes(float(copy.bytes))} in "
+        f"{copy.cause}, {how}: {copy.brought}<br>{si_bytes(float(copy.bytes))} in "
         f"{copy.end_us - copy.start_us} µs, of step {int(copy.step)}, waited for {copy.wait_us} µs"
     )

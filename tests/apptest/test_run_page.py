@@ -125,6 +125,31 @@ def test_every_method_can_be_run_as_the_form_comes_up(visit: Visit, tmp_path: Pa
         assert budget == ("100%" if methods.get(name).keeps_all else "20%")
 
 
+def test_a_budget_that_is_put_aside_is_named(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    keeps_all = next(name for name in methods.BUILT_IN if methods.get(name).keeps_all)
+    said = "waits for the others"
+    app.selectbox(key="form_method").set_value(keeps_all).run()
+    assert not [caption for caption in app.caption if said in caption.value]
+    app.selectbox(key="form_method").set_value(methods.DEFAULT).run()
+    app.text_input(key="form_budget").set_value("35%").run()
+    app.selectbox(key="form_method").set_value(keeps_all).run()
+    (caption,) = [caption.value for caption in app.caption if said in caption.value]
+    assert "35%" in caption
+    app.selectbox(key="form_method").set_value(methods.DEFAULT).run()
+    assert app.text_input(key="form_budget").value == "35%"
+
+
+def test_an_answer_that_is_not_in_the_text_is_remarked_on(visit: Visit, tmp_path: Path) -> None:
+    app = visit(tmp_path, "run")
+    app.segmented_control(key="form_source").set_value("Paste").run()
+    app.text_area(key="form_text").set_value("Bread is 3 euro, milk is 2. " * 20 + "Together they are").run()
+    for answer, remarks in (("3 EURO", 0), ("5 euro", 1)):
+        app.text_input(key="form_answer").set_value(answer).run()
+        assert len([caption for caption in app.caption if "does not stand in the text" in caption.value]) == remarks
+        assert not app.error
+
+
 def test_an_empty_paste_says_what_to_do(visit: Visit, tmp_path: Path) -> None:
     app: AppTest = visit(tmp_path, "run")
     app.segmented_control(key="form_source").set_value("Paste").run()

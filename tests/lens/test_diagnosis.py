@@ -210,3 +210,13 @@ def test_a_change_that_no_run_can_have_is_one_sentence(losses: Path, change: str
     assert done.exit_code == 1
     assert sentence in str(done.exception)
     assert len(list_runs(losses)) == 4, "nothing was run"
+
+
+@pytest.mark.parametrize("option", ["model", "task"])
+def test_a_name_that_no_stored_run_has_is_said(losses: Path, option: str) -> None:
+    done = CliRunner().invoke(app, ["diagnose", "--runs", str(losses), f"--{option}", "nothing-of-the-kind"])
+    assert done.exit_code == 1
+    there = sorted({str(one) for one in list_runs(losses)[option].dropna()})
+    assert str(done.exception) == (
+        f"no stored run has {option} 'nothing-of-the-kind'; those here have {', '.join(there)}."
+    )

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from kvlens.figures import memory, states
-from kvlens.figures.overlap import overlap
+from kvlens.figures.overlap import overlap, whole
 from kvlens.intervals import covered, lanes
 from kvlens.rows import SPAN_STATES
 from kvlens.text.words import STATE_MEANINGS, STATES
@@ -111,7 +111,7 @@ def test_the_map_has_one_legend_entry_per_state_and_keeps_markup_as_text() -> No
 
 
 def test_copies_that_overlap_are_drawn_beside_each_other(steps: pd.DataFrame, copies: pd.DataFrame) -> None:
-    figure = overlap(steps, copies)
+    figure = overlap(steps, whole(copies))
     engine, *moved = figure.data
     assert list(engine.base) == [0, 1]
     assert {bar.name for bar in moved} == {"recall to device, blocking", "prefetch to device, background"}
@@ -120,6 +120,22 @@ def test_copies_that_overlap_are_drawn_beside_each_other(steps: pd.DataFrame, co
     assert len(set(background.y)) == 2
     assert background.marker.pattern.shape == "/"
     assert "all KV heads" in background.hovertext[0]
+
+
+def test_a_copy_is_one_bar_whatever_it_brought() -> None:
+    times = {"step": 3, "direction": "h2d", "cause": "recall", "start_us": 100, "end_us": 140, "blocking": True}
+    parts = pd.DataFrame(
+        [
+            times | {"layer": 2, "kv_head": head, "span": span, "bytes": 10, "wait_us": 5}
+            for head, span in ((0, 7), (0, 8), (1, 7))
+        ]
+        + [times | {"start_us": 90, "layer": 2, "kv_head": 1, "span": 4, "bytes": 7, "wait_us": 0}]
+    )
+    first, second = whole(parts).itertuples()
+    assert (first.start_us, first.bytes, first.brought) == (90, 7, "L2 KV1, span 4")
+    assert (second.bytes, second.wait_us) == (30, 15)
+    assert second.brought == "L2 KV0, KV1, 2 spans in 3 parts"
+    assert whole(parts.iloc[:0]).empty
 
 
 def test_unwaited_moving_time_is_a_lower_bound_step_by_step(steps: pd.DataFrame, copies: pd.DataFrame) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.figures import memory as figures
-from kvlens.figures.overlap import COPIES
+from kvlens.figures.overlap import COPIES, whole
 from kvlens.figures.overlap import overlap as overlap_figure
 from kvlens.memory.holds import Drop, Hold, held_bytes, tokens_of
 from kvlens.store.export import TIMELINE, export
@@ -144,20 +144,19 @@ def overlap(reader: TraceReader, chosen: Selection) -> dict[str, str]:
     steps = reader.steps()
     steps = steps[(steps["step"] >= start) & (steps["step"] <= end)]
     near = reader.transfers_between(max(0, start - 1), end + 1)
-    copies = near[near["step"] >= start]
-    shown = copies.head(COPIES)
+    parts = near[near["step"] >= start]
+    copies = whole(parts)
     chart(
-        overlap_figure(steps, shown),
-        copies,
+        overlap_figure(steps, copies.head(COPIES)),
+        parts,
         f"{reader.uid}-copies-steps-{start}-{end}",
         "overlap",
         "Copies over time beside the engine's steps",
     )
-    if len(shown) < len(copies):
-        st.warning(f"Of {len(copies):,} parts of copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
-    made = int(moved.loc[moved["step"].between(start, end), "n"].sum())
+    if len(copies) > COPIES:
+        st.warning(f"Of {len(copies):,} copies the first {COPIES:,} are drawn; choose fewer steps to see all.")
     link = plain(str(reader.meta.link or "not recorded"))
-    st.caption(_overlap_text(made, memorydata.overlap(steps, near), link))
+    st.caption(_overlap_text(len(copies), memorydata.overlap(steps, near), link))
     return {"steps": f"{start}-{end}"} if f"memory_steps_{reader.uid}" in st.session_state else {}
 
 

@@ -34,9 +34,10 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
     st.caption(plain(f"{entry['title']} {entry['summary']}. {entry['paper']}."))
     left, middle, right = st.columns(3)
     keeps_all = bool(entry["keeps_all"])
+    usual_share = f"{float(DEFAULT_SHARE):.0%}"
     budget = left.text_input(
         "Budget",
-        "100%" if keeps_all else f"{float(DEFAULT_SHARE):.0%}",
+        "100%" if keeps_all else usual_share,
         key=budget_key(keeps_all),
         persist_state="session",
         help=(
@@ -57,6 +58,13 @@ def method_form(catalogue: list[dict[str, Any]], model: ModelChoice, prompt: Pro
         system=model.system,
         question=model.question,
     )
+    typed = st.session_state.get(budget_key(False), usual_share)
+    if keeps_all and typed != usual_share:
+        st.caption(
+            plain(
+                f"{entry['title']} keeps all KV on the device, so its budget is its own; {typed} waits for the others."
+            )
+        )
     preset, base = _preset(entry, plain_choice, prompt)
     values = _parameters(entry, preset, base)
     changed = changed_parameters(entry["parameters"], base, values)

@@ -148,6 +148,8 @@ def _expected(prompt: PromptText) -> PromptText:
             "named in the verdict."
         ),
     )
+    if (words := answer.strip()) and not passage.strip() and words.casefold() not in prompt.text.casefold():
+        st.caption("The expected answer does not stand in the text, so a right output has to be worked out from it.")
     return expecting(prompt, answer, passage)
 
 
