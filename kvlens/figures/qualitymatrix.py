@@ -4,7 +4,7 @@ Streamlit, no files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import pandas as pd
 from kvlens.bench.summary import arm_name
 from kvlens.figures.methodmarks import mark
 
-FREE_TEXT = "free text: KL (nats)"
+TEXT = "free text"
+FREE_TEXT = f"{TEXT}: KL (nats)"
 ORDERS = {"in": "question known", "after": "question after"}
 COSTS = {
     "resident_share": "resident",
@@ -32,6 +33,13 @@ class Cell:
 
     request: dict[str, Any]
     line: dict[str, Any]
+    budget: str
+    """of its column: a method without a limit stands in every budget's"""
+
+    @property
+    def subject(self) -> str:
+        """What was asked: a task, or free text."""
+        return str(self.line.get("task", TEXT))
 
     @property
     def measure(self) -> str:
@@ -69,7 +77,7 @@ def cells(results: Iterable[dict[str, Any]]) -> dict[tuple[str, str], Cell]:
         for line in result["lines"]:
             for budget in [line["budget"]] if line["budget"] else request["budgets"]:
                 name = arm_name(line["method"], _control(line))
-                found[name, column(request, line | {"budget": budget})] = Cell(request, line)
+                found[name, column(request, line | {"budget": budget})] = Cell(request, line, budget)
     return found
 
 
@@ -79,13 +87,12 @@ def _control(line: dict[str, Any]) -> str:
     return "" if "kl" in line and dtype == "float32" else dtype
 
 
-def matrix(results: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """method, family, exact match (of free text KL) in each column, `mean rank`, and COSTS, but for those that no
-    method has; methods without a limit, then the best rank first.
+def matrix(found: Mapping[tuple[str, str], Cell]) -> pd.DataFrame:
+    """`cells`, or some of them -> method, family, exact match (of free text KL) in each column, `mean rank`, and COSTS,
+    but for those that no method has; methods without a limit, then the best rank first.
 
     A rank is a method's place in a column of exact matches among those held to its budget, ties sharing the mean of
     theirs; `mean rank` is of those that have a value in every such column. NaN: infeasible there, or not run."""
-    found = cells(results)
     names, columns = list(dict.fromkeys(n for n, _ in found)), list(dict.fromkeys(c for _, c in found))
     costs = {
         key: title for key, title in COSTS.items() if any(cell.line.get(key) is not None for cell in found.values())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
+from streamlit.testing.v1.element_tree import ButtonGroup
 from uiruns import Runs, Visit
 
 from kvlens.ui.benchmarks.matrix import MEANT
@@ -177,6 +178,27 @@ def test_every_table_of_a_model_is_in_one_matrix(visit: Visit, runs: Runs) -> No
     assert "quantised" in chosen.options or len(chosen.options) > 3
 
 
+def test_the_matrix_begins_with_the_usual_budget_and_shows_others_when_asked(visit: Visit, runs: Runs) -> None:
+    app = visit(runs.folder, "benchmarks", model="smollm2")
+
+    def columns() -> list[str]:
+        (shown,) = (box.value for box in app.dataframe if "mean rank" in box.value.columns)
+        return [name for name in shown.columns if name.endswith("%")]
+
+    def pills(key: str) -> ButtonGroup[Any]:
+        return next(group for group in app.get("button_group") if group.key == f"matrix_{key}")
+
+    assert columns()
+    assert all(name.endswith(", 20%") for name in columns())
+    pills("budgets").set_value(["40%"]).run()
+    assert columns()
+    assert all(name.endswith(", 40%") for name in columns())
+    pills("tasks").set_value(["niah_single"]).run()
+    assert columns()
+    assert all(name.startswith("niah_single, ") for name in columns())
+    assert not app.exception
+
+
 def lost_cell() -> None:
     """The script of a page that shows one cell's lost trials."""
     from kvlens.figures.qualitymatrix import Cell
@@ -185,7 +207,7 @@ def lost_cell() -> None:
     request = {"model": "demo", "length": 256, "question": "in"}
     wrong = [{"index": 3, "depth": 0.5, "seed": 8000003, "answer": " 4821", "output": " 77"}]
     line = {"method": "snapkv", "budget": "20%", "task": "needle", "n": 4, "exact": 0.75, "low": 0.3, "high": 0.95}
-    _lost(Cell(request, line | {"lost": wrong}), "SnapKV", "needle, 20%")
+    _lost(Cell(request, line | {"lost": wrong}, "20%"), "SnapKV", "needle, 20%")
 
 
 def test_a_lost_trial_of_the_matrix_can_be_run_again(visit: Visit, runs: Runs) -> None:

@@ -34,7 +34,7 @@ AFTER = result("after", line("snapkv", "20%", 0.25), line("quest", "20%", 0.5, r
 
 
 def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() -> None:
-    frame = matrix([KNOWN, AFTER])
+    frame = matrix(cells([KNOWN, AFTER]))
     columns = [
         "niah_single, 1,024 tokens, question known, 10%",
         "niah_single, 1,024 tokens, question known, 20%",
@@ -53,8 +53,16 @@ def test_a_row_per_method_a_column_per_question_and_budget_and_the_best_first() 
     assert table["read"].drop("quest").isna().all()
 
 
+def test_of_some_columns_the_rank_is_among_these() -> None:
+    found = {key: cell for key, cell in cells([KNOWN, AFTER]).items() if cell.budget == "20%"}
+    table = matrix(found).set_index("method")
+    assert [name for name in table.columns if name.endswith("10%")] == []
+    assert table["mean rank"]["snapkv"] == pytest.approx((1 + 2) / 2)
+    assert {cell.subject for cell in found.values()} == {"niah_single"}
+
+
 def test_a_cost_that_no_method_has_is_no_column() -> None:
-    frame = matrix([KNOWN])
+    frame = matrix(cells([KNOWN]))
     assert list(frame.columns[-3:]) == ["resident", "attended", "selection recall"]
     assert "read" not in frame.columns
 
@@ -96,7 +104,7 @@ def test_of_free_text_less_is_better_and_nothing_is_lost() -> None:
     ]
     text = {"about": {"request": request}, "lines": lines}
     name = "free text: KL (nats), 1,024 tokens, 20%"
-    table = matrix([KNOWN, text]).set_index("method")
+    table = matrix(cells([KNOWN, text])).set_index("method")
     assert dict(table[name].dropna()) == {"full in bfloat16": 0.01, "snapkv": 0.5, "quest": 0.125}
     assert table["mean rank"]["quest"] == pytest.approx((1.5 + 2) / 2), "by exact match alone"
     cell = cells([text])["quest", name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,8 @@ import streamlit as st
 from kvlens.bench.joined import joined
 from kvlens.bench.summary import arm_titles
 from kvlens.figures.qualitymatrix import COSTS, FREE_TEXT, Cell, cells, matrix, shade
+from kvlens.memory.budget import Budget
+from kvlens.runs.request import DEFAULT_SHARE
 from kvlens.ui.benchmarks import measured
 from kvlens.ui.benchmarks.trials import open_trial
 from kvlens.ui.common import data
@@ -34,22 +37,18 @@ def show_matrix(model: str | None) -> None:
     whole = joined(one.content for one in sorted(tables, key=measured.asked))
     results = [*whole, *(one.content for one in _texts(model))]
     try:
-        frame, found = matrix(results), cells(results)
+        every = cells(results)
+        matrix(every)
     except (KeyError, TypeError):
         return  # said where the tables are shown one by one
-    columns = [name for name in frame.columns if name not in FIXED]
-    matches = [name for name in columns if not name.startswith(FREE_TEXT)]
-    if not columns:
+    if not every:
         return
     st.markdown("##### Every method in every table")
-    families = st.pills(
-        "Families of the matrix",
-        list(dict.fromkeys(frame["family"])),
-        selection_mode="multi",
-        format_func=lambda family: family.replace("_", " "),
-        key="matrix_families",
-        help="None chosen: all.",
-    )
+    found = _chosen(every)
+    frame = matrix(found)
+    columns = [name for name in frame.columns if name not in FIXED]
+    matches = [name for name in columns if not name.startswith(FREE_TEXT)]
+    families = _pills("Families", dict.fromkeys(frame["family"]), "families")
     if families:
         frame = frame[frame["family"].isin(families)].reset_index(drop=True)
     titles = arm_titles(data.titles(), frame["method"])
@@ -59,7 +58,7 @@ def show_matrix(model: str | None) -> None:
     event = st.dataframe(
         shown.style.map(shade, subset=pd.Index(matches)),
         hide_index=True,
-        key=f"matrix_{model}_{'_'.join(families)}",  # what is selected is known by its row
+        key=f"matrix_{model}_{'_'.join([*families, *columns])}",  # what is selected is known by its row and column
         on_select="rerun",
         selection_mode="single-cell",
         column_config=_config(columns),
@@ -76,14 +75,43 @@ def show_matrix(model: str | None) -> None:
     text = " Of free text: KL to full KV, nats per token, less is better." if matches != columns else ""
     st.caption(
         plain(
-            f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and the "
-            "download. —: infeasible at that budget, not run, or not measured. Mean rank: of a method's place in each "
-            "column of exact matches, equal ones sharing the mean of theirs, for methods with a value in all of these. "
+            f"Model {model}. Exact match, n = {prompts} prompts a cell; their intervals are in the chart and in the "
+            "download, which has all tables. —: infeasible at that budget, not run, or not measured. Mean rank: of a "
+            "method's place in each column of exact matches shown, equal ones sharing the mean of theirs, for methods "
+            "with a value in all of these. "
             f"Means over the columns that have them: {costs}. A click on a heading sorts; a click on a cell lists the "
             f"trials that were lost there.{text}"
         )
     )
-    download(_long(found), "kvlens-quality-matrix")
+    download(_long(every), "kvlens-quality-matrix")
+
+
+def _chosen(found: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
+    """The cells of the budgets and tasks that are chosen; at first of the share that a run is held to by itself."""
+    budgets = sorted({cell.budget for cell in found.values()}, key=lambda budget: Budget.parse(budget).amount)
+    usual = f"{float(DEFAULT_SHARE):.0%}"
+    held = _pills("Budgets", budgets, "budgets", [usual] if usual in budgets else [])
+    asked = _pills("Tasks", dict.fromkeys(cell.subject for cell in found.values()), "tasks")
+    takes = {
+        key: cell
+        for key, cell in found.items()
+        if (not held or cell.budget in held) and (not asked or cell.subject in asked)
+    }
+    if not takes:
+        st.caption("No table has this task at this budget: all tables are shown.")
+    return takes or found
+
+
+def _pills(label: str, options: Iterable[str], key: str, default: Sequence[str] = ()) -> list[str]:
+    return st.pills(
+        label,
+        list(options),
+        selection_mode="multi",
+        default=list(default),
+        format_func=lambda name: name.replace("_", " ") if key == "families" else name,
+        key=f"matrix_{key}",
+        help="None chosen: all.",
+    )
 
 
 def _texts(model: str | None) -> list[measured.Measured]:
@@ -92,7 +120,7 @@ def _texts(model: str | None) -> list[measured.Measured]:
     for one in measured.of("text", model)[0]:
         try:
             damaged = any("kl" not in line for line in one.content["lines"])
-            matrix([one.content])
+            matrix(cells([one.content]))
         except (KeyError, TypeError):
             damaged = True
         if damaged:
