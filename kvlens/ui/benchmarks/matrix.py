@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from kvlens.bench.joined import joined
 from kvlens.bench.summary import arm_titles
@@ -44,11 +45,12 @@ def show_matrix(model: str | None) -> None:
     if not every:
         return
     st.markdown("##### Every method in every table")
-    found = _chosen(every)
+    first, second = st.columns([1, 3])
+    found = _chosen(every, first, second)
     frame = matrix(found)
     columns = [name for name in frame.columns if name not in FIXED]
     matches = [name for name in columns if not name.startswith(FREE_TEXT)]
-    families = _pills("Families", dict.fromkeys(frame["family"]), "families")
+    families = _pills(st.container(), "Families", dict.fromkeys(frame["family"]), "families")
     if families:
         frame = frame[frame["family"].isin(families)].reset_index(drop=True)
     titles = arm_titles(data.titles(), frame["method"])
@@ -86,12 +88,14 @@ def show_matrix(model: str | None) -> None:
     download(_long(every), "kvlens-quality-matrix")
 
 
-def _chosen(found: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
+def _chosen(
+    found: dict[tuple[str, str], Cell], first: DeltaGenerator, second: DeltaGenerator
+) -> dict[tuple[str, str], Cell]:
     """The cells of the budgets and tasks that are chosen; at first of the share that a run is held to by itself."""
     budgets = sorted({cell.budget for cell in found.values()}, key=lambda budget: Budget.parse(budget).amount)
     usual = f"{float(DEFAULT_SHARE):.0%}"
-    held = _pills("Budgets", budgets, "budgets", [usual] if usual in budgets else [])
-    asked = _pills("Tasks", dict.fromkeys(cell.subject for cell in found.values()), "tasks")
+    held = _pills(first, "Budgets", budgets, "budgets", [usual] if usual in budgets else [])
+    asked = _pills(second, "Tasks", dict.fromkeys(cell.subject for cell in found.values()), "tasks")
     takes = {
         key: cell
         for key, cell in found.items()
@@ -102,8 +106,10 @@ def _chosen(found: dict[tuple[str, str], Cell]) -> dict[tuple[str, str], Cell]:
     return takes or found
 
 
-def _pills(label: str, options: Iterable[str], key: str, default: Sequence[str] = ()) -> list[str]:
-    return st.pills(
+def _pills(
+    place: DeltaGenerator, label: str, options: Iterable[str], key: str, default: Sequence[str] = ()
+) -> list[str]:
+    return place.pills(
         label,
         list(options),
         selection_mode="multi",
