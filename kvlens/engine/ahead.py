@@ -12,6 +12,7 @@ from typing import Any, Self
 import torch
 
 from kvlens.engine.hf_attention import SessionCache, attention_modules
+from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
 
 
@@ -26,7 +27,7 @@ class Glance:
         """The keys and values of an estimate are nobody's."""
 
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
-        self.q = q[0, :, 0]
+        self.q = scored(q[0, :, 0], scaling)
         return torch.zeros_like(q)
 
     def tokens_seen(self, layer: int) -> int:

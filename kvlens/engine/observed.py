@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from kvlens.engine.scored import scored
 from kvlens.kernels.attend import add_received, decode_attention
 from kvlens.memory.tiers import Memory
 from kvlens.methods.base import Method
@@ -40,7 +41,7 @@ class Observed:
         if self._received is not None:
             add_received(self._received[layer], q[0], keys[0], scaling)
         if self._wanted:
-            seen, before = q[0, :, -self._wanted :], self._queries[layer]
+            seen, before = scored(q[0, :, -self._wanted :], scaling), self._queries[layer]
             self._queries[layer] = torch.cat([before, seen], 1)[:, -self._wanted :] if before.numel() else seen.clone()
 
     def inputs(self, inputs: Inputs) -> None:
@@ -79,7 +80,7 @@ class Observed:
         keys, values = (
             torch.cat([old[0], new], 1) for old, new in zip(self._memory.prompt.view(layer), seen, strict=True)
         )
-        seen.append(q[0].clone())
+        seen.append(scored(q[0], scaling).clone())
         return decode_attention(q, keys, values, None, scaling)
 
     def _hold(self, peeked: Peeked) -> None:

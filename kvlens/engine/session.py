@@ -11,6 +11,7 @@ import torch
 
 from kvlens.engine.observed import Observed
 from kvlens.engine.reading import reading_attention
+from kvlens.engine.scored import scored
 from kvlens.kernels.attend import attention_weights, decode_attention, prefill_attention, runs_on
 from kvlens.memory.dropped import Dropped
 from kvlens.memory.held import Held
@@ -107,11 +108,12 @@ class Session:
             return self._prefill(layer, q, scaling)
         memory = self.memory
         memory.land(layer)
-        self.method.asked(layer, q[0, :, 0])
+        known = scored(q[0, :, 0], scaling)
+        self.method.asked(layer, known)
         if layer in self._ahead:
             selection = self._ahead.pop(layer)
         else:
-            selection = self.method.select(layer, q[0, :, 0])
+            selection = self.method.select(layer, known)
             if selection is not None:
                 memory.recall(layer, selection, later=False)
         if selection is not None:
@@ -137,8 +139,8 @@ class Session:
         return out
 
     def look_ahead(self, layer: int, q: torch.Tensor) -> None:
-        """The method selects for `layer` before its query is known: q [Hq, D] is an estimate. What it asks for is on
-        its way while the layers before run; the layer's attention waits for what has not come by then."""
+        """The method selects for `layer` before its query is known: q [Hq, D] is an estimate, as `scored`. What it asks
+        for is on its way while the layers before run; the layer's attention waits for what has not come by then."""
         selection = self._ahead[layer] = self.method.select(layer, q)
         if selection is not None:
             none = torch.zeros(self.shape.kv_heads, dtype=torch.bool, device=q.device)

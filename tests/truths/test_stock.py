@@ -15,7 +15,9 @@ from kvlens.engine.ahead import LookAhead
 from kvlens.engine.engine import Engine, Options
 from kvlens.engine.hf_attention import SessionCache
 from kvlens.engine.models import SUPPORTED
+from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
+from kvlens.methods.families import window_attention
 from kvlens.methods.given import StepEnd
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 512}
@@ -65,6 +67,31 @@ def test_full_equals_stock_bit_for_bit(family: str) -> None:
     assert [int(logits.argmax()) for logits in stock] == ours.ids
 
 
+@pytest.mark.parametrize("family", ["llama", "granite", "opt"])
+def test_methods_score_by_the_models_own_attention(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever factor a family has on its logits: of the queries that prefill keeps for methods, of the peek, and of
+    those that a step hands them."""
+    model, prompt = build(family), random_prompt(N, seed=6)
+    read = Engine(model).read(prompt, 37)
+    handed: dict[int, torch.Tensor] = {}
+    monkeypatch.setattr(methods.get("full"), "asked", lambda _, layer, q: handed.setdefault(layer, q.clone()))
+    run(model, prompt, "full", max_new=1)
+    model.model.set_attn_implementation("eager")
+    with torch.inference_mode():
+        ids = torch.tensor([prompt.ids])
+        weights = model.model(ids, output_attentions=True).attentions
+    before, group = N - 1, model.shape.group
+    for layer in range(model.shape.layers):
+        keys = read.keys[layer].repeat_interleave(group, 0)
+        paid = window_attention.paid(read.last_queries[layer], keys)
+        own = weights[layer][0, :, before - paid.shape[1] : before, :before]
+        torch.testing.assert_close(paid, own, atol=1e-5, rtol=1e-4)
+        keys = torch.cat([keys, read.peeked.keys[layer].repeat_interleave(group, 0)], 1)
+        paid = window_attention.paid(read.peeked.queries[layer], keys)
+        torch.testing.assert_close(paid[:, 0], weights[layer][0, :, -1], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(handed[layer], read.peeked.queries[layer, :, 0], atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_look_ahead_makes_a_layers_own_query_of_its_own_input(family: str) -> None:
     """What estimates queries is the model's own attention, whatever its family: norms, biases, rotary embedding."""
@@ -73,8 +100,8 @@ def test_a_look_ahead_makes_a_layers_own_query_of_its_own_input(family: str) -> 
     cache, own, seen = SessionCache(session, model.shape.layers), {}, {}
 
     class Own:
-        def layer(self, layer: int, q: torch.Tensor, *told: object) -> None:
-            own[layer] = q.clone()
+        def layer(self, layer: int, q: torch.Tensor, biases: object, scaling: float, selection: object) -> None:
+            own[layer] = scored(q, scaling)
 
     with torch.inference_mode():
         model.model(input_ids=torch.tensor([prompt.ids[:-1]]), past_key_values=cache)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from kvlens.engine.hf_attention import SessionCache
+from kvlens.engine.scored import scored
 from kvlens.engine.session import Session
 from kvlens.gpu.static import cuda
 from kvlens.gpu.static.attend import SlotAttention
@@ -174,7 +175,7 @@ class StaticSession:
     def attend(self, layer: int, q: torch.Tensor, scaling: float) -> torch.Tensor:
         """q [1, Hq, 1, D] -> attention output of the same shape. The order is the ordinary session's: what is due now
         is moved, then attended, then the rest is moved for the next step."""
-        selection = self._set if self._set is not None else self.method.select(layer, q[0, :, 0])
+        selection = self._set if self._set is not None else self.method.select(layer, scored(q[0, :, 0], scaling))
         if selection is not None:
             self._bring(layer, selection, self._all if selection.now is None else selection.now, later=False)
         out, weights, seen = self.slots.attend(layer, q, selection, scaling)
