@@ -90,7 +90,6 @@ EVENT_KINDS = (
 #: partial: some of the span's tokens are on the device, the others are gone; quantised: all of them are on the
 #: device, in few bits.
 SPAN_STATES = ("resident", "coarse", "reconstructed", "cold", "evicted", "partial", "quantised")
-STATUSES = ("created", "running", "finalizing", "completed", "failed", "cancelled", "interrupted")
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,3 @@ class MethodRecords:
     def ranks_spans(self) -> bool:
         """The run recorded scores of spans at some step."""
         return bool(self._db.rows(queries.ANY_SCORE))
-
-    def score_history(self, layer: int, kv_head: int) -> pd.DataFrame:
-        """As `scores`, for all steps of one KV head in one frame: step, span, score, chosen, rank, n_candidates."""
-        return self._db.frame(queries.SCORE_HISTORY, layer=layer, kv_head=kv_head)

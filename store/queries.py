@@ -105,10 +105,6 @@ CANDIDATES = (
 
 ANY_SCORE = f"SELECT 1 FROM {source('kv_span')} LIMIT 1"
 
-SCORE_HISTORY = f"""
-    SELECT step, {_RANKED}, n_candidates FROM {source("kv_span")} WHERE layer = $layer
-      AND kv_head = $kv_head ORDER BY step, rank"""
-
 ALL_SCORES = (
     f"SELECT step, layer, kv_head, {_RANKED}, n_candidates FROM {source('kv_span')} ORDER BY step, layer, kv_head, rank"
 )

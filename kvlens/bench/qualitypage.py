@@ -36,8 +36,8 @@ index, as a share of full KV, mean over steps; what a kernel reads that skips th
 tasks, weighted by prompts; —: not measured when the row was made. What no row of a table has is left out of it.
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
-score has to beat; it keeps sinks and newest tokens as the others do, so its selection recall exceeds its share of
-tokens.
+score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
+keeps no sinks: what it loses, it may lose with the first tokens, which StreamingLLM keeps.
 
 No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its

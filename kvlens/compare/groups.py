@@ -30,7 +30,7 @@ class Trial:
     prompt: str
     """names the prompt"""
     exact: bool
-    """the output is the answer (tasks.is_right)"""
+    """the output is the answer (tasks.judged)"""
     peak_bytes: float
     """largest device-resident KV bytes inside a step"""
     full_kv_bytes: float
@@ -46,7 +46,9 @@ def trial(reader: TraceReader) -> Trial | None:
     if not meta.answer or reader.status != "completed" or meta.forced or meta.interfered or not reader.n_steps:
         return None
     steps, task = reader.steps(), str(meta.task or "")
-    output = str(meta.output_text or generated(reader))
+    exact = tasks.judged(task, str(meta.answer), generated(reader))
+    if exact is None:
+        return None
     budget = of_run(meta.budget, meta.budget_bytes)
     return Trial(
         reader.uid,
@@ -56,7 +58,7 @@ def trial(reader: TraceReader) -> Trial | None:
         str(meta.preset or ""),
         "" if budget == NO_LIMIT else budget,
         str(meta.prompt_sha256 or prompt_name(reader)),
-        tasks.is_right(task, str(meta.answer), output),
+        exact,
         float(steps["peak_bytes"].max()),
         float(meta.full_kv_bytes or np.nan),
         float(steps["h2d_bytes"].mean()),
@@ -65,7 +67,10 @@ def trial(reader: TraceReader) -> Trial | None:
 
 
 def generated(reader: TraceReader) -> str:
-    """All generated tokens as text."""
+    """What was generated, as text. Of a run that did not come to its end, token by token: a character of several
+    tokens is not whole in any of them."""
+    if reader.meta.output_text is not None:
+        return str(reader.meta.output_text)
     tokens = reader.tokens()
     return "".join(tokens.loc[tokens["step"] >= reader.meta.asked_steps, "text"])
 

@@ -46,10 +46,6 @@ class Pair:
         """The models have the same layers and heads, so their maps can be laid over each other."""
         return shape(self.a) == shape(self.b)
 
-    def same_context(self, step: int) -> bool:
-        """At this step both runs had read and generated the same tokens."""
-        return self.apart is None and (self.divergence is None or step <= self.divergence)
-
 
 def shape(reader: TraceReader) -> tuple[int, int, int]:
     """Layers, query heads, KV heads of the run's model."""

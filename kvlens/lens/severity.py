@@ -12,7 +12,6 @@ from kvlens import tasks
 from kvlens.lens.verdict import Verdict, verdict
 from kvlens.meta import RunMeta
 from kvlens.store.reader import TraceReader
-from kvlens.tasks.base import Unscored
 
 NEAR_TIE = 0.5
 """difference of two logits below which the choice between their tokens is called a near tie: the less probable one is
@@ -111,14 +110,7 @@ def full_right(reader: TraceReader) -> bool | None:
 def _is_expected(meta: RunMeta, said: str | None) -> bool | None:
     if not meta.answer or said is None:
         return None
-    if meta.task:
-        try:
-            tasks.score(meta.task, meta.answer, said)
-        except Unscored:
-            return None
-        except ValueError:
-            pass  # a task that is not here any more: `is_right` looks for the answer in the first line
-    return tasks.is_right(meta.task, meta.answer, said)
+    return tasks.judged(meta.task, meta.answer, said)
 
 
 def _short(text: str) -> str:

@@ -65,8 +65,10 @@ class Verdict:
     """the most probable token under the method"""
     kl: float
     """KL(full || method), nats"""
-    logit_diff: float
-    """logit of the expected token under the method minus that under full KV"""
+    ref_logprob: float
+    """log-probability of the expected token under full KV, nats"""
+    logprob: float
+    """and under the method"""
     h2d_bytes: int
     """all bytes that moved to the device at the step"""
     unnamed_bytes: int
@@ -75,6 +77,13 @@ class Verdict:
     """None: full attention's masses were not recorded at this step, or nothing was missed at it"""
     lost_inside: Line | None = None
     """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
+
+    def odds(self) -> str:
+        """What became of the expected token's log-probability, and KL: neither moves with a shift of all logits."""
+        return (
+            f"log-probability of full KV's token {self.ref_logprob:.3g} there, {self.logprob:.3g} here · KL "
+            f"{self.kl:.3g} nats"
+        )
 
 
 def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
@@ -93,7 +102,8 @@ def verdict(reader: TraceReader, missed: bool = True) -> Verdict | None:
         str(first["ref_text"]),
         str(first["top_text"]),
         float(first["kl"]),
-        float(first["logit_diff"]),
+        float(first["ref_logprob"]),
+        float(first["logprob"]),
         int(moved["bytes"].sum()),
         int(moved.loc[moved["span"].isna(), "bytes"].sum()),
         missed_most(reader, step, moved) if missed else None,

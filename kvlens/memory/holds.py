@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kvlens.shape import KVShape
 
@@ -31,17 +31,6 @@ class _Ranged:
             raise ValueError(f"span {self.span} has no tokens to {self.verb} ({self.tok_start} to {self.tok_end}).")
         if self.from_step < 0:
             raise ValueError(f"--from-step {self.from_step}: the first step is 0.")
-
-    def as_meta(self) -> dict[str, Any]:
-        """How a run's meta says it."""
-        return {
-            "span": self.span,
-            "tok_start": self.tok_start,
-            "tok_end": self.tok_end,
-            "heads": [list(head) for head in self.heads],
-            "from_step": self.from_step,
-            "whole": self.whole,
-        }
 
 
 @dataclass(frozen=True)

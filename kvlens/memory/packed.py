@@ -158,9 +158,8 @@ class PackedZone:
         parts = []
         for part in (found - exact.float(), exact.float()):
             sums = F.pad(part.square().sum(-1).cumsum(-1), (1, 0))
-            parts.append(
-                torch.stack([sums[:, row.tok_end - first] - sums[:, row.tok_start - first] for row in spans], 1)
-            )
+            ends, starts = ([getattr(row, at) - first for row in spans] for at in ("tok_end", "tok_start"))
+            parts.append(sums[:, ends] - sums[:, starts])
         return (parts[0] / parts[1].clamp(min=1e-20)).clamp(min=0).sqrt()
 
     def _tell(self, spans: Sequence[SpanRow], keys: list[torch.Tensor], values: list[torch.Tensor] | None) -> None:

@@ -92,9 +92,8 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     how = severity(reader, found)
     means = f"; {how.sentence()}" if how.sentence() else ""
     text = (
-        f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; logit difference "
-        f"{found.logit_diff:+.3g}, "
-        f"KL {found.kl:.3g} nats. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
+        f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; {found.odds()}. "
+        f"Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
     )
     said = [paragraph(text, "verdict")]
     if (missed := found.missed) is None:
@@ -127,8 +126,9 @@ def answer(reader: TraceReader) -> str:
     forced = bool(meta.forced)
     rows = [("fed, full KV's tokens" if forced else "generated", output)]
     if meta.answer:
-        exact = tasks.is_right(meta.task, str(meta.answer), str(meta.output_text or output))
-        right = "not judged: the method did not choose these tokens" if forced else "yes" if exact else "no"
+        exact = tasks.judged(meta.task, str(meta.answer), output)
+        right = {True: "yes", False: "no", None: "not judged: the task's score cannot be computed here"}[exact]
+        right = "not judged: the method did not choose these tokens" if forced else right
         rows = [("expected", str(meta.answer).strip()), *rows, ("right", right)]
     else:
         rows.append(("expected", "no answer is known for this prompt"))

@@ -20,7 +20,7 @@ from kvlens.recording.sampling import resolve as resolve_sampling
 from kvlens.runs.preparing import check, chosen
 from kvlens.runs.request import RunRequest, default_budget, default_preset
 from kvlens.tasks.encoding import encoding_in
-from kvlens.text.prompts import BadPrompt, PromptText
+from kvlens.text.prompts import BadPrompt, PromptText, question_start
 
 TRACE_ROW_BYTES = 100
 """stored bytes per (step, layer, query head), with top spans, as measured in docs/benchmarks.md"""
@@ -89,6 +89,8 @@ def foresee(request: RunRequest, prompt: PromptText) -> Foreseen | str:
 def refuse(request: RunRequest, prompt: PromptText) -> None:
     """Raises what arithmetic can tell of a run that would be refused, with what would work; nothing where only loading
     or reading can tell."""
+    if request.question == "after":
+        question_start(prompt)
     try:
         found = foresee(request, prompt)
     except UnsupportedModel:

@@ -174,17 +174,22 @@ def score(task: str, answer: str, output: str) -> float:
 
 
 def is_right(task: str | None, answer: str, output: str) -> bool:
-    """Whether an output is the expected answer: the task's own score is full. Of a prompt without a task, or with one
-    that is not known here, the output's first line has to contain the answer: whole words, letters of either case.
-    What cannot be scored here is not called right. A stored run may name any file: only one of at most LOOKED_AT bytes
-    is opened for its score."""
+    """As `judged`; what cannot be scored here is not called right."""
+    return judged(task, answer, output) is True
+
+
+def judged(task: str | None, answer: str, output: str) -> bool | None:
+    """Whether an output is the expected answer: the task's own score is full; None where that cannot be scored here. Of
+    a prompt without a task, or with one that is not known here, the output's first line has to contain the answer:
+    whole words, letters of either case. A stored run may name any file: only one of at most LOOKED_AT bytes is opened
+    for its score."""
     kind, sign, path = (task or "").partition(":")
     large = bool(sign) and kind in FILES and _size(Path(filename.split(path)[0])) > LOOKED_AT
     if task and not large:
         try:
             return score(task, answer, output) == 1.0
         except Unscored:
-            return False
+            return None
         except ValueError:
             pass  # a task of a plugin or of a file that is not here any more
     line = output.strip().partition("\n")[0]
@@ -236,6 +241,7 @@ __all__ = [
     "catalogue",
     "get",
     "is_right",
+    "judged",
     "parameters",
     "prompt_of",
     "registry",

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 
+from kvlens.tasks.base import Unscored
+
 _ZH_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢"
     "｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
@@ -55,11 +57,11 @@ def qa_f1(output: str, answer: str) -> float:
 
 
 def zh_words(text: str) -> list[str]:
-    """Chinese words as jieba cuts them. Raises ValueError when jieba is not installed."""
+    """Chinese words as jieba cuts them. Raises Unscored when jieba is not installed."""
     try:
         import jieba  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
-        raise ValueError(
+        raise Unscored(
             "this task's metric counts Chinese words as the package jieba cuts them, which is not installed."
         ) from None
     return list(jieba.cut(text, cut_all=False))

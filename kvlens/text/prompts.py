@@ -186,15 +186,21 @@ def refuse_longer(tokens: int, max_new: int, max_positions: int, reach: int | No
         )
 
 
-def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:
-    """The first token that holds a character of the question; ends: where tokens end in the text as it is fed, which
-    has the source's first character at `begin`. Raises BadPrompt where there is none, or no context before it."""
+def question_start(source: PromptText) -> int:
+    """The character with which the question begins. Raises BadPrompt where the prompt does not say."""
     if source.question is None:
         raise BadPrompt(
             "the prompt does not say where its question begins, so the question cannot be fed after the context: "
             "give the question with --ask, or run with --question in."
         )
-    cut = next((at for at, end in enumerate(ends) if end > begin + source.question), None)
+    return source.question
+
+
+def _cut(source: PromptText, ends: Sequence[int], begin: int) -> int:
+    """The first token that holds a character of the question; ends: where tokens end in the text as it is fed, which
+    has the source's first character at `begin`. Raises BadPrompt where there is none, or no context before it."""
+    start = question_start(source)
+    cut = next((at for at, end in enumerate(ends) if end > begin + start), None)
     if cut is None:
         raise BadPrompt("the model's tokenizer does not say where tokens stand in the text: run with --question in.")
     if cut < 2:

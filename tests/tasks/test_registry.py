@@ -73,6 +73,8 @@ def test_a_stored_runs_answer_is_judged_whatever_it_names(tmp_path: Path, monkey
     file.write_text('{"question": "How many?", "answer": "All. #### 40"}\n' * 12)
     assert tasks.is_right(f"gsm8k:{file}", "40", "So #### 40")
     assert not tasks.is_right(f"gsm8k:{file}", "about 40", "So #### 40"), "no number"
+    assert tasks.judged(f"gsm8k:{file}", "about 40", "So #### 40") is None, "and that is no wrong answer"
+    assert tasks.judged(f"gsm8k:{file}", "40", "So #### 41") is False
     assert tasks.is_right("gsm8k:/dev/zero", "40", "40"), "no file: as without a task"
     monkeypatch.setattr(tasks, "LOOKED_AT", 10)
     monkeypatch.setattr(tasks, "_open", lambda *given: pytest.fail("it is not opened"))

@@ -160,3 +160,15 @@ def test_the_lens_says_how_far_the_score_of_a_packed_span_is_off(demo: Any, tmp_
     assert told.kind == "quantised"
     assert f"keys {error:.2f}" in told.says
     assert f"{np.log(odds[0] / odds[1]):+.2f} nats" in told.says
+
+
+@pytest.mark.parametrize("beyond", [0, 1, 31, 32])
+def test_a_prompt_may_leave_less_than_a_group_beyond_the_residual(beyond: int) -> None:
+    """Keys of whole residuals are packed then, and no whole group of values is."""
+    prompt = random_prompt(128 + beyond + 1)
+    sink = ListSink()
+    run(random_llama(), prompt, "kivi", max_new=3, sink=sink)
+    assert sink.prefilled is not None
+    errors = sink.prefilled.span_heads
+    assert {row.err_k is None for row in errors} == {False}
+    assert any(row.err_v is not None for row in errors) == (beyond >= 32)

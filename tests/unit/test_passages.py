@@ -24,3 +24,12 @@ TOKENS = pd.DataFrame(
 def test_a_character_of_several_tokens_stands_once(start: int, end: int, text: str) -> None:
     assert passage(TOKENS, start, end) == text
     assert passage(TOKENS.astype({"char_start": float, "char_end": float}), start, end) == text
+
+
+def test_the_first_token_of_a_character_may_have_more_than_it() -> None:
+    """A tokenizer may give the space before to it: its range is wider than those of the bytes that follow."""
+    wide = pd.DataFrame(
+        {"text": ["x", " ✓", "✓", "✓", " y"], "char_start": [0, 1, 2, 2, 3], "char_end": [1, 3, 3, 3, 5]}
+    )
+    assert passage(wide, 0, 5) == "x ✓ y"
+    assert passage(wide, 2, 4) == "✓", "from within it, it stands there once"

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from kvlens import gallery
+from kvlens.figures.passages import continued
 from kvlens.lens.verdict import verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
@@ -191,7 +192,7 @@ def test_a_character_of_several_tokens_is_shown_by_the_first() -> None:
         (None, None),
     ]  # two tokens of one, then three
     frame = pd.DataFrame(ranges, columns=["char_start", "char_end"])
-    assert payload.continued(frame) == [2, 5, 6]
+    assert continued(frame) == [2, 5, 6]
 
 
 def masses(codes: np.ndarray) -> np.ndarray:

@@ -12,7 +12,9 @@ from support import task_prompt
 from kvlens import methods
 from kvlens.engine.engine import Engine, Options
 from kvlens.memory.budget import Budget, BudgetInfeasible
-from kvlens.runs.preflight import estimate
+from kvlens.runs.preflight import estimate, refuse
+from kvlens.runs.request import RunRequest
+from kvlens.text.prompts import BadPrompt, PromptText
 
 
 @pytest.mark.parametrize("name", list(methods.registry()))
@@ -58,3 +60,9 @@ def test_the_chat_form_and_the_answers_beginning_count(smollm2_folder: Path) -> 
     in_form = estimate(source, "smollm2", "full", {}, None, 8)["prompt_tokens"]
     assert in_form == 970, "as a run of it says"
     assert in_form - estimate(source, "smollm2", "full", {}, None, 8, chat="off")["prompt_tokens"] > 20
+
+
+def test_a_question_that_nobody_marked_is_refused_before_anything_is_looked_at() -> None:
+    request = RunRequest(model="no/such-model", method="full", question="after")
+    with pytest.raises(BadPrompt, match="does not say where its question begins"):
+        refuse(request, PromptText("A text. And a question?"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 
+from kvlens.memory.budget import BudgetInfeasible
 from kvlens.methods import make_parameters
 from kvlens.methods.sentencekv.method import SentenceKV
 
@@ -89,3 +90,15 @@ def test_kept_tokens_of_the_sentences_nearest_the_mean_query_are_brought() -> No
 def test_bad_parameters_are_one_sentence(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"^sentencekv: [^\n]*\.$"):
         make_parameters(SentenceKV, None, bad)
+
+
+def test_a_short_prompt_is_refused_below_its_floor_too() -> None:
+    """All of it lies within the window, so that nothing can leave the device."""
+    full = SHAPE.full_kv_bytes(24)
+    with pytest.raises(BudgetInfeasible) as refused:
+        Trial("sentencekv", 20, 4, budget=full // 2)
+    least = refused.value.smallest
+    assert full // 2 < least
+    Trial("sentencekv", 20, 4, budget=least)
+    with pytest.raises(BudgetInfeasible):
+        Trial("sentencekv", 20, 4, budget=least - 1)

@@ -47,7 +47,9 @@ def lengths(reader: TraceReader) -> dict[str, int]:
         "span-keys": sum(
             keys[1].size for layer in range(2) for head in range(2) if (keys := reader.span_keys(layer, head))
         ),
-        "scores": sum(len(reader.score_history(layer, head)) for layer in range(2) for head in range(2)),
+        "scores": sum(
+            len(reader.scores(step, layer, head)) for step in range(12) for layer in range(2) for head in range(2)
+        ),
     }
 
 

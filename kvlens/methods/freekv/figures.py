@@ -52,7 +52,8 @@ def kv_map(
             hovertext=words,
             hoverinfo="text",
             hoverongaps=False,
-            texttemplate="n/r" if small else None,
+            text=np.where(np.isnan(values), "n/r", ""),  # a template alone is written into cells without a value too
+            texttemplate="%{text}" if small else None,
             textfont={"size": 10, "color": "#111"},
         )
     outline(figure, selected)

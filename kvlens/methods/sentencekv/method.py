@@ -222,4 +222,4 @@ def _fits_whole(plan: Plan, budget: int | None) -> bool:
     """Nothing has to leave the device."""
     if plan.params.tokens and plan.total > plan.params.tokens:
         return False
-    return budget is None or plan.rows == 0 or whole(plan).bytes(plan.shape) <= budget
+    return budget is None or whole(plan).bytes(plan.shape) <= budget

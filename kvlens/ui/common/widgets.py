@@ -13,10 +13,8 @@ import streamlit as st
 
 from kvlens.figures.columns import column_words
 from kvlens.figures.methodmarks import mark
-from kvlens.figures.metrics import head_label
 from kvlens.store.errors import TraceError
 from kvlens.text.plaintext import visible
-from kvlens.ui.common.state import Selection
 
 #: How the message about an unexpected error begins.
 FAILED = "This page failed:"
@@ -109,10 +107,3 @@ def status_banner(status: str, n_steps: int, reason: str | None) -> None:
     where = f"recorded to step {n_steps - 1}" if n_steps else "no step was recorded"
     why = f": {reason}" if reason else ""
     st.warning(plain(f"This run {'failed' if status == 'failed' else f'is {status}'}; {where}{why}"))
-
-
-def selection_line(chosen: Selection, group: int, n_steps: int) -> str:
-    """The selection in words: step, head with its KV head, span."""
-    head = head_label(chosen.layer or 0, chosen.head or 0, group)
-    span = "no span selected" if chosen.span is None else f"span {chosen.span}"
-    return f"step {chosen.step} of 0..{n_steps - 1} · {head} · {span}"

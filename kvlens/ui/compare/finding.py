@@ -47,7 +47,7 @@ def finding(reader: TraceReader, found: Verdict | None) -> Finding:
     missed, why = missed_words(reader, found) if found is not None else (None, None)
     return Finding(
         reader.uid,
-        str(meta.output_text if meta.output_text is not None else generated(reader)),
+        generated(reader),
         meta.reference_output,
         bool(meta.forced),
         outcome(reader),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from kvlens.compare.groups import generated
 from kvlens.figures.metrics import head_label, metric_of
 from kvlens.memory.budget import NO_LIMIT
 from kvlens.models.find import short_model
@@ -44,7 +45,7 @@ def facts(reader: TraceReader) -> None:
     )
     if meta.answer:
         fed = "Fed, full KV's tokens" if meta.forced else "Generated"
-        said += f"\nExpected answer: {str(meta.answer).strip()} · {fed}: {generated_text(reader).strip()}"
+        said += f"\nExpected answer: {str(meta.answer).strip()} · {fed}: {generated(reader).strip()}"
     st.text(visible(said))
     if len(checks) and not checks["passed"].all():
         failed = ", ".join(checks.loc[~checks["passed"], "name"])
@@ -68,12 +69,6 @@ def conditions(reader: TraceReader) -> None:
             key: value for key, value in meta.stored().items() if key not in ("config", "prompt_text", "model_info")
         }
         st.code(visible(json.dumps(rest, indent=1, ensure_ascii=False)), language="json", height=240)
-
-
-def generated_text(reader: TraceReader) -> str:
-    """All generated tokens, special ones included, as they were logged."""
-    tokens = reader.tokens()
-    return "".join(tokens.loc[tokens["step"] >= reader.meta.asked_steps, "text"])
 
 
 def attended(reader: TraceReader, chosen: Selection) -> None:

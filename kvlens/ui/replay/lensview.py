@@ -87,8 +87,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
     means = f" · {plain(how.sentence())}" if how.sentence() else ""
     said = [
         f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
-        f"logit difference "
-        f"{plain(signed(found.logit_diff))} · KL {plain(f'{found.kl:.3g}')} nats"
+        f"{plain(found.odds())}"
     ]
     missed = found.missed
     if missed is None:

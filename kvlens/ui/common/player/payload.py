@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from kvlens.figures.metrics import Metric, metric_of
+from kvlens.figures.passages import continued
 from kvlens.lens.verdict import Verdict
 from kvlens.rows import SPAN_STATES
 from kvlens.store.reader import TraceReader
@@ -128,13 +129,6 @@ def needle_tokens(tokens: pd.DataFrame, ranges: list[list[int]]) -> list[list[in
         if inside.size:
             found.append([int(inside[0]), int(inside[-1]) + 1])
     return found
-
-
-def continued(tokens: pd.DataFrame) -> list[int]:
-    """Positions of tokens that are further bytes of a character which the token before them has begun: that one shows
-    it."""
-    starts, ends = tokens["char_start"].to_numpy(np.float64), tokens["char_end"].to_numpy(np.float64)
-    return (np.flatnonzero((starts[1:] < ends[:-1]) & (ends[1:] == ends[:-1])) + 1).tolist()
 
 
 def state_changes(reader: TraceReader, spans: pd.DataFrame, layer: int, kv_head: int) -> dict[str, np.ndarray]:
