@@ -100,6 +100,8 @@ def test_the_map_keeps_what_was_not_recorded_apart_from_zero() -> None:
     heat, missing = figure.data
     assert np.isnan(heat.z[0]).all()
     assert missing.z[0].tolist() == [1.0, 1.0]
+    assert missing.texttemplate == "%{text}", "a template alone is drawn over the cells that were recorded"
+    assert np.array(missing.text).tolist() == [["n/r", "n/r"], ["", ""]]
     assert heat.hovertext[0][0] == "layer 0, KV head 0: not recorded"
     assert heat.hovertext[1][0] == "layer 1, KV head 0: 0.000"
 

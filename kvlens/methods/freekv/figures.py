@@ -164,12 +164,12 @@ def correction_timeline(cube: np.ndarray) -> go.Figure:
 
 
 def pages(hits: np.ndarray, blocking: np.ndarray, background: np.ndarray) -> go.Figure:
-    """Selected pages per step, summed over layers and KV heads: on the device already, waited for, brought in the
+    """Selected pages per step, summed over layers and KV heads: on the device already, blocking, brought in the
     background. [N] each."""
     figure = go.Figure()
     parts = (
         ("on the device already (hit)", hits, BLUE, ""),
-        ("miss, waited for", blocking, GREEN, ""),
+        ("miss, blocking", blocking, GREEN, ""),
         ("miss, moved in the background", background, ORANGE, "/"),
     )
     for label, values, color, pattern in parts:

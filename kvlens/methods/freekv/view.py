@@ -1,4 +1,4 @@
-"""FreeKV's view: query similarity, corrections, hits and misses, bytes speculated and waited for."""
+"""FreeKV's view: query similarity, corrections, hits and misses, bytes that came ahead and those that were blocking."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Run:
     moved: np.ndarray
     """bytes to the device"""
     blocking: np.ndarray
-    """of them, bytes the step's attention waited for"""
+    """of them, bytes of blocking copies"""
     tau: float | None
     recall: str
     selected: tuple[int, int]
@@ -105,7 +105,7 @@ def in_words(run: Run) -> str:
             f"similarity {mean:.3f}. "
         )
     came = (
-        f"{si_bytes(moved - waited)} came speculatively, {si_bytes(waited)} were waited for, "
+        f"{si_bytes(moved - waited)} came speculatively, {si_bytes(waited)} were blocking, "
         f"{si_bytes(first)} of them at step 0."
     )
     return f"{text}Of {hits + misses:,.0f} selected pages {hits / (hits + misses):.1%} were on the device; {came}"
