@@ -1,16 +1,17 @@
-"""What methods lose single needles by on a real model: arms that change one of their numbers, and one that holds what
+"""What methods lose needles by on a real model: arms that change one of their numbers, and one that holds what
 had most effect on the choice.
 
-    python -m benchmarks.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--depth SHARE] [--model MODEL]
-        [--out FILE]
+    python -m benchmarks.lost_by [--methods A,B] [--prompts N] [--length TOKENS] [--depth SHARE] [--task TASK]
+        [--budget SHARE] [--model MODEL] [--out FILE]
 
-InfLLM, ShadowKV and InfiniGen lose most of them at 1,024 tokens; CompressKV and ArkVale begin to at 4,096.
+InfLLM, ShadowKV and InfiniGen lose most single needles at 1,024 tokens; CompressKV and ArkVale begin to at 4,096;
+SnapKV and KIVI lose one among nine numbers at 40 %.
 
-Prompts of niah_single, the needle in the middle unless a depth is named, the question known. *unchanged*: the method as
-the tables have it at 20 % of full KV, with the preset that is named beside; an arm changes what its name says, the
-budget where that is named. ShadowKV's other arms attend a fixed number of tokens of chosen chunks and have no byte
-limit, so that its rank and its chunks can be changed apart. *held*: of the answers that *unchanged* loses, those that
-come back when the 20 (layer, KV head, span) with most effect are held.
+Prompts of niah_single unless a task is named, the needle in the middle unless a depth is, the question known.
+*unchanged*: the method as the tables have it at that share of full KV (20 %), with the preset that is named beside; an
+arm changes what its name says, the budget where that is named. ShadowKV's other arms attend a fixed number of tokens of
+chosen chunks and have no byte limit, so that its rank and its chunks can be changed apart. *held*: of the answers that
+*unchanged* loses, those that come back when the 20 (layer, KV head, span) with most effect are held.
 """
 
 from __future__ import annotations
@@ -80,6 +81,15 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "window=32": {"window": 32},
         "budget=40%": {"budget": "40%"},
     },
+    "snapkv": {
+        UNCHANGED: {},
+        "kernel=1": {"kernel": 1},
+        "kernel=21": {"kernel": 21},
+        "window=16": {"window": 16},
+        "window=64": {"window": 64},
+        "window=64 kernel=21": {"window": 64, "kernel": 21},
+    },
+    "kivi": {UNCHANGED: {}, "bits=4 budget=100%": {"bits": 4, "budget": "100%"}, "budget=100%": {"budget": "100%"}},
     "arkvale": {
         UNCHANGED: {},
         "page=16": {"page": 16},
@@ -92,10 +102,12 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
         "budget=40%": {"budget": "40%"},
     },
 }
-"""the budget of an arm that names none is 20 %; of one with a number of tokens there is none"""
+"""the budget of an arm that names none is the one asked for; of one with a number of tokens there is none"""
 
 
-def measure(names: tuple[str, ...], model: str, prompts: int, length: int, depth: float) -> dict[str, Any]:
+def measure(
+    names: tuple[str, ...], model: str, prompts: int, length: int, depth: float, task: str, budget: str
+) -> dict[str, Any]:
     """Right answers by method and arm, of those prompts that full KV answers."""
     torch.set_num_threads(1)
     engine = Engine(load(model))
@@ -107,9 +119,9 @@ def measure(names: tuple[str, ...], model: str, prompts: int, length: int, depth
     presets: dict[str, Counter[str]] = {}
     for index in range(prompts):
         for name, arms in asked_of.items():
-            trial = Trial("niah_single", length, depth, FIRST_SEED + index, index, name, BUDGET)
+            trial = Trial(task, length, depth, FIRST_SEED + index, index, name, budget)
             asked, prompt, method = made.asked(trial), made.prompt(trial), methods.get(name)
-            row, limit = header(trial, model), Budget.parse(BUDGET)
+            row, limit = header(trial, model), Budget.parse(budget)
             usual = chosen(engine, prompt, method, row, limit, Options(max_new=64))
             options = Options(max_new=12, planned=64)
             case = Case(engine, prompt, made.read(trial, method), asked, trial, usual.params, limit, options)
@@ -121,7 +133,7 @@ def measure(names: tuple[str, ...], model: str, prompts: int, length: int, depth
             for arm, changes in arms.items():
                 known = {key: value for key, value in changes.items() if key != "budget"}
                 case.params = replace(usual.params, **known)
-                case.budget = None if "tokens" in changes else Budget.parse(changes.get("budget", BUDGET))
+                case.budget = None if "tokens" in changes else Budget.parse(changes.get("budget", budget))
                 right = case.answers(())
                 found[name][arm] += right
                 if arm == UNCHANGED and not right:
@@ -130,7 +142,8 @@ def measure(names: tuple[str, ...], model: str, prompts: int, length: int, depth
                     found[name]["held"] += case.answers(holds_of(rankings["effect"][:HELD], spans))
         print(index, json.dumps(found), flush=True)
     said = about(names, model) | {"presets": {name: dict(seen) for name, seen in presets.items()}}
-    return {"about": said | {"model": model, "length": length, "depth": depth, "budget": BUDGET}, "right": found}
+    setting = {"model": model, "length": length, "depth": depth, "task": task, "budget": budget}
+    return {"about": said | setting, "right": found}
 
 
 def main() -> None:
@@ -139,6 +152,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--depth", type=float, default=0.5, help="share of the text before the needle")
+    parser.add_argument("--task", default="niah_single")
+    parser.add_argument("--budget", default=BUDGET)
     parser.add_argument("--model", default=default_model())
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lost_by.json"))
     asked = parser.parse_args()
@@ -146,7 +161,10 @@ def main() -> None:
     if unknown := [name for name in names if name not in ARMS]:
         parser.error(f"there are no arms for {', '.join(unknown)}; there are some for {', '.join(ARMS)}.")
     asked.out.write_text(
-        json.dumps(measure(names, asked.model, asked.prompts, asked.length, asked.depth), indent=1) + "\n"
+        json.dumps(
+            measure(names, asked.model, asked.prompts, asked.length, asked.depth, asked.task, asked.budget), indent=1
+        )
+        + "\n"
     )
 
 

@@ -37,7 +37,7 @@ tasks, weighted by prompts; —: not measured when the row was made. What no row
 
 Controls: FullKV in another number format is the noise floor, what rounding alone changes; random eviction is what a
 score has to beat; it keeps the newest tokens as the others do, so its selection recall exceeds its share of tokens. It
-keeps no sinks: what it loses, it may lose with the first tokens, which StreamingLLM keeps.
+keeps no sinks, so that it may lose an answer with the first tokens alone.
 
 No preset was chosen on these prompts (docs/fidelity.md says what was chosen on which). Coverage is not an answer:
 heads that only look at the first tokens fill it, and one lost needle hardly lowers it. A question that is read with its
