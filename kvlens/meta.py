@@ -186,6 +186,11 @@ class RunMeta(Outcome):
         """Steps whose tokens are the question's, none of the answer's."""
         return self.question_tokens or 0
 
+    @property
+    def asked_new(self) -> int | None:
+        """New tokens at most, as asked for: without the steps that feed a question, which `max_new` counts."""
+        return None if self.max_new is None else self.max_new - self.asked_steps
+
     def pick(self, names: Sequence[str]) -> dict[str, Any]:
         """Some fields by name, plain values."""
         said = self.model_dump(include=set(names), exclude_unset=True)

@@ -128,15 +128,15 @@ def runs_note(
 @runs_app.command("show")
 def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
     """What a run is, what came out, and its self-check."""
+    from kvlens.compare.groups import generated
     from kvlens.lens.severity import outcome
     from kvlens.memory.budget import of_run
     from kvlens.store.reader import TraceReader
 
     with TraceReader.open(runs_folder(runs), uid) as reader:
         limit = of_run(reader.meta.budget, reader.meta.budget_bytes)
-        meta, tokens, steps, came = reader.meta, reader.tokens(), reader.steps(), outcome(reader)
+        meta, steps, came = reader.meta, reader.steps(), outcome(reader)
         checks = json.loads(reader.self_checks().to_json(orient="records"))
-        generated = tokens[tokens["step"] >= meta.asked_steps].sort_values("step")["text"]
         keys = (
             "model",
             "method",
@@ -176,8 +176,9 @@ def runs_show(uid: str, runs: RunsDir = None, as_json: AsJson = False) -> None:
             "status": reader.status,
             "error": reader.error,
             **meta.pick(keys),
+            "max_new": meta.asked_new,
             "steps": reader.n_steps,
-            "output_text": meta.output_text or "".join(generated),
+            "output_text": generated(reader),
             **{key: value for key, value in came.columns().items() if key != "expected"},
             "peak_bytes": None if steps.empty else int(steps["peak_bytes"].max()),
             "self_check": checks,

@@ -68,8 +68,7 @@ def settings(reader: TraceReader) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in meta.pick(SETTINGS).items():
         found |= _flat(value, f"{name} ") if isinstance(value, dict) else {} if value is None else {name: value}
-    if meta.asked_steps and "max_new" in found:
-        found["max_new"] -= meta.asked_steps
+    found |= {} if meta.asked_new is None else {"max_new": meta.asked_new}
     found |= {"budget": of_run(meta.budget, meta.budget_bytes)} if meta.budget is not None else {}
     found |= {"held ranges": "; ".join(map(_held, meta.hold))} if meta.hold else {}
     found |= {"dropped ranges": "; ".join(map(_held, meta.drop))} if meta.drop else {}

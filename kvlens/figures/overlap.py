@@ -119,7 +119,7 @@ def whole(parts: pd.DataFrame) -> pd.DataFrame:
     found = parts.groupby(["step", "direction", "cause", "start_us", "end_us"], sort=False)
     sums = found.agg(bytes=("bytes", "sum"), wait_us=("wait_us", "sum"), blocking=("blocking", "any"))
     copies = sums.reset_index()
-    copies["brought"] = [_brought(same) for _, same in found] if len(parts) else pd.Series(dtype=object)
+    copies["brought"] = [_brought(same) for _, same in found]
     return copies.sort_values("start_us", kind="stable", ignore_index=True)
 
 

@@ -78,11 +78,11 @@ class Verdict:
     lost_inside: Line | None = None
     """the tokens with most full attention that no span's regret shows, since the rest of their span was read"""
 
-    def odds(self) -> str:
+    def loss_words(self) -> str:
         """What became of the expected token's log-probability, and KL: neither moves with a shift of all logits."""
         return (
-            f"log-probability of full KV's token {self.ref_logprob:.3g} there, {self.logprob:.3g} here · KL "
-            f"{self.kl:.3g} nats"
+            f"log-probability of full KV's token {self.ref_logprob:.3g} under full KV, {self.logprob:.3g} in this run "
+            f"· KL {self.kl:.3g} nats"
         )
 
 

@@ -34,8 +34,7 @@ class PyramidKVParameters(SnapKVParameters):
 class PyramidKV(SnapKV):
     """Scores as SnapKV; divides the budget over the layers so that it falls evenly from the first to the last (paper
     sec. 4.2, eq. 3): with C tokens besides the window on average, the last layer keeps C / beta and the first one 2C -
-    C / beta. A prompt shorter than 2C is divided equally, as in the
-    authors' code.
+    C / beta. A prompt shorter than 2C is divided equally, as in the authors' code.
 
     Departures: as SnapKV's. The authors round the step between layers down, and so keep up to several per cent more
     than the same budget gives SnapKV; here the sum is exact unless `rounding` asks for theirs.

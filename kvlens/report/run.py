@@ -92,8 +92,8 @@ def verdict_text(reader: TraceReader, found: Verdict | None) -> str:
     how = severity(reader, found)
     means = f"; {how.sentence()}" if how.sentence() else ""
     text = (
-        f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; {found.odds()}. "
-        f"Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
+        f"{how.headline(found.step)}: full KV says {found.expected!r}, this run {found.got!r}{means}; "
+        f"{found.loss_words()}. Moved to the device at this step: {si_bytes(found.h2d_bytes)}."
     )
     said = [paragraph(text, "verdict")]
     if (missed := found.missed) is None:

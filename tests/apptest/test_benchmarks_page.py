@@ -174,8 +174,8 @@ def test_every_table_of_a_model_is_in_one_matrix(visit: Visit, runs: Runs) -> No
     caption = next(box.value for box in app.caption if "Mean rank" in box.value).replace("\\", "")
     assert [name in shown.columns for name in MEANT] == [meant in caption for meant in MEANT.values()]
     assert {"resident", "selection recall"} < set(shown.columns)
-    chosen = next(pills for pills in app.get("button_group") if pills.key == "matrix_families")
-    assert "quantised" in chosen.options or len(chosen.options) > 3
+    chosen = next(pills for pills in app.get("button_group") if pills.key == "matrix_families_smollm2")
+    assert {"reference", "prompt eviction", "quantisation"} <= set(chosen.options)
 
 
 def test_the_matrix_begins_with_the_usual_budget_and_shows_others_when_asked(visit: Visit, runs: Runs) -> None:
@@ -186,7 +186,7 @@ def test_the_matrix_begins_with_the_usual_budget_and_shows_others_when_asked(vis
         return [name for name in shown.columns if name.endswith("%")]
 
     def pills(key: str) -> ButtonGroup[Any]:
-        return next(group for group in app.get("button_group") if group.key == f"matrix_{key}")
+        return next(group for group in app.get("button_group") if group.key == f"matrix_{key}_smollm2")
 
     assert columns()
     assert all(name.endswith(", 20%") for name in columns())
@@ -197,6 +197,10 @@ def test_the_matrix_begins_with_the_usual_budget_and_shows_others_when_asked(vis
     assert columns()
     assert all(name.startswith("niah_single, ") for name in columns())
     assert not app.exception
+    app.segmented_control(key="bench_model").set_value("demo").run()
+    assert not app.exception, "the toy's tables have neither this task nor this budget"
+    assert columns()
+    assert all(name.endswith(", 20%") for name in columns())
 
 
 def lost_cell() -> None:

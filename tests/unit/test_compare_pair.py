@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pairruns import PARTED, PairRuns, write_pair
 
+from kvlens import tasks
 from kvlens.compare.groups import Trial, default_pair, partner, points, trial
 from kvlens.compare.names import run_name, short_names
 from kvlens.compare.pair import Pair, divergence_words
@@ -17,8 +18,10 @@ from kvlens.compare.together import Together
 from kvlens.compare.totals import Total, beside, totals, totals_table
 from kvlens.meta import Held
 from kvlens.metaparts import Machine
+from kvlens.report.run import answer
 from kvlens.store.reader import TraceReader, list_runs
 from kvlens.store.synthetic import write_synthetic
+from kvlens.tasks.base import Unscored
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +216,11 @@ def test_points_count_prompts_and_the_newest_run_of_each() -> None:
     assert points([]).empty
 
 
-def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
+def unscored(*asked: object) -> float:
+    raise Unscored("it needs a package that is not installed.")
+
+
+def test_what_is_no_trial(runs: PairRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     with TraceReader.open(runs.folder, runs.run) as reader:
         found = trial(reader)
         assert found is not None
@@ -226,6 +233,10 @@ def test_what_is_no_trial(runs: PairRuns, tmp_path: Path) -> None:
         for output, right in ((" 4172\nmore", True), ("41725", False)):
             reader.meta = reader.meta.model_copy(update={"output_text": output})
             assert trial(reader).exact is right  # type: ignore[union-attr]
+        monkeypatch.setattr(tasks, "score", unscored)
+        reader.meta = reader.meta.model_copy(update={"task": "math500:none"})
+        assert trial(reader) is None, "what cannot be scored is not wrong"
+        assert "not judged" in answer(reader)
     with TraceReader.open(runs.folder, runs.reference) as reader:
         assert trial(reader) is None
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlens import tasks
+from kvlens.compare.settings import settings as settings_of
 from kvlens.demo import demo_path
 from kvlens.demo.tokenizer import load_tokenizer
 from kvlens.engine.engine import Engine, Options
@@ -147,6 +148,8 @@ def test_a_stored_run_says_which_it_was_and_what_went_before_the_question(tmp_pa
     with TraceReader.open(tmp_path, uid) as reader:
         meta, tokens, loss = reader.meta, reader.tokens(), reader.loss()
         assert (meta.question, meta.question_start) == ("after", source.question)
+        assert (meta.asked_new, meta.max_new) == (8, 8 + meta.asked_steps)
+        assert settings_of(reader)["max_new"] == 8, "as it was asked for, whenever the question is fed"
         with TraceReader.open(tmp_path, str(meta.reference)) as full:
             assert meta.reference_output == full.meta.output_text, "without the question that was fed"
         fed = tokens[tokens["step"].notna()].sort_values("step")["text"]

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish, outline
+from kvlens.figures.theme import BLUE, GREEN, GREY, ORANGE, SELECTED, finish, outline, unrecorded
 from kvlens.text.units import counted
 
 #: Up to this many cells each carries its number.
@@ -38,24 +38,10 @@ def kv_map(
             hoverinfo="text",
             texttemplate="%{z:.2f}" if small else None,
             textfont={"size": 10},
-            hoverongaps=False,
             colorbar={"title": {"text": unit, "side": "right"}, "thickness": 12},
         )
     )
-    if np.isnan(values).any():
-        figure.add_heatmap(
-            z=np.where(np.isnan(values), 1.0, np.nan),
-            colorscale=[[0, GREY], [1, GREY]],
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            hovertext=words,
-            hoverinfo="text",
-            hoverongaps=False,
-            text=np.where(np.isnan(values), "n/r", ""),  # a template alone is written into cells without a value too
-            texttemplate="%{text}" if small else None,
-            textfont={"size": 10, "color": "#111"},
-        )
+    unrecorded(figure, values, small)
     outline(figure, selected)
     finish(figure, 190 + int(np.clip(layers * 30, 180, 640)), uirevision=f"freekv-{title}")
     figure.update_layout(title_text=title, dragmode=False)
@@ -144,7 +130,6 @@ def correction_timeline(cube: np.ndarray) -> go.Figure:
             zmin=0,
             zmax=1,
             colorscale="Cividis",
-            hoverongaps=False,
             colorbar={"title": {"text": "share of KV heads", "side": "right"}, "thickness": 12, "len": 0.6, "y": 0.3},
             hovertemplate="step %{x}, layer %{y}: %{z:.2f} of the KV heads corrected<extra></extra>",
         ),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from kvlens.bench.joined import joined
 from kvlens.bench.summary import arm_titles
@@ -39,18 +38,17 @@ def show_matrix(model: str | None) -> None:
     results = [*whole, *(one.content for one in _texts(model))]
     try:
         every = cells(results)
-        matrix(every)
+        matrix(every)  # figures of another kind show here, before anything is drawn
     except (KeyError, TypeError):
         return  # said where the tables are shown one by one
     if not every:
         return
     st.markdown("##### Every method in every table")
-    first, second = st.columns([1, 3])
-    found = _chosen(every, first, second)
+    found = _chosen(every, str(model))
     frame = matrix(found)
     columns = [name for name in frame.columns if name not in FIXED]
     matches = [name for name in columns if not name.startswith(FREE_TEXT)]
-    families = _pills(st.container(), "Families", dict.fromkeys(frame["family"]), "families")
+    families = _pills("Families", dict.fromkeys(frame["family"]), str(model))
     if families:
         frame = frame[frame["family"].isin(families)].reset_index(drop=True)
     titles = arm_titles(data.titles(), frame["method"])
@@ -88,14 +86,15 @@ def show_matrix(model: str | None) -> None:
     download(_long(every), "kvlens-quality-matrix")
 
 
-def _chosen(
-    found: dict[tuple[str, str], Cell], first: DeltaGenerator, second: DeltaGenerator
-) -> dict[tuple[str, str], Cell]:
+def _chosen(found: dict[tuple[str, str], Cell], model: str) -> dict[tuple[str, str], Cell]:
     """The cells of the budgets and tasks that are chosen; at first of the share that a run is held to by itself."""
     budgets = sorted({cell.budget for cell in found.values()}, key=lambda budget: Budget.parse(budget).amount)
     usual = f"{float(DEFAULT_SHARE):.0%}"
-    held = _pills(first, "Budgets", budgets, "budgets", [usual] if usual in budgets else [])
-    asked = _pills(second, "Tasks", dict.fromkeys(cell.subject for cell in found.values()), "tasks")
+    left, right = st.columns([1, 3])
+    with left:
+        held = _pills("Budgets", budgets, model, [usual] if usual in budgets else [])
+    with right:
+        asked = _pills("Tasks", dict.fromkeys(cell.subject for cell in found.values()), model)
     takes = {
         key: cell
         for key, cell in found.items()
@@ -106,16 +105,15 @@ def _chosen(
     return takes or found
 
 
-def _pills(
-    place: DeltaGenerator, label: str, options: Iterable[str], key: str, default: Sequence[str] = ()
-) -> list[str]:
-    return place.pills(
+def _pills(label: str, options: Iterable[str], model: str, default: Sequence[str] = ()) -> list[str]:
+    """What of the options is chosen, [] for all; each model has choices of its own, since its tables are others."""
+    return st.pills(
         label,
         list(options),
         selection_mode="multi",
         default=list(default),
-        format_func=lambda name: name.replace("_", " ") if key == "families" else name,
-        key=f"matrix_{key}",
+        format_func=lambda name: name.replace("_", " ") if label == "Families" else name,
+        key=f"matrix_{label.lower()}_{model}",
         help="None chosen: all.",
     )
 

@@ -87,7 +87,7 @@ def lines(reader: TraceReader, found: Verdict) -> list[str]:
     means = f" · {plain(how.sentence())}" if how.sentence() else ""
     said = [
         f"**{how.headline(found.step)}**: full KV says {quoted(found.expected)}, this run {quoted(found.got)}{means} · "
-        f"{plain(found.odds())}"
+        f"{plain(found.loss_words())}"
     ]
     missed = found.missed
     if missed is None:
