@@ -81,7 +81,6 @@ def _stored(folder: Path, **named: str | None) -> None:
 
 
 def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: Path) -> None:
-    from kvlens.lens.reasons import KINDS
     from kvlens.text.units import counted
 
     for sentence in found.unread:
@@ -93,7 +92,7 @@ def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: P
     )
     if found.causes:
         columns = ["model", "method", "held to", "runs", "cause", "missed most by", "of the answer", "for example"]
-        show_table(columns, [_row(cause, KINDS) for cause in found.causes])
+        show_table(columns, [_row(cause) for cause in found.causes])
     for remedy in remedies:
         refused = [one.refused for one in remedy.tried if one.refused]
         typer.echo(
@@ -104,7 +103,9 @@ def _say(found: Diagnosis, remedies: list[Remedy], changes: list[Any], folder: P
         typer.echo("More than half came back: the changes after it were not tried.")
 
 
-def _row(cause: Cause, kinds: dict[str, str]) -> list[Any]:
+def _row(cause: Cause) -> list[Any]:
+    from kvlens.lens.reasons import cause as cause_words
+
     heads = ", ".join(f"L{layer} KV{head} ({n})" for (layer, head), n in cause.heads[:HEADS])
     more = len(cause.heads) - HEADS
     holding, known = cause.of_the_answer
@@ -113,7 +114,7 @@ def _row(cause: Cause, kinds: dict[str, str]) -> list[Any]:
         cause.method,
         cause.limit,
         len(cause.lost),
-        kinds.get(cause.kind, cause.lost[0].says),
+        cause_words(cause.kind, cause.lost[0].says),
         heads + (f" and {more} more" if more > 0 else ""),
         f"{holding} of {known}" if known else "",
         cause.lost[0].uid,

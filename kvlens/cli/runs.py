@@ -56,20 +56,24 @@ def runs_list(
     Outcomes: right and wrong answers; lost: left full KV and lost what was asked for; diverged: left full KV at no
     known cost; kept: never left full KV; unknown."""
     from kvlens import methods
-    from kvlens.lens.listing import Listing, Search, budget_of
+    from kvlens.lens.listing import Listing, Search, limit_in
     from kvlens.lens.severity import Outcome
     from kvlens.models.find import short_model
     from kvlens.store.reader import list_runs
 
     wanted, folder = Search(text or "", method, model, outcome, tag), runs_folder(runs)
     wanted.check()
+    if runs is not None and not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; give --runs the folder that the runs were written to.")
     frame = list_runs(folder)
     with err.status("Reading what came of each run"):
         told = Listing(folder).of(list(frame["uid"]))
     takes = [wanted.takes(row, one) for row, one in zip(frame.to_dict("records"), told, strict=True)]
-    came = [None if one is None else one.outcome for one, taken in zip(told, takes, strict=True) if taken]
+    told = [one for one, taken in zip(told, takes, strict=True) if taken]
+    came = [None if one is None else one.outcome for one in told]
     listed = frame[takes].assign(
-        **{name: [one and one.columns()[name] for one in came] for name in Outcome("").columns()}
+        held_to=[limit_in(row, one) for row, one in zip(frame[takes].to_dict("records"), told, strict=True)],
+        **{name: [one and one.columns()[name] for one in came] for name in Outcome("").columns()},
     )
     for problem in frame["about_error"].dropna():
         err.print(f"kvlens: {terminal(problem)}", markup=False, highlight=False)
@@ -84,7 +88,7 @@ def runs_list(
             methods.get(method)  # a name that is none is said
         typer.echo(f"none of the {len(frame)} runs in {folder} is what you look for")
         return
-    columns = ["uid", "name", "tags", "status", "model", "method", "preset", "budget", "outcome", "output_text"]
+    columns = ["uid", "name", "tags", "status", "model", "method", "preset", "held to", "outcome", "output_text"]
     # a forced run did not write its tokens, and what came of a what-if is not the method's doing
     listed["output_text"] = listed["output_text"].where(
         ~listed["forced"].fillna(value=False).astype(bool), "(fed) " + listed["output_text"]
@@ -92,9 +96,9 @@ def runs_list(
     listed["output_text"] = listed["output_text"].where(
         ~(listed["hold"].eq(True) | listed["changed"].eq(True)), "(what-if) " + listed["output_text"]
     )
-    listed["budget"] = [budget_of(row) for row in listed.to_dict("records")]
     listed["tags"] = listed["tags"].map(", ".join)
     listed["model"] = listed["model"].map(lambda name: short_model(name) if isinstance(name, str) else name)
+    listed = listed.rename(columns={"held_to": "held to"})
     shown = [name for name in columns if name not in ("name", "tags") or listed[name].map(len).any()]
     show_table(shown, [[row[name] for name in shown] for _, row in listed.iterrows()])
 

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvlens import tasks
+from kvlens.lens.knob import limit_of
 from kvlens.lens.severity import KINDS, Outcome, outcome
 from kvlens.memory.budget import of_run
 from kvlens.models.find import short_model
@@ -45,6 +46,8 @@ class Told(BaseModel):
     begins: str = ""
     ends: str = ""
     """its first and last characters, on one line"""
+    limit: str = ""
+    """what it was held to: a budget, or the share or number of tokens a method attends that keeps all"""
 
 
 class _Kept(BaseModel):
@@ -127,17 +130,23 @@ def _told(folder: Path, uid: str, stamp: int) -> Told:
         with TraceReader.open(folder, uid) as reader:
             came, text = outcome(reader), reader.prompt_text()
             name = reader.meta.prompt_sha256 or (hashlib.sha256(text.encode()).hexdigest() if text else None)
+            limit = limit_of(reader.meta)
     except RunBusy:
         raise
     except TraceError:
         return Told(stamp=stamp, outcome=Outcome(""))
     came = replace(came, expected=came.expected and came.expected[:SHOWN])
     begins, ends = _line(text[:SHOWN]), _line(text[-SHOWN:])
-    return Told(stamp=stamp, outcome=came, prompt=name and name[:64], begins=begins, ends=ends)
+    return Told(stamp=stamp, outcome=came, prompt=name and name[:64], begins=begins, ends=ends, limit=limit)
 
 
 def _line(text: str) -> str:
     return " ".join(visible(text).split())
+
+
+def limit_in(row: Mapping[Any, Any], told: Told | None) -> str:
+    """What a list says that a run was held to; of one whose trace was not read, its budget."""
+    return told.limit if told is not None and told.limit else budget_of(row)
 
 
 def budget_of(row: Mapping[Any, Any]) -> str:

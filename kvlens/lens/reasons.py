@@ -51,6 +51,16 @@ class Reason:
     kind: str
     says: str
 
+    @property
+    def cause(self) -> str:
+        """What it has in common with others of its kind: the words that losses are grouped by."""
+        return cause(self.kind, self.says)
+
+
+def cause(kind: str, says: str) -> str:
+    """What a kind means; of one that is no one's to tell, its sentence."""
+    return KINDS.get(kind, says)
+
 
 def explain(reader: TraceReader, step: int, layer: int, kv_head: int, span: int) -> Reason:
     """Why the span was not attended exactly by a KV head at a step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -16,12 +17,13 @@ from test_pages import words
 from uiruns import Visit
 
 from kvlens.figures.methodmarks import mark
+from kvlens.lens.diagnosis import Wanted, diagnose
+from kvlens.lens.reasons import cause
 from kvlens.runs import races
 from kvlens.runs.races import Lane, RaceInfo
 from kvlens.store.synthetic import write_synthetic
 from kvlens.ui.compare import asked
 from kvlens.ui.compare import groups as comparegroups
-from kvlens.ui.compare.finding import clause
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,12 @@ def test_answers_and_verdicts_stand_side_by_side(visit: Visit, pair: PairRuns) -
     assert f"step {PARTED}" in shown
     assert re.search(r"KL \d[.\d]* nats", shown)
     assert "full KV itself" in shown
-    assert re.search(r"span \d+ “.*” by L\d KV\d: mass \d\.\d\d under full KV, \d\.\d\d here<br>.*Why: ", shown)
+    assert re.search(
+        r"span \d+ \(tokens \d+–\d+\) “.*” by L\d KV\d: mass \d\.\d\d under full KV, \d\.\d\d here<br>.*Why: ", shown
+    )
+    lost = {one.uid: cause(one.kind, one.says) for one in diagnose(pair.folder, Wanted()).lost}
+    assert pair.run in lost, "or the next line says nothing"
+    assert f"Why: {html.escape(lost[pair.run])}<" in shown, "in the words that losses are grouped by"
     assert mark("sekv").color in shown
     replays = [link.proto.query_string for link in app.get("page_link") if link.proto.page == "replay"]
     assert [parse_qs(found)["run"] for found in replays] == [[pair.reference], [pair.run], [pair.plain]]
@@ -143,19 +150,6 @@ def test_what_full_kv_answered_stands_below_an_answer_that_is_not_right(visit: V
     assert ["full KV answers" in rows[uid] for uid in (unknown, right)] == [False, False]
     focus = visit(tmp_path, "compare", runs=f"{both},{lost}")
     assert at(focus, "run") == [lost], "what was lost is looked at first"
-
-
-@pytest.mark.parametrize(
-    ("why", "short"),
-    [
-        ("only its summary was attended: rank 2 (score 3.87), this one was not", "only its summary was attended"),
-        ("it was evicted (0 kept, by layer; none): 16 of 16", "it was evicted (0 kept, by layer; none)"),
-        ("it was not wanted", "it was not wanted"),
-        ("rank 2,000 of 3,000; the lowest", "rank 2,000 of 3,000"),
-    ],
-)
-def test_a_reason_is_cut_to_its_first_clause(why: str, short: str) -> None:
-    assert clause(why) == short
 
 
 def test_settings_that_differ_are_one_table_of_all_runs(visit: Visit, pair: PairRuns) -> None:

@@ -177,6 +177,8 @@ def test_the_command_names_and_finds(
     assert "other token" in capsys.readouterr().out
     assert kvlens(runs, monkeypatch, "runs", "--text", "nowhere") == 0
     assert "none of the 2 runs" in capsys.readouterr().out
+    assert kvlens(runs / "absent", monkeypatch, "runs") == 1
+    assert f"there is no folder {runs / 'absent'}" in " ".join(capsys.readouterr().err.split())
     assert kvlens(runs, monkeypatch, "runs", "--outcome", "good") == 1
     assert "'good' is no outcome; there are right (right answer)" in capsys.readouterr().err
     assert kvlens(runs, monkeypatch, "runs", "--outcome", "lost", "list") == 1

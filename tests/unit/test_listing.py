@@ -10,7 +10,7 @@ import pytest
 from lensruns import STEP, LensRuns, write_lens_runs
 
 from kvlens.lens import listing
-from kvlens.lens.listing import FILE, Listing, Search, Told
+from kvlens.lens.listing import FILE, Listing, Search, Told, budget_of, limit_in
 from kvlens.store.catalog import list_runs
 from kvlens.store.lease import Lease
 from kvlens.store.synthetic import write_synthetic
@@ -52,6 +52,21 @@ def test_a_trace_is_read_once_and_kept_for_the_next_process(lens: LensRuns, open
     os.utime(lens.folder / lens.lost / "trace.duckdb", ns=(1, 1))
     assert Listing(lens.folder).of(uids)[1:] == first[1:]
     assert opened == [*uids, lens.lost], "a trace that changed is read again"
+
+
+def test_a_list_says_what_a_run_was_held_to_be_it_a_budget_or_not(tmp_path: Path) -> None:
+    """A method that keeps every token has no budget; its parameters say how many it attends."""
+    meta = {"method": "quest", "budget": "1.0", "budget_bytes": None}
+    uids = [
+        write_synthetic(tmp_path, 2, 4, 2, 4, 8, seed=3, prompt_tokens=100, **meta, config=config)  # type: ignore[arg-type]
+        for config in ({"keep": 0.25, "tokens": 64}, {"keep": 0.0, "tokens": 64}, {})
+    ]
+    uids.append(write_synthetic(tmp_path, 2, 4, 2, 4, 8, seed=3, prompt_tokens=100))
+    rows = list_runs(tmp_path).set_index("uid").loc[uids].reset_index().to_dict("records")
+    told = Listing(tmp_path).of(uids)
+    words = [limit_in(row, one) for row, one in zip(rows, told, strict=True)]
+    assert words == ["25% of attended tokens", "64 attended tokens", "no limit", budget_of(rows[-1])]
+    assert limit_in(rows[0], None) == budget_of(rows[0]), "of a trace that was not read yet"
 
 
 @pytest.mark.parametrize("spoil", ["not json", "{}", "other rules", "a link"])

@@ -80,7 +80,7 @@ def run_label(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
         parts.append("forced")
     if text := _text(get("model")):
         parts.append(f"model {short_model(text)}")
-    if _text(get("budget")):
+    if _text(get("budget_bytes")):  # without a budget its parameters may still hold it, which run.json does not say
         parts.append(phrase(budget_of(row)))
     for name, unit in (("prompt_tokens", "prompt tokens"), ("steps", "steps")):
         if (value := get(name)) == value and value is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvlens.compare.groups import generated
 from kvlens.lens.severity import Outcome, outcome
-from kvlens.lens.verdict import Verdict
+from kvlens.lens.verdict import Missed, Verdict
 from kvlens.store.reader import TraceReader
 from kvlens.ui.common.spantext import span_text
 
@@ -31,8 +31,10 @@ class Finding:
     """it was compared with full KV at some step"""
     missed: str | None
     """the span that was missed most at the step that left full KV, and by which KV head"""
+    cause: str | None
+    """why it was not attended, in the words that `kvlens diagnose` groups losses by"""
     why: str | None
-    """why it was not attended, without its full stop"""
+    """the same of this span and step, in recorded figures, without its full stop"""
     peak_share: float | None
     """largest device-resident KV bytes inside a step / full KV bytes"""
     peak_bytes: float
@@ -44,7 +46,7 @@ def finding(reader: TraceReader, found: Verdict | None) -> Finding:
     """found: the verdict on the run."""
     meta, steps = reader.meta, reader.steps()
     peak, full = float(steps["peak_bytes"].max()), meta.full_kv_bytes
-    missed, why = missed_words(reader, found) if found is not None else (None, None)
+    missed = None if found is None else found.missed
     return Finding(
         reader.uid,
         generated(reader),
@@ -52,37 +54,26 @@ def finding(reader: TraceReader, found: Verdict | None) -> Finding:
         bool(meta.forced),
         outcome(reader),
         len(reader.loss()) > 0,
-        missed,
-        why,
+        None if missed is None else missed_words(reader, missed),
+        None if missed is None else missed.reason.cause,
+        None if missed is None else missed.reason.says,
         peak / full if full else None,
         peak,
         float(steps["h2d_bytes"].sum()),
     )
 
 
-def missed_words(reader: TraceReader, found: Verdict) -> tuple[str | None, str | None]:
-    """What was missed most, with full KV's mass on it and the run's, and why."""
-    missed = found.missed
-    if missed is None:
-        return None, None
+def missed_words(reader: TraceReader, missed: Missed) -> str:
+    """What was missed most, with full KV's mass on it and the run's. Tokens name it: two runs need not have the same
+    spans under the same numbers."""
     where = "the window"
     if missed.kind != "window":
-        text = span_text(reader.tokens(), missed.tok_start, missed.tok_end, EXCERPT).strip()
-        where = f"span {missed.span} “{text}”"
-    said = (
+        start, end = missed.tok_start, missed.tok_end
+        text = span_text(reader.tokens(), start, end, EXCERPT).strip()
+        where = f"span {missed.span} (tokens {start}–{end - 1}) “{text}”"
+    return (
         f"{where} by L{missed.layer} KV{missed.kv_head}: mass {missed.full:.2f} under full KV, {missed.mass:.2f} here"
     )
-    return said, missed.reason.says
-
-
-def clause(why: str) -> str:
-    """A reason up to its first comma, colon or semicolon outside of brackets: what happened, without the figures."""
-    depth = 0
-    for place, letter in enumerate(why):
-        depth += (letter == "(") - (letter == ")")
-        if not depth and letter in ",;:" and why[place + 1 : place + 2] == " ":
-            return why[:place]
-    return why
 
 
 def in_focus(findings: Sequence[Finding], references: set[str]) -> str:

@@ -21,7 +21,7 @@ from kvlens.text.units import si_bytes
 from kvlens.ui.common import data, places
 from kvlens.ui.common.chart import menu
 from kvlens.ui.common.widgets import plain
-from kvlens.ui.compare.finding import Finding, clause
+from kvlens.ui.compare.finding import Finding
 from kvlens.ui.compare.pick import Compared
 
 _HEADS = ("Run", "Answer", "Left full KV", "Missed most there, and why", "Peak, of full KV", "To the device")
@@ -116,8 +116,8 @@ def _missed(one: Finding) -> str:
         return ""
     if one.missed is None:
         return f'<span style="{_FAINT}">not recorded</span>'
-    why = str(one.why)
-    return f'{_safe(one.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(clause(why))}</span>'
+    cause, why = str(one.cause), str(one.why)
+    return f'{_safe(one.missed)}<br><span style="{_FAINT}" title="{_safe(why)}">Why: {_safe(cause)}</span>'
 
 
 def _device(one: Finding) -> str:
@@ -156,6 +156,7 @@ def _file(compared: Compared) -> pd.DataFrame:
             "margin_logits": [one.outcome.margin for one in findings],
             "at_stop_token": [one.outcome.stop for one in findings],
             "missed_most": [one.missed for one in findings],
+            "cause": [one.cause for one in findings],
             "why": [one.why for one in findings],
             "peak_on_device_bytes": [one.peak_bytes for one in findings],
             "peak_share_of_full_kv": [one.peak_share for one in findings],

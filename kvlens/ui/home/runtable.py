@@ -7,7 +7,7 @@ import hashlib
 import pandas as pd
 import streamlit as st
 
-from kvlens.lens.listing import Told, budget_of
+from kvlens.lens.listing import Told, limit_in
 from kvlens.lens.severity import KL_THERE, MARGIN_THERE
 from kvlens.models.find import short_model
 from kvlens.text.units import si_bytes
@@ -26,7 +26,7 @@ def shown_runs(table: pd.DataFrame, found: list[Told | None]) -> pd.DataFrame:
             "name": table["name"],
             "created (UTC)": table["created"].astype(str).str[:19].str.replace("T", " "),
             "method": table["method"].map(data.titles()).fillna(table["method"]).fillna(""),
-            "budget": [budget_of(row) for row in table.to_dict("records")],
+            "held to": [limit_in(row, one) for row, one in zip(table.to_dict("records"), found, strict=True)],
             "outcome": [UNREAD if one is None else one.words for one in came],
             "expected": ["" if one is None else _line(one.expected) for one in came],
             "output": table["output_text"].fillna(""),
