@@ -96,7 +96,7 @@ def test_every_section_of_a_run(visit: Visit, runs: Runs) -> None:
             assert row["full-KV mass (share)"] == pytest.approx(oracle.at[row["span"], "full"])
             assert row["regret (share)"] == pytest.approx(oracle.at[row["span"], "regret"])
         assert row["state"] == STATES[states[row["span"]]]
-        assert row["why it begins and ends where it does"] == spans.at[row["span"], "reason"]
+        assert row["how it was cut and placed"] == spans.at[row["span"], "reason"]
     assert [row["span"] for row in table.to_dict("records") if row[""] == "●"] == [4]
     assert spans.at[4, "reason"] in [element.value for element in app.text]
 

@@ -46,7 +46,7 @@ def table(reader: TraceReader, view: View) -> None:
             "state": [words.state(state) for state in spans["state"]],
             "in host memory": [si_bytes(value) if value == value else "–" for value in spans["host_bytes"]],
             "to the device, all steps": [si_bytes(value) for value in spans["moved_bytes"]],
-            "why it begins and ends where it does": spans["reason"],
+            "how it was cut and placed": spans["reason"],
         }
     )
     number, share = st.column_config.NumberColumn(format="%.3f"), st.column_config.NumberColumn(format="%.3g")
@@ -66,7 +66,7 @@ def table(reader: TraceReader, view: View) -> None:
             "mass (share)": share,
             "full-KV mass (share)": share,
             "regret (share)": share,
-            "why it begins and ends where it does": st.column_config.TextColumn(width="large"),
+            "how it was cut and placed": st.column_config.TextColumn(width="large"),
         },
     )
     menu(
