@@ -41,7 +41,7 @@ class ExpectedAttention(PromptEviction):
     """Takes the queries still to come for normally distributed with the mean mu and the covariance Sigma of the
     prompt's queries before their rotary embedding, turned by the mean rotation of the next `future` positions. A key's
     expected weight is exp(k.mu / sqrt(D) + k' Sigma k / 2D), normalised over the tokens, averaged over the query heads
-    of a KV head; the score is (weight + epsilon) * |v| (paper sec. 3, eq. 6 to 9). Which question comes does not
+    of a KV head; the score is (weight + epsilon) * |v| (paper sec. 3). Which question comes does not
     matter.
 
     Departures: only the prompt is compressed, once, when prefill has ended; the paper's decoding form compresses every

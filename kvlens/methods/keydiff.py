@@ -35,7 +35,7 @@ class KeyDiffParameters(PromptEvictionParameters):
 
 class KeyDiff(PromptEviction):
     """Ranks tokens by how little their key resembles the mean of the normalised keys of the KV head: score = -cos(k,
-    mean(k / |k|)), keys after RoPE as cached (paper sec. 3.2, eq. 8). No query is looked at, so that what is kept does
+    mean(k / |k|)), keys after RoPE as cached (paper sec. 3). No query is looked at, so that what is kept does
     not depend on the question.
 
     With a `block` the prompt is read as in the paper's experiments: a block attends what each KV head has kept and
