@@ -43,18 +43,10 @@ class Session:
     def frame(self, sql: str, **values: Any) -> pd.DataFrame:
         """All rows as a frame; a number that is NULL is NaN."""
         try:
-            frame = self._execute(sql, values).df()
+            found = self._execute(sql, values).fetchnumpy()
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
-        for name, kind in zip(frame.columns, frame.dtypes, strict=True):
-            if isinstance(kind, np.dtype):
-                if kind.kind == "u":
-                    frame[name] = frame[name].astype("int64")  # so that arithmetic on small columns does not wrap
-            elif pd.api.types.is_unsigned_integer_dtype(kind) and not frame[name].hasnans:
-                frame[name] = frame[name].astype("int64")
-            elif not pd.api.types.is_string_dtype(kind):
-                frame[name] = frame[name].astype("float64")
-        return frame
+        return pd.DataFrame({name: _column(values) for name, values in found.items()})
 
     def fill(self, size: int, sql: str, **values: Any) -> np.ndarray:
         """A flat array from (place, value) rows; places no row names stay NaN. Its size comes from what the file says
@@ -82,3 +74,14 @@ class Session:
             return cursor.sql(sql).to_arrow_reader(rows)
         except duckdb.Error as error:
             raise unreadable(self.uid, error) from error
+
+
+def _column(found: np.ndarray | pd.Categorical) -> np.ndarray:
+    """A column of a result, its NULLs masked, as a frame has it."""
+    values = np.asarray(found)
+    kind, missing = values.dtype.kind, np.ma.getmaskarray(found if isinstance(found, np.ndarray) else values)
+    if not missing.any():
+        return values.astype(np.int64) if kind == "u" else values  # arithmetic on small columns does not wrap
+    values = values.astype(values.dtype if kind in "fO" else np.float64)
+    values[missing] = None if kind == "O" else np.nan
+    return values

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from kvlens.rows import HEAD_COLUMNS, KV_COLUMNS, MASS_COLUMNS
 from kvlens.store.queries import HEAD_STEPS
 from kvlens.store.reader import TraceError, TraceReader, list_runs
+from kvlens.store.session import Session
 from kvlens.store.states import changes, replay
 from kvlens.store.synthetic import write_synthetic
 
@@ -256,3 +258,19 @@ def test_reading_needs_neither_torch_nor_streamlit() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_null_is_not_recorded_whatever_its_column() -> None:
+    """NaN among figures, whatever they were stored as; None among texts and lists. Without one, figures stay whole."""
+    columns = "t(a, b, c, d, e, f)"
+    rows = "(1::UTINYINT, 2::INTEGER, 0.5::FLOAT, true, 'x', [1, 2]), (NULL, NULL, NULL, NULL, NULL, NULL)"
+    session = Session(duckdb.connect(), "x")
+    frame = session.frame(f"SELECT * FROM (VALUES {rows}) {columns}")
+    assert frame["a"].dtype == frame["b"].dtype == frame["d"].dtype == np.float64
+    assert frame["c"].dtype == np.float32
+    assert frame.loc[0, ["a", "b", "c", "d", "e"]].tolist() == [1.0, 2.0, 0.5, 1.0, "x"]
+    assert frame.loc[0, "f"].tolist() == [1, 2]
+    assert frame.isna().loc[1].all()
+    whole = session.frame(f"SELECT * FROM (VALUES {rows}) {columns} WHERE a IS NOT NULL")
+    assert [str(kind) for kind in whole.dtypes] == ["int64", "int32", "float32", "bool", "str", "object"]
+    assert str(session.frame("SELECT 'x'::ENUM('x', 'y') AS text")["text"][0]) == "x"
