@@ -72,7 +72,8 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         )
         for column, (label, value) in zip(columns, facts, strict=True):
             column.metric(label, value)
-        st.caption(widgets.plain(took(like, found)))
+        if found["feasible"] is not False:
+            st.caption(widgets.plain(took(like, found)))
         if (every := found["oracle_every"]) is not None:
             steps = "every step" if every == 1 else f"one step in {every}"
             st.caption(f"Full attention by span, over the exact keys, will be recorded at {steps} in all layers.")
