@@ -15,7 +15,7 @@ from kvlens.text.units import counted, si_bytes
 
 #: Red where answers are lost, blue where they are right; every cell also carries its number.
 RED_TO_BLUE = ((0.0, "#b2182b"), (0.25, "#f4a582"), (0.5, "#f7f7f7"), (0.75, "#92c5de"), (1.0, "#2166ac"))
-#: Cells of fewer prompts are drawn with a dashed edge.
+#: Cells of fewer prompts are drawn with a dotted edge and count: a share of three prompts says no more than they do.
 FEW = 5
 ROW_PX, LEAST_PX = 32, 96
 BESIDE, GAP_PX = 8, 62
@@ -136,6 +136,7 @@ def _panel(
     known = {(int(cell["length"]), float(cell["depth"])): cell for _, cell in part.iterrows()}
     values = np.full((len(depths), len(lengths)), np.nan)
     notes = [["n/r"] * len(lengths) for _ in depths]
+    words = [[""] * len(lengths) for _ in depths]
     name, budget = str(part["method"].iloc[0]), str(part["budget"].iloc[0])
     targets: list[list[Any]] = []
     hover: list[str] = []
@@ -146,6 +147,7 @@ def _panel(
             hover.append(_hover(targets[-1], cell, titles))
             if cell is not None:
                 values[y, x], notes[y][x] = cell["value"], str(cell["note"])
+                words[y][x] = _words(cell, difference)
                 if 0 < cell["n"] < FEW:
                     shapes.append(_edge(x, y, axes, {"color": "#000000", "width": 1, "dash": "dot"}))
     white = _white_text((values + 1) / 2 if difference else values)
@@ -159,7 +161,8 @@ def _panel(
             row=row,
             col=column,
             name=f"{titles.get(name, name)} {budget}",
-            texttemplate="%{z:+.2f}" if difference else "%{z:.2f}",
+            text=np.where(shown, words, ""),
+            texttemplate="%{text}",
             textfont={"size": 11, "color": ink},
         )
     if np.isnan(values).any():
@@ -199,6 +202,16 @@ def _panel(
             _edge(x, y, axes, {"color": color, "width": width}) for color, width in (("#000000", 5), ("#ffffff", 2))
         ]
     return shapes
+
+
+def _words(cell: pd.Series, difference: bool) -> str:
+    """What a cell says: '2/3' of few prompts, else the share; '' where there is none."""
+    value, n = float(cell["value"]), int(cell["n"])
+    if np.isnan(value):
+        return ""
+    if difference:
+        return f"{value:+.2f}"
+    return f"{round(value * n)}/{n}" if 0 < n < FEW else f"{value:.2f}"
 
 
 def _white_text(shares: np.ndarray) -> np.ndarray:

@@ -114,7 +114,11 @@ def test_the_grid_has_a_panel_per_method_and_budget_and_a_target_per_cell() -> N
     assert "exact 0.50 (95 % 0.09 to 0.91), n = 2" in targets[1].hovertext[0]
     assert targets[1].hovertext[1].endswith("not run")
     assert "1 prompt infeasible: needs 20.1% of full KV" in targets[2].hovertext[0]
-    notes = [list(map(list, trace.text)) for trace in figure.data if trace.text is not None]
+    notes = [list(map(list, trace.text)) for trace in figure.data if trace.name is None and trace.text is not None]
+    said = [trace.text[0][0] for trace in figure.data if trace.name == "FreeKV 20%"]
+    assert said == ["1/2", ""], "few prompts are counted, each in the ink of its cell alone"
+    apart = grid(cells(Suite("grid", ABOUT, tuple(trials())), "needle", True), {}, None, difference=True)
+    assert {trace.text[0][0] for trace in apart.data if trace.name == "freekv 20%"} == {"-0.50", ""}
     assert notes[1:] == [[["", "n/r"], ["", "n/r"]], [["inf.", "n/r"], ["n/r", "n/r"]]]
     inks = {trace.textfont.color: trace.z for trace in figure.data if trace.name == "FreeKV 20%"}
     assert (inks["#ffffff"][1][0], inks["#000000"][0][0]) == (1.0, 0.5), (

@@ -181,7 +181,11 @@ def _draw(suite: Suite, task: str, table: pd.DataFrame, chosen: Look, difference
         on_select=lambda: _clicked(key, chosen),
     )
     about = suite.about
-    few = f"Dotted edge: fewer than {FEW} prompts. " if (table["n"].between(1, FEW - 1)).any() else ""
+    few = (
+        f"Dotted edge: fewer than {FEW} prompts, counted (2/3: right in two of three). "
+        if (table["n"].between(1, FEW - 1)).any()
+        else ""
+    )
     request = about.get("request", {})
     st.caption(
         plain(
