@@ -84,8 +84,8 @@ class Loss(BaseModel):
 
     @property
     def cause(self) -> str:
-        """The first clause of why what was missed was not there, without what stands in brackets."""
-        return re.split("[,;]", re.sub(r" \([^()]*\)", "", self.why))[0]
+        """Why what was missed was not there, as far as its rank: without what stands in brackets and what follows."""
+        return re.split(";|, this one was", re.sub(r" \([^()]*\)", "", self.why))[0]
 
     @property
     def limit(self) -> str:

@@ -43,6 +43,7 @@ def test_an_empty_folder_shows_a_card_for_every_loss(visit: Visit, tmp_path: Pat
         assert f"Expected **{loss.expected}**, got :red[**{loss.came}**]" in text
         assert loss.held.sentence(loss.full_kv_bytes) in text
         assert loss.cause[1:] in text
+        assert loss.cause.endswith("chosen") or "candidates" not in loss.why or ";" in loss.why, "as far as the cut"
     assert not app.expander
 
 
