@@ -9,7 +9,7 @@ from typing import Any
 from kvlens import methods
 from kvlens.bench.joined import joined
 from kvlens.bench.names import measured_on
-from kvlens.bench.textpage import section
+from kvlens.bench.textpage import sections
 from kvlens.memory.budget import Budget
 from kvlens.models.find import DEMO
 from kvlens.text.units import si_bytes
@@ -70,11 +70,11 @@ def document(results: Iterable[dict[str, Any]], texts: Iterable[dict[str, Any]] 
     for result, request in ordered:
         place = _place(request)
         if place[0]:
-            text, left = text + "".join(map(section, left)), []
+            text, left = text + sections(left), []
         named = [", ".join(request["tasks"])] if places[place] > 1 else []
         named += [f"at {', '.join(request['budgets'])}"] if alike[place, *request["tasks"]] > 1 else []
         text += _section(result, " ".join(named))
-    return text + "".join(map(section, left))
+    return text + sections(left)
 
 
 def _place(request: dict[str, Any]) -> tuple[Any, ...]:

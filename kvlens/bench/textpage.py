@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from kvlens import methods
@@ -29,10 +31,18 @@ COLUMNS = (
 )
 
 
-def section(result: dict[str, Any]) -> str:
-    """A section of the docs."""
-    request = result["about"]["request"]
-    return f"\n## {request['model']}, free text, {request['length']:,} tokens of context\n{MEANT}\n{markdown(result)}"
+def sections(results: Sequence[dict[str, Any]]) -> str:
+    """Sections of the docs, what the columns mean in the first alone; of those of one model and length each is named by
+    its budgets."""
+    asked = [result["about"]["request"] for result in results]
+    places = Counter((request["model"], request["length"]) for request in asked)
+    text = ""
+    for result, request in zip(results, asked, strict=True):
+        title = f"{request['model']}, free text, {request['length']:,} tokens of context"
+        if places[request["model"], request["length"]] > 1:
+            title += f": at {', '.join(request['budgets'])}"
+        text += f"\n## {title}\n{'' if text else MEANT}\n{markdown(result)}"
+    return text
 
 
 def markdown(result: dict[str, Any]) -> str:

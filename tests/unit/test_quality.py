@@ -254,3 +254,15 @@ def test_what_is_no_table_is_not_joined() -> None:
 def test_sittings_with_a_budget_in_common_stay_apart() -> None:
     early, later = of("real", "in", {"exact": 0.1}), of("real", "in", {"exact": 0.9})
     assert joined([early, later]) == [early, later]
+
+
+def test_free_text_at_several_budgets_is_named_by_them_and_explained_once() -> None:
+    root = Path(__file__).resolve().parents[2]
+    one = results(root / "benchmarks/results", "text")[0]
+    request = one["about"]["request"]
+    other = {**one, "about": {**one["about"], "request": {**request, "budgets": ["5%", "40%"]}}}
+    about = f"## {request['model']}, free text, {request['length']:,} tokens of context"
+    assert headings(document([], [one])) == [about]
+    page = document([], [one, other])
+    assert headings(page) == [f"{about}: at {', '.join(request['budgets'])}", f"{about}: at 5%, 40%"]
+    assert page.count("No question is asked") == 1
