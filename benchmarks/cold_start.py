@@ -1,5 +1,6 @@
 """From nothing to the first token: how long a new process `kvlens run` takes to have its model, and to its first answer
-token. Seconds by the clock and of the processor; on a busy machine the second say more.
+token. Seconds by the clock and of the processor; on a busy machine the second say more. Threads are what `kvlens run`
+takes by itself, unless its option --threads is given.
 
     python -m benchmarks.cold_start PROMPT.json [ROUNDS] [OPTIONS OF kvlens run]
 """
@@ -21,17 +22,20 @@ POINTS = {"load": "loaded", "decode": "first_token", "store": "stored"}
 
 
 def cold(options: list[str], prompt: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Medians: NAME_s, NAME_cpu_s for each of POINTS, of two tokens on one torch thread. options: of `kvlens run`;
-    prompt: as its file has it."""
+    """Medians, with the smallest and largest: NAME_s, NAME_s_low, NAME_s_high, NAME_cpu_s and its two for each of
+    POINTS, of two tokens. options: of `kvlens run`; prompt: as its file has it."""
     seen: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompt.json"
         file.write_text(json.dumps(prompt), encoding="utf-8")
-        asked = ["run", str(file), *options, "--max-new", "2", "--threads", "1", "--runs", folder, "--progress-json"]
+        asked = ["run", str(file), *options, "--max-new", "2", "--runs", folder, "--progress-json"]
         for _ in range(rounds):
             for name, value in once(asked).items():
                 seen.setdefault(name, []).append(value)
-    return {name: median(values) for name, values in seen.items()}
+    found: dict[str, float] = {}
+    for name, values in seen.items():
+        found |= {name: median(values), f"{name}_low": min(values), f"{name}_high": max(values)}
+    return found
 
 
 def once(asked: list[str]) -> dict[str, float]:
