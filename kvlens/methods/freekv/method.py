@@ -23,7 +23,7 @@ INDEX_BYTES = 8
 
 class FreeKV(HostPageRetrieval):
     """Speculative retrieval (sec. 3.2): at step i a KV head attends sinks, window and the pages it selected with the
-    query of step i - 1, which were recalled behind that step's back; then it selects with its own query for step i + 1.
+    query of step i - 1, which were recalled behind that step's back; with its own query it selects for step i + 1.
     Fine-grained correction (sec. 3.3): a KV head whose queries turned since the last step selects and recalls before
     its attention instead. The first decode step has nothing to speculate on and blocks for all heads.
 

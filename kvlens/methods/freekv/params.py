@@ -20,9 +20,8 @@ class FreeKVParameters(ColdPagesParameters):
 
     tokens: int = param(
         0,
-        "tokens per KV head that attention may read: sinks, window and selected pages (2048 in the paper); 0: "
-        "as many selected "
-        "pages as the byte budget holds",
+        "tokens per KV head that attention may read: sinks, window and selected pages (2048 in the paper), on average "
+        "where the window's rule is, then p/2 more at most; 0: as many selected pages as the byte budget holds",
         symbol="B",
     )
     sinks: int = param(128, "first tokens always attended (app. A: 128, or 512 for long generation)", symbol="S")

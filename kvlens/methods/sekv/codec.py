@@ -36,8 +36,8 @@ class Parts:
     """squared Frobenius norm of the whole matrix [...]"""
 
     def rank(self, drop: float) -> Tensor:
-        """Components whose gate is above `drop`, one at least, [...]."""
-        return (self.gates > drop).sum(-1).clamp_min(1)
+        """Components that stay, [...]."""
+        return self.kept(drop).sum(-1)
 
     def kept(self, drop: float) -> Tensor:
         """Which components stay, bool [..., R]: those whose gate is above `drop`, and the strongest."""

@@ -22,7 +22,7 @@ class SeKVParameters:
         1.0, "a token is a boundary when its surprisal exceeds mu + alpha * sigma (sec. 3.1)", symbol="α"
     )
     l_min: int = param(16, "shorter spans are not compressed (sec. 3.2)", symbol="L_min")
-    window: int = param(512, "newest tokens kept exactly (sec. 4.1)", symbol="w")
+    window: int = param(512, "newest tokens kept exactly (eq. 17; Table 7)", symbol="w")
     dim: int = param(32, "size of the routing space (eq. 3)", symbol="d'")
     max_rank: int = param(32, "largest rank of a span's factors (eq. 6)", symbol="R_max")
 
@@ -173,6 +173,9 @@ class SeKVParameters:
         }
 
 
+#: 'paper' has the paper's numbers and, where they cannot hold a budget, our rules (segmentation=feasible); its router
+#: is not the trained one. 'paper-literal' takes the segmentation as printed and stores every span as factors, whatever
+#: is larger; the rest is as in 'paper'.
 #: 'demo' is scaled to head size 32: of 10 % of 2048 tokens (205 tokens per layer and KV head) about 70 go to coarse
 #: entries and summaries (1.5 per span), 10 to anchors, 35 to sinks and window, 15 to tables, buffers and a leaving
 #: block, 65 to expanded spans.
@@ -180,7 +183,9 @@ class SeKVParameters:
 #: spans are found by the bound of their keys in place of eq. 5, as many are expanded as the budget holds, and they lie
 #: in host memory as they are, since factors with 95 % of the energy lose digits.
 #: 'no-coarse' answers at half of that budget: what is not expanded is not attended, which leaves the coarse entries'
-#: slots to expanded spans; these are short, and found by the weight that their mean keys would have.
+#: slots to expanded spans; these are short, and found by the weight that their mean keys would have. Its blocks of 8
+#: tokens are shorter than l_min: what was decoded stays on the device as it is, all run long, and is counted from the
+#: start.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "paper-literal": {"segmentation": "paper", "form": "factors"},
