@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +134,12 @@ def _attended(reader: TraceReader) -> float | None:
 def attends(meta: RunMeta) -> str | None:
     """What a method that keeps every token on the device is held to by its parameters: '20% of attended tokens', '96
     attended tokens'. None: by none of these; another method."""
-    method = methods.registry().get(str(meta.method))
-    kept, tokens = meta.config.get(KEPT), meta.config.get(COUNTED)
+    return attends_by(str(meta.method), meta.config)
+
+
+def attends_by(name: str, config: Mapping[str, Any]) -> str | None:
+    """The same of a method's parameters, before a run."""
+    method, kept, tokens = methods.registry().get(name), config.get(KEPT), config.get(COUNTED)
     if method is None or not method.keeps_all or not isinstance(kept, int | float):
         return None
     if kept:

@@ -6,7 +6,7 @@ Figures from here are estimates and are labelled so wherever they are shown. No 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvlens import methods
@@ -45,6 +45,7 @@ UNKNOWN = (
     "preset",
     "fit",
     "values",
+    "config",
     "instead",
 )
 """what is None until the model can be asked"""
@@ -123,10 +124,10 @@ def estimate(
     system: str | None = None,
     question: str = "in",
 ) -> dict[str, Any]:
-    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes, step_bytes
-    (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the preset `fit`
-    would be run and what it comes to), values (of that preset, over the defaults), instead (budget and preset that
-    would work, where this would not), warnings.
+    """prompt_tokens, full_kv_bytes, budget_bytes (None: no limit), min_budget_bytes, feasible, trace_bytes,
+    step_bytes (of the trace, of each step), steps (at most), oracle_every, preset (which would be run), fit (why the
+    preset `fit` would be run and what it comes to), values (of that preset, over the defaults), config (all
+    parameters), instead (budget and preset that would work, where this would not), warnings.
 
     oracle_every: full attention by span is recorded at every so many steps, in all layers.
 
@@ -173,6 +174,7 @@ def estimate(
         "preset": found.preset,
         "fit": found.said,
         "values": found.fitted,
+        "config": asdict(found.params),
     }
     if kind.reach(found.params, sizes) > foreseen.positions:
         out["feasible"] = False

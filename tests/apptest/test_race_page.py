@@ -80,9 +80,9 @@ def test_the_form_begins_a_race(visit: Visit, tmp_path: Path, monkeypatch: pytes
     app.text_input(key="form_budget").set_value("30%").run()
     lanes = app.dataframe[0].value.set_index("method")
     assert list(lanes.index) == ["FullKV", "SeKV", "SnapKV", "Quest"]
-    assert (lanes.loc["FullKV", "budget"], lanes.loc["Quest", "budget"]) == ("no limit", "no limit")
+    assert (lanes.loc["FullKV", "held to"], lanes.loc["Quest", "held to"]) == ("no limit", "30% of attended tokens")
     assert lanes.loc["SnapKV", "will run"] == "yes"
-    assert lanes.loc["SnapKV", "budget"].endswith("kB") or lanes.loc["SnapKV", "budget"].endswith("MB")
+    assert lanes.loc["SnapKV", "held to"].endswith(("kB", "MB"))
     app.selectbox(key="form_method").set_value("chess").run()
     assert next(box for box in app.text_input if box.label == "Budget of the race").value == "30%"
     primary(app, "Race 3 methods").click().run()

@@ -66,7 +66,7 @@ def panel(prompt: PromptChoice, choice: MethodChoice) -> bool:
         facts = (
             ("Prompt", _tokens(found["prompt_tokens"])),
             ("Full KV at the end", _bytes(found["full_kv_bytes"])),
-            ("Budget", _limit(found)),
+            ("Budget", budget_said(found)),
             ("Least this method needs", _bytes(found["min_budget_bytes"])),
             ("Trace on disk", _bytes(found["trace_bytes"] if like is None else like.trace_bytes)),
         )
@@ -141,7 +141,7 @@ def _tokens(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} tokens"
 
 
-def _limit(found: dict[str, Any]) -> str:
+def budget_said(found: dict[str, Any]) -> str:
     """The budget in bytes. Without full KV bytes nothing is known; with them, None means no limit."""
     if found["full_kv_bytes"] is None:
         return "unknown"

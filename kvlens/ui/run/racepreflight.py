@@ -9,13 +9,14 @@ import pandas as pd
 import streamlit as st
 
 from kvlens import methods
+from kvlens.lens.knob import attends_by
 from kvlens.runs.likely import Likely
 from kvlens.runs.races import Entrant, RaceRequest
 from kvlens.runs.request import RunRequest
 from kvlens.text.units import counted, duration, si_bytes
 from kvlens.ui.common import data, widgets
 from kvlens.ui.common.request import MethodChoice, PromptChoice
-from kvlens.ui.run.preflight import estimated, likely_of
+from kvlens.ui.run.preflight import budget_said, estimated, likely_of
 
 WILL = {True: "yes", None: "may be refused", False: "will be refused"}
 
@@ -69,11 +70,11 @@ def _row(lane: RunRequest, found: dict[str, Any], like: Likely | None) -> dict[s
     def size(count: int | None) -> str:
         return "" if count is None else si_bytes(count)
 
-    limit, known = found["budget_bytes"], found["prompt_tokens"] is not None
+    known = found["prompt_tokens"] is not None
     return {
         "method": _title(lane.method),
         "preset": found["preset"] or "",
-        "budget": "unknown" if not known else "no limit" if limit is None else si_bytes(limit),
+        "held to": (attends_by(lane.method, found["config"]) if known else None) or budget_said(found),
         "least it needs": size(found["min_budget_bytes"]),
         "will run": WILL[found["feasible"]] if known else "unknown",
         "trace on disk": size(found["trace_bytes"] if like is None else like.trace_bytes),
