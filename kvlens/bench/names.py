@@ -24,7 +24,7 @@ def _tasks(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def measured_on(about: dict[str, Any]) -> str:
     """'2026-01-01 (one method's rows 2026-01-02)': the date of a result, and of the rows that were made again since
-    (`remade`: method -> date) or at which other budgets were measured (`sittings`: date -> budgets)."""
+    (`remade`: method -> date) or on which other budgets or points were measured (`sittings`: date -> what)."""
     dates: dict[str, list[str]] = {}
     for name, date in (about.get("remade") or {}).items():
         dates.setdefault(date, []).append(methods.get(name).title)
