@@ -11,10 +11,11 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -24,7 +25,7 @@ from kvlens.bench import kept as lines_kept
 from kvlens.bench.intervals import of_mean
 from kvlens.bench.provenance import about, made_otherwise, origin
 from kvlens.bench.tablerequest import ComparedRequest
-from kvlens.bench.trials import Means, arm, chosen, infeasible, missing, settings
+from kvlens.bench.trials import Means, arm, changed, chosen, infeasible, missing, settings
 from kvlens.memory.budget import Budget, BudgetInfeasible
 from kvlens.tasks.texts import EVALUATION, sentences
 from kvlens.text.prompts import Prompt, PromptText, tokenize
@@ -126,9 +127,11 @@ class Passages:
             self._read = self.engine.read(self.context, queries=queries, received=received)
         return self._read
 
-    def run(self, name: str, budget: str, dtype: str) -> dict[str, Any]:
-        """The figures of one arm, under the parameters that a run of it would have; `infeasible` where the budget
-        cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
+    def run(
+        self, name: str, budget: str, dtype: str = "float32", changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """The figures of one arm, under the parameters that a run of it would have but for `changes`; `infeasible`
+        where the budget cannot be kept, `refused` (a sentence) where the method lacks figures of the model."""
         method = methods.get(name)
         preset, overrides, rule = settings(method, self.request.model, budget)
         row: dict[str, Any] = {"rule": rule, "preset": preset, "overrides": overrides}
@@ -137,7 +140,7 @@ class Passages:
         read = self.read(method) if dtype == "float32" else None
         sink = Means()
         try:
-            found = chosen(engine, self.context, method, row, limit, self.options)
+            found = changed(chosen(engine, self.context, method, row, limit, self.options), changes)
         except ValueError as error:
             return row | {"refused": str(error)}
         row |= arm(found, row)

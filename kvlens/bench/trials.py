@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -219,6 +219,14 @@ def chosen(
     found = choose(method, None, row["preset"], row["overrides"], sizes)
     calibration.given(method, found.params, context.shape, context.model_name)
     return found
+
+
+def changed(found: Chosen, changes: Mapping[str, Any]) -> Chosen:
+    """The same parameters but for `changes`, so that two arms differ in nothing else. Raises ValueError with one
+    sentence for what the method does not take."""
+    if not changes:
+        return found
+    return replace(found, params=replace(found.params, **changes), fitted={**found.fitted, **changes})
 
 
 def missing(model: str, names: tuple[str, ...]) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 
 from kvlens.cli.bench import names
 from kvlens.cli.options import DEFAULT_MODEL, Model
+from kvlens.cli.results import Kept, kept_file
 
 
 def claims(
@@ -22,12 +23,19 @@ def claims(
     out: Annotated[
         Path | None, typer.Option(help="Also write JSON with the figures; claims of other methods in it are kept.")
     ] = None,
+    kept: Kept = None,
+    doc: Annotated[
+        Path | None,
+        typer.Option(help="Also write the page of the docs, of all claims in --out, to this Markdown file."),
+    ] = None,
 ) -> None:
     """Check the papers' qualitative claims on a model at hand, and say of each whether it holds there."""
     import torch
 
     from kvlens import __version__
-    from kvlens.bench.claims import check, claiming, written
+    from kvlens.bench.claims import written
+    from kvlens.bench.claims.check import check, claiming, refuse_others
+    from kvlens.bench.claims.page import VERDICTS, document
     from kvlens.bench.kept import check_file
     from kvlens.engine.engine import Engine
     from kvlens.engine.models import load
@@ -36,16 +44,20 @@ def claims(
     if prompts < 1:
         raise ValueError("--prompts must be at least 1.")
     check_file(out, "--out")
+    check_file(doc, "--doc")
+    if doc is not None and out is None:
+        raise ValueError("--doc is made of a result file: name it with --out.")
     before = json.loads(out.read_text(encoding="utf-8"))["methods"] if out is not None and out.exists() else {}
     if others := {part["about"]["model"] for part in before.values()} - {model}:
         raise ValueError(f"'{out}' holds claims checked on {min(others)}: name another file for {model}.")
-    chosen = list(names(methods)) or claiming()
+    chosen = list(names(methods)) or claiming(model)
+    refuse_others(chosen, model)
     torch.set_num_threads(1)
-    found = check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True))
+    file = kept_file(kept, "claims", model)
+    found = check(Engine(load(model)), chosen, prompts, lambda line: typer.echo(line, err=True), file)
     for claim in found:
-        verdict = {True: "holds", False: "does not hold", None: "cannot be decided"}[claim.holds]
         typer.echo(
-            f"[{verdict}] {claim.source}: {claim.says}\n    {claim.measured}"
+            f"[{VERDICTS[claim.holds]}] {claim.source}: {claim.says}\n    {claim.measured}"
             + (f"\n    {claim.reason}" if claim.reason else "")
         )
     if out is not None:
@@ -61,6 +73,8 @@ def claims(
             before[name] = {"about": about, "claims": [written(c) for c in found if c.method == name]}
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"methods": before}, indent=1) + "\n", encoding="utf-8")
+        if doc is not None:
+            doc.write_text(document({"methods": before}, model), encoding="utf-8")
     sys.stdout.flush()
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvlens.methods.given import MemoryView, Prefilled, Reading, Rotate, RunContext, StepEnd
     from kvlens.methods.modelfigures import Calibration
     from kvlens.methods.segmenter import PromptFacts, RunSizes, Segmenter
+    from kvlens.methods.statements import Statement
     from kvlens.spans import Span
 
 
@@ -110,6 +111,8 @@ class Method(ABC):
     """(task, budget) at which it loses answers of the demo model at 2048 tokens, where `kvlens bench explain` begins"""
     calibrations: ClassVar[tuple[Calibration, ...]] = ()
     """figures of the model that it needs; they come in the context"""
+    statements: ClassVar[tuple[Statement, ...]] = ()
+    """what its paper says of it, as comparisons that `kvlens bench claims` makes"""
     untrained: ClassVar[dict[str, Any]] = {}
     """parameters with which it runs on a model that nothing was trained or calibrated for"""
     static_ready: ClassVar[bool] = False

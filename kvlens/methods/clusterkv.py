@@ -10,6 +10,7 @@ from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetriev
 from kvlens.methods.fitting import clamp, tokens_within
 from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
+from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -46,15 +47,17 @@ class ClusterKVParameters(TokenRetrievalParameters):
 
     @classmethod
     def fit(cls, shape: KVShape, prompt_tokens: int, max_new: int, budget_bytes: int | None) -> dict[str, Any]:
-        """Clusters are a 13th of the budget's tokens, as 80 of 1,024 in the paper, which is the most. Ours: decoded
-        tokens wait until they are an eighth of the budget, in whole pages of 16, 320 at most; as many of the two dense
-        layers as a quarter of the budget holds."""
+        """Clusters are a 13th of the budget's tokens, as 80 of 1,024 in the paper, which is the most. They are larger
+        where the centroids would take more of the budget than in the paper, a fifth of it (32,768 tokens, a centroid
+        as large as half a token's KV). Ours: decoded tokens wait until they are an eighth of the budget, in whole pages
+        of 16, 320 at most; as many of the two dense layers as a quarter of the budget holds."""
         whole = prompt_tokens + max_new
         room = tokens_within(shape, budget_bytes, whole)
+        cluster = max(room / 13, whole / 2 / (room / 5))
         dense = min(2, int(room / 4 * shape.layers / max(1, whole)))
         window = clamp(room / 8 // 16 * 16, 16, 320)
         sinks = clamp(room / 32, 4, 16)
-        return {"cluster": clamp(room / 13, 4, 80), "window": window, "sinks": sinks, "dense_layers": dense}
+        return {"cluster": clamp(cluster, 4, 80), "window": window, "sinks": sinks, "dense_layers": dense}
 
 
 class ClusterKV(TokenRetrieval):
@@ -74,6 +77,15 @@ class ClusterKV(TokenRetrieval):
     summary = (
         "keeps every token in host memory and, on the device, the centroids of clusters of keys; brings the tokens of "
         "the clusters nearest to the query"
+    )
+    statements = (
+        Statement(
+            "ClusterKV abstract",
+            "It does better than Quest and InfiniGen at the same budget.",
+            arm("clusterkv", "20%"),
+            (arm("quest", "20%"), arm("infinigen", "20%")),
+        ),
+        Statement("ClusterKV abstract", "Hardly anything is lost.", arm("clusterkv", "20%"), (arm("full"),), "as good"),
     )
     Parameters = ClusterKVParameters
     presets = {  # noqa: RUF012

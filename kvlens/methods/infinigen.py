@@ -10,6 +10,7 @@ from kvlens.methods.families.cold_plan import Plan
 from kvlens.methods.families.token_retrieval import TokenRetrieval, TokenRetrievalParameters
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
+from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -74,6 +75,22 @@ class InfiniGen(TokenRetrieval):
     summary = (
         "keeps every token in host memory and a few turned key dimensions of it on the device; brings, while a layer "
         "runs, the tokens that the next one is foreseen to need"
+    )
+    statements = (
+        Statement(
+            "InfiniGen, similarity of neighbouring layers",
+            "A layer's query can be foreseen from the input of the layer before it.",
+            arm("infinigen", "40%"),
+            (arm("infinigen", "40%", ahead=False),),
+            "as good",
+            beside=(arm("infinigen", "40%", sinks=1),),
+        ),
+        Statement(
+            "InfiniGen, accuracy by relative KV size",
+            "It does better than H2O at the same size.",
+            arm("infinigen", "40%"),
+            (arm("h2o", "40%"),),
+        ),
     )
     Parameters = InfiniGenParameters
     presets = {"paper": {}, "demo": {"partial": 0.125, "dense_layers": 0}}  # noqa: RUF012

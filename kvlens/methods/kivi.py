@@ -11,6 +11,7 @@ from kvlens.methods.fitting import clamp
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
+from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.spans import Span, fixed_chunks
 
@@ -61,6 +62,23 @@ class KIVI(Method):
     paper = "Liu et al., KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache, ICML 2024"
     summary = "keeps every token in two or four bits, keys packed per channel and values per token, the newest exactly"
     family = "quantisation"
+    statements = (
+        Statement(
+            "KIVI, accuracy at 2 bits",
+            "Two bits answer nearly as sixteen do.",
+            arm("kivi"),
+            (arm("full"),),
+            "as good",
+            beside=(arm("kivi", bits=4),),
+        ),
+        Statement(
+            "KIVI, ablation of the residual",
+            "How many of the newest tokens stay in full precision, 32 or 128, makes no consistent difference.",
+            arm("kivi", residual=32),
+            (arm("kivi", residual=128),),
+            "as good",
+        ),
+    )
     Parameters = KIVIParameters
     presets = {"paper": {}, "4 bits": {"bits": 4}, "demo": {"residual": 32}}  # noqa: RUF012
     exact_without_budget = False

@@ -10,6 +10,7 @@ from kvlens.methods.families.decode_eviction import DecodeEviction, DecodeEvicti
 from kvlens.methods.given import MemoryView, Prefilled, StepEnd
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import RunSizes
+from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 
 if TYPE_CHECKING:
@@ -69,6 +70,21 @@ class RaaS(DecodeEviction):
     title = "RaaS"
     paper = "Hu et al., RaaS: Reasoning-Aware Attention Sparsity for Efficient LLM Reasoning, Findings of ACL 2025"
     summary = "drops, while decoding, the page that no query has wanted for longest; the prompt stays"
+    statements = (
+        Statement(
+            "RaaS abstract",
+            "It answers as well as Quest, which keeps everything.",
+            arm("raas", "40%"),
+            (arm("quest", "40%"),),
+            "as good",
+        ),
+        Statement(
+            "RaaS, results",
+            "It does better than H2O and StreamingLLM at the same budget.",
+            arm("raas", "20%"),
+            (arm("h2o", "20%"), arm("streaming_llm", "20%")),
+        ),
+    )
     Parameters = RaaSParameters
     presets = {"paper": {}, "demo": {"keep_prompt": False}}  # noqa: RUF012
     observed_queries = 1

@@ -13,6 +13,7 @@ from kvlens.methods.given import Prefilled
 from kvlens.methods.parameters import param
 from kvlens.methods.segmenter import PromptFacts
 from kvlens.methods.snapkv import SnapKV, SnapKVParameters
+from kvlens.methods.statements import Statement, arm
 from kvlens.shape import KVShape
 from kvlens.text.units import counted
 
@@ -113,6 +114,22 @@ class RocketKV(SnapKV):
     summary = (
         "drops prompt tokens once, when prefill ends, and reads at every step those of the others that a few "
         "components of the query score highest"
+    )
+    statements = (
+        Statement(
+            "RocketKV sec. 4.2, Fig. 5",
+            "At the same number of tokens it does better than SnapKV, Quest and SparQ.",
+            arm("rocketkv", attended=256),
+            (arm("snapkv", tokens=256), arm("quest", tokens=256), arm("sparq", tokens=256)),
+        ),
+        Statement(
+            "RocketKV sec. 4.2, Fig. 5",
+            "Hardly anything is lost.",
+            arm("rocketkv", attended=256),
+            (arm("full"),),
+            "as good",
+            beside=(arm("rocketkv", attended=512),),
+        ),
     )
     Parameters = RocketKVParameters
     presets = {"paper": {}, "demo": {"window": 8, "attended": 0}}  # noqa: RUF012

@@ -1,19 +1,12 @@
-"""The papers' qualitative claims, checked on a model at hand: a method's part `claims` has `claims(engine, prompts,
-report)`."""
+"""What a checked claim is. How one is checked: check.py; arms of a statement and what they come to: arms.py, judged.py;
+all of them in words: page.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from kvlens import methods
-from kvlens.methods import parts
-
-if TYPE_CHECKING:
-    from kvlens.engine.engine import Engine
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -46,21 +39,3 @@ def written(claim: Claim) -> dict[str, Any]:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return {key: plain(value) for key, value in dataclasses.asdict(claim).items()}
-
-
-def claiming() -> list[str]:
-    """The methods that have claims."""
-    return [name for name, method in methods.registry().items() if parts.has(method, "claims")]
-
-
-def check(engine: Engine, names: list[str], prompts: int, report: Callable[[str], None]) -> list[Claim]:
-    """The claims of the named methods, `prompts` prompts per point. Raises ValueError for a method without claims."""
-    unknown = [name for name in names if name not in claiming()]
-    if unknown:
-        raise ValueError(f"there are no claims for '{unknown[0]}'; there are some for {', '.join(claiming())}.")
-    found: list[Claim] = []
-    for name in names:
-        module = parts.part(methods.get(name), "claims")
-        assert module is not None
-        found += module.claims(engine, prompts, report)
-    return found

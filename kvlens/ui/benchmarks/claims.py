@@ -7,13 +7,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from kvlens.bench.claims.page import VERDICTS
 from kvlens.ui.benchmarks import measured
 from kvlens.ui.benchmarks.benchview import where
 from kvlens.ui.common import data
 from kvlens.ui.common.parts import download
 from kvlens.ui.common.widgets import error, plain
 
-VERDICTS = {True: "holds", False: "does not hold", None: "cannot be decided"}
 PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
 WIDTHS = {"method": 120, "where": 190, "claim": 860, "here": 130}
 """what the list shows of a claim, and how wide (pixels); the rest stands below it"""

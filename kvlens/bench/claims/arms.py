@@ -1,0 +1,153 @@
+"""The arms of statements, measured on the same prompts: answers on generated tasks, KL on passages of real text. One
+line per trial may be kept, so that a measurement that was ended goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from kvlens import methods, tasks
+from kvlens.bench import freetext, kept
+from kvlens.bench.freetext import FreeTextRequest, Passages
+from kvlens.bench.provenance import origin
+from kvlens.bench.trials import DEPTHS, Prompts, Trial, arm, changed, chosen, header, infeasible, outcome
+from kvlens.engine.engine import Options
+from kvlens.memory.budget import Budget, BudgetInfeasible
+from kvlens.methods.statements import FIGURES, Arm, Statement
+from kvlens.rows import PrefillRecord, StepRecord
+
+if TYPE_CHECKING:
+    from kvlens.engine.engine import Engine
+
+FIRST_SEED = 9_400_000
+"""of no other measurement"""
+LENGTH = 1024
+"""tokens of a prompt, and of a passage's context"""
+ANSWER = 24
+"""tokens generated at most: an answer begins with what was asked for, as its first words are fed. Budgets are divided
+for as many as the task generates"""
+TEXT = "text"
+"""stands for the task where a passage is fed"""
+NEEDED = ("key", "method", "origin")
+
+Place = tuple[str, str, int]
+"""task or TEXT, question, index of the prompt or passage"""
+Rows = dict[tuple[Arm, Place], dict[str, Any]]
+"""what came of an arm on a prompt, as kvlens.bench.trials and kvlens.bench.freetext write it"""
+
+
+def places(statement: Statement, prompts: int) -> list[Place]:
+    """On what a statement is tried."""
+    if FIGURES[statement.figure].of_text:
+        return [(TEXT, "in", index) for index in range(prompts)]
+    return [(task, statement.question, index) for index in range(prompts) for task in statement.tasks]
+
+
+def measure(
+    engine: Engine,
+    statements: Sequence[Statement],
+    prompts: int,
+    report: Callable[[str], None],
+    file: Path | None = None,
+) -> Rows:
+    """Every arm of the statements on each of its places, prompt by prompt, so that all arms read it once. file: where
+    trials are kept; those that are there and were made by the same code are not run again. Raises ValueError for a file
+    of something else."""
+    wanted: dict[Place, dict[Arm, bool]] = {}
+    for statement in statements:
+        for place in places(statement, prompts):
+            for one in statement.arms:
+                covered = wanted.setdefault(place, {}).get(one, False)
+                wanted[place][one] = covered or statement.figure == "coverage"
+    named = sorted({one.method for statement in statements for one in statement.arms})
+    model = engine.loaded.name
+    rows = _kept(file, wanted, model)
+    total, done = sum(map(len, wanted.values())), len(rows)
+    reading = Prompts(engine, FIRST_SEED, named)
+    request = FreeTextRequest(model=model, methods=tuple(named), first_seed=FIRST_SEED, length=LENGTH)
+    passages = Passages(request, engine)
+    for place in sorted(wanted, key=lambda place: (place[2], place[0] == TEXT, place)):
+        if place[0] == TEXT:
+            passages.turn(place[2])
+        for one, coverage in wanted[place].items():
+            if (one, place) in rows:
+                continue
+            if place[0] == TEXT:
+                row = passages.run(one.method, one.budget, changes=dict(one.changes))
+            else:
+                row = answered(engine, reading, one, place, coverage)
+            rows[one, place] = row
+            key = _key(one, place, coverage)
+            if file is not None:
+                kept.append(file, row | {"key": key, "method": one.method, "origin": _origin(model, one.method)})
+            done += 1
+            report(f"{done}/{total} {key}")
+    return rows
+
+
+class Steps:
+    """A sink that keeps what statements need of every step."""
+
+    def __init__(self, coverage: bool) -> None:
+        self.covers = coverage
+        self.coverage: list[float] = []
+        self.read: list[float] = []
+
+    def prefill(self, record: PrefillRecord) -> None:
+        """Nothing to keep."""
+
+    def step(self, record: StepRecord) -> None:
+        self.read.append(float(record.kv["read_bytes"].sum()))
+        if self.covers:
+            self.coverage.append(float(record.head["coverage"].mean()))
+
+
+def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage: bool) -> dict[str, Any]:
+    """One prompt of a task under an arm: `exact`, `coverage` where asked for, shares of full KV; `infeasible` (the
+    smallest feasible share) where the budget cannot be kept."""
+    task, question, index = place
+    seed, depth = FIRST_SEED + index, DEPTHS[index % len(DEPTHS)]
+    trial = Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
+    asked, prompt, method = reading.asked(trial), reading.prompt(trial), methods.get(one.method)
+    row, planned = header(trial, engine.loaded.name), tasks.get(task).generation(index).new_tokens
+    limit = Budget.parse(one.budget) if row["rule"] == "resident bytes" else None
+    options = Options(max_new=min(ANSWER, planned), planned=planned, coverage=coverage, oracle="off")
+    sink = Steps(coverage)
+    try:
+        found = changed(chosen(engine, prompt, method, row, limit, options), dict(one.changes))
+        row |= arm(found, row)
+        result = engine.run(prompt, method, found.params, limit, options, sink, read=reading.read(trial, method))
+    except BudgetInfeasible as error:
+        return row | infeasible(error)
+    full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + len(prompt.asked) + planned)
+    return row | {
+        "exact": outcome(asked, result.text)["exact"],
+        "coverage": fmean(sink.coverage) if coverage else None,
+        "resident_share": result.peak_bytes / full,
+        "read_share": fmean(sink.read) / full,
+        "passed": all(check.passed for check in result.checks),
+    }
+
+
+def _key(one: Arm, place: Place, coverage: bool) -> str:
+    """By which a trial is known again."""
+    changes = ",".join(f"{name}={value}" for name, value in one.changes)
+    return "/".join((*map(str, place), one.method, one.budget, changes, *(["coverage"] if coverage else [])))
+
+
+def _origin(model: str, name: str) -> str:
+    own = hashlib.sha256(Path(freetext.__file__).read_bytes() + Path(__file__).read_bytes()).hexdigest()
+    return origin(model, name, FIRST_SEED, LENGTH, own)
+
+
+def _kept(file: Path | None, wanted: Mapping[Place, Mapping[Arm, bool]], model: str) -> Rows:
+    """Trials of earlier calls that are asked for and comparable."""
+    if file is None:
+        return {}
+    asked = {_key(one, place, covered): (one, place) for place, arms in wanted.items() for one, covered in arms.items()}
+    found = kept.read(file, NEEDED, lambda row: row["key"] in asked)
+    origins = {name: _origin(model, name) for name in {row["method"] for row in found}}
+    return {asked[row["key"]]: row for row in found if row["origin"] == origins[row["method"]]}

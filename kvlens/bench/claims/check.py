@@ -1,0 +1,62 @@
+"""The papers' qualitative claims, checked on a model at hand: those that are comparisons of arms, which a method's
+class states (`statements`), and those that need more, which its part `claims` measures (`claims(engine, prompts,
+report)`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvlens import methods
+from kvlens.bench.claims import Claim
+from kvlens.bench.claims.arms import measure
+from kvlens.bench.claims.judged import judge
+from kvlens.methods import parts
+from kvlens.methods.statements import stated
+from kvlens.models.find import DEMO
+
+if TYPE_CHECKING:
+    from kvlens.engine.engine import Engine
+
+
+def claiming(model: str) -> list[str]:
+    """The methods whose claims can be checked on a model: the toy reads no prose, which statements are tried on."""
+    return [
+        name
+        for name, method in methods.registry().items()
+        if parts.has(method, "claims") or (stated(method) and model != DEMO)
+    ]
+
+
+def refuse_others(names: Sequence[str], model: str) -> None:
+    """Raises ValueError, one sentence, for a method whose claims cannot be checked on the model."""
+    for name in names:
+        method = methods.get(name)
+        if name not in claiming(model):
+            known = ", ".join(claiming(model))
+            toy = f"are tried on prose, which the toy {DEMO} does not read: name another --model" * bool(stated(method))
+            raise ValueError(
+                f"the claims of '{name}' {toy}." if toy else f"'{name}' has no claims; these have: {known}."
+            )
+
+
+def check(
+    engine: Engine, names: Sequence[str], prompts: int, report: Callable[[str], None], file: Path | None = None
+) -> list[Claim]:
+    """The claims of the named methods, `prompts` prompts per point. file: keeps the trials of statements, so that they
+    are not run again. Raises ValueError as `refuse_others`."""
+    model = engine.loaded.name
+    refuse_others(names, model)
+    chosen = {name: methods.get(name) for name in names}
+    found: dict[str, list[Claim]] = {name: [] for name in names}
+    for name, method in chosen.items():
+        module = parts.part(method, "claims")
+        if module is not None:
+            found[name] += module.claims(engine, prompts, report)
+    if model != DEMO:
+        rows = measure(engine, [one for method in chosen.values() for one in stated(method)], prompts, report, file)
+        titles = {name: method.title for name, method in methods.registry().items()}
+        for name, method in chosen.items():
+            found[name] += [judge(one, name, rows, prompts, titles, model) for one in stated(method)]
+    return [claim for claims in found.values() for claim in claims]

@@ -1,0 +1,215 @@
+"""Whether a paper's statement holds, of what its arms came to: paired differences on the same prompts, with their 95 %
+intervals. Plain Python; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from kvlens.bench.claims import Claim
+from kvlens.bench.claims.arms import LENGTH, Place, Rows, places
+from kvlens.bench.intervals import of_mean, paired_shares, wilson
+from kvlens.methods.statements import FIGURES, Arm, Figure, Statement
+
+FEWEST = 10
+"""ours: fewer pairs decide nothing"""
+SHARES = {"resident_share": "holds", "read_share": "reads"}
+"""of full KV, means over an arm's trials: as rows name them -> in words"""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The first arm against another on the prompts that both could be held to. Differences count as gains of the
+    first, whatever the figure's sense."""
+
+    other: Arm
+    n: int
+    gain: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came of a statement's arms, by place."""
+
+    statement: Statement
+    at: Sequence[Place]
+    rows: Rows
+
+    @property
+    def figure(self) -> Figure:
+        return FIGURES[self.statement.figure]
+
+    @property
+    def least(self) -> float:
+        """The gain that has to be passed: none, or minus the margin."""
+        return -self.figure.margin if self.statement.verdict == "as good" else 0.0
+
+    def of(self, one: Arm) -> list[dict[str, Any]]:
+        """All trials of an arm."""
+        return [self.rows[one, place] for place in self.at]
+
+    def values(self, one: Arm, name: str) -> list[float]:
+        """A column of those that could be held."""
+        return [row[name] for row in self.of(one) if row.get(name) is not None]
+
+    def compared(self, other: Arm) -> Compared:
+        """Gains of the first arm over another, prompt by prompt."""
+        name, sign = self.statement.figure, 1 if self.figure.more_is_better else -1
+        pairs = zip(self.of(self.statement.first), self.of(other), strict=True)
+        gains = [
+            sign * (mine[name] - theirs[name])
+            for mine, theirs in pairs
+            if mine.get(name) is not None and theirs.get(name) is not None
+        ]
+        if not gains:
+            return Compared(other, 0, math.nan, -math.inf, math.inf)
+        if name == "exact":
+            bounds = paired_shares(sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains), len(gains))
+        else:
+            bounds = of_mean(gains) or (-math.inf, math.inf)
+        return Compared(other, len(gains), fmean(gains), *bounds)
+
+
+def judge(statement: Statement, method: str, rows: Rows, prompts: int, titles: Mapping[str, str], model: str) -> Claim:
+    """The claim that a statement comes to. titles: of methods."""
+    trials = Trials(statement, places(statement, prompts), rows)
+    pairs = [trials.compared(other) for other in statement.others]
+    words = {one: arm_words(one, titles) for one in statement.arms}
+    holds = verdict(trials, pairs)
+    return Claim(
+        method,
+        statement.source,
+        statement.says,
+        measured(trials, pairs, words, titles, prompts, model),
+        holds,
+        "" if holds else why(trials, pairs, words),
+        {
+            "figure": statement.figure,
+            "verdict": statement.verdict,
+            "margin": -trials.least or None,
+            "arms": [_arm(trials, one, words[one]) for one in statement.arms],
+            "gains": [
+                {"over": words[pair.other], "n": pair.n, "gain": pair.gain, "low": pair.low, "high": pair.high}
+                for pair in pairs
+            ],
+        },
+    )
+
+
+def verdict(trials: Trials, pairs: Sequence[Compared]) -> bool | None:
+    """*better*: every interval lies above 0, or one below. *as good*: every interval lies above minus the margin, or
+    one below it. Else, and for few pairs, nothing is decided."""
+    enough = [pair for pair in pairs if pair.n >= FEWEST]
+    if any(pair.high < trials.least for pair in enough):
+        return False
+    return True if len(enough) == len(pairs) and all(pair.low > trials.least for pair in pairs) else None
+
+
+def measured(
+    trials: Trials,
+    pairs: Sequence[Compared],
+    words: Mapping[Arm, str],
+    titles: Mapping[str, str],
+    prompts: int,
+    model: str,
+) -> str:
+    """What was found, with n, intervals, presets and where."""
+    statement, figure = trials.statement, trials.figure
+    said = "; ".join(_said(trials, one, words[one]) for one in (statement.first, *statement.others))
+    beside = "; ".join(_said(trials, one, words[one]) for one in statement.beside)
+    gains = "; ".join(f"{_gain(figure, pair)} over {words[pair.other]}, n = {pair.n}" for pair in pairs if pair.n)
+    return (
+        f"{figure.words[0].upper()}{figure.words[1:]}: {said}."
+        + (f" Beside them: {beside}." if beside else "")
+        + (f" Gain (95 %): {gains}." if gains else "")
+        + f" {where(statement, prompts, model)}; {_presets(trials, titles)}."
+    )
+
+
+def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> str:
+    """Why it does not hold, or is not decided."""
+    statement, margin, said = trials.statement, trials.figure.margin, []
+    for pair in pairs:
+        name = words[pair.other]
+        if pair.n < FEWEST:
+            said.append(f"On {pair.n} prompts both it and {name} could be held, {FEWEST} are needed to compare them.")
+        elif statement.verdict == "as good" and pair.high < trials.least:
+            said.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
+        elif statement.verdict == "as good" and pair.low <= trials.least:
+            said.append(
+                f"What is lost against {name} is not shown to be below the {margin:g} that we take for nothing."
+            )
+        elif pair.high < 0:
+            said.append(f"It is worse than {name}.")
+        elif pair.low <= trials.least:
+            said.append(f"It is not told apart from {name}.")
+    return " ".join(said)
+
+
+def where(statement: Statement, prompts: int, model: str) -> str:
+    """On what it was measured."""
+    if FIGURES[statement.figure].of_text:
+        return f"Model {model}, {prompts} passages of {LENGTH:,} tokens, the next 64 fed and compared; no question"
+    asked = "read with its context" if statement.question == "in" else "fed after the context was placed"
+    tasks = " and ".join(statement.tasks)
+    return f"Model {model}, {LENGTH:,} tokens, {prompts} prompts of {tasks}, the question {asked}"
+
+
+def arm_words(one: Arm, titles: Mapping[str, str]) -> str:
+    """'TITLE at 20%, kernel=1'."""
+    limit = f" at {one.budget}" if one.budget else ""
+    changes = "".join(f", {name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in one.changes)
+    return f"{titles.get(one.method, one.method)}{limit}{changes}"
+
+
+def _arm(trials: Trials, one: Arm, words: str) -> dict[str, Any]:
+    """An arm's numbers, plain JSON."""
+    return {
+        "arm": words,
+        "values": trials.values(one, trials.statement.figure),
+        **{name: _mean(trials.values(one, name)) for name in SHARES},
+        "presets": sorted({row.get("preset") or "defaults" for row in trials.of(one)}),
+        "infeasible": trials.values(one, "infeasible"),
+        "failed_self_checks": sum(row.get("passed") is False for row in trials.of(one)),
+    }
+
+
+def _said(trials: Trials, one: Arm, words: str) -> str:
+    """'TITLE at 20% 0.27 (0.14-0.44), holds 20%, reads 17%'."""
+    found = trials.values(one, trials.statement.figure)
+    if not found:
+        return f"{words} cannot be held, it needs {fmean(trials.values(one, 'infeasible')):.0%}"
+    mean = fmean(found)
+    if trials.statement.figure == "exact":
+        low, high = wilson(mean, len(found))
+        came = f"{mean:.2f} ({low:.2f}-{high:.2f})"
+    else:
+        bounds = of_mean(found)
+        came = f"{mean:.3f}" + (f" ({max(bounds[0], 0.0):.3f}-{bounds[1]:.3f})" if bounds else "")
+    shares = [f"{word} {fmean(known):.0%}" for name, word in SHARES.items() if (known := trials.values(one, name))]
+    return ", ".join((f"{words} {came}", *shares))
+
+
+def _gain(figure: Figure, pair: Compared) -> str:
+    digits = 2 if figure is FIGURES["exact"] else 3
+    bounds = f" ({pair.low:+.{digits}f} to {pair.high:+.{digits}f})" if math.isfinite(pair.low) else ""
+    return f"{pair.gain:+.{digits}f}{bounds}"
+
+
+def _presets(trials: Trials, titles: Mapping[str, str]) -> str:
+    """'presets: TITLE paper, TITLE defaults'."""
+    seen = dict.fromkeys(
+        f"{titles.get(one.method, one.method)} {row.get('preset') or 'defaults'}"
+        for one in trials.statement.arms
+        for row in trials.of(one)
+    )
+    return f"presets: {', '.join(seen)}"
+
+
+def _mean(known: Sequence[float]) -> float | None:
+    return fmean(known) if known else None

@@ -1,0 +1,78 @@
+"""What a method's paper says of it, as a comparison that can be made: arms that differ in what the statement is about,
+and the figure that it is about. `kvlens bench claims` makes it (kvlens/bench/claims). Plain data; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+NEEDLES = ("niah_single", "niah_multikey")
+"""what answers are counted on where a statement names no task"""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What two arms are compared by."""
+
+    words: str
+    """what it is, with its unit"""
+    more_is_better: bool
+    margin: float
+    """ours: a difference below this is none worth speaking of"""
+    of_text: bool = False
+    """measured token by token of a real text, not on answers"""
+
+
+FIGURES = {
+    "exact": Figure("exact match", True, 0.1),
+    "coverage": Figure("share of full attention's mass attended exactly", True, 0.05),
+    "kl": Figure("KL to full KV in nats per token of real text", False, 0.05, of_text=True),
+}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method as a run of it would be at that budget (its usual preset, or `fit`), but for what is changed."""
+
+    method: str
+    budget: str = ""
+    """share of full KV, of attended tokens for a method that keeps all KV; '': no limit"""
+    changes: tuple[tuple[str, Any], ...] = ()
+
+
+def arm(method: str, budget: str = "", /, **changes: Any) -> Arm:
+    """An arm; changes: parameters by name."""
+    return Arm(method, budget, tuple(changes.items()))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a paper, and the arms that would show it.
+
+    *better*: `first` is better than each of `others`. *as good*: it is not worse than any by the figure's margin.
+    `beside` are measured as well and shown with the verdict, which does not hang on them: what tells why.
+    """
+
+    source: str
+    """where the paper says it: 'NAME sec. 5.2'"""
+    says: str
+    """the statement in our words, one sentence"""
+    first: Arm
+    others: tuple[Arm, ...]
+    verdict: Literal["better", "as good"] = "better"
+    figure: str = "exact"
+    """a name of FIGURES"""
+    tasks: tuple[str, ...] = NEEDLES
+    question: Literal["in", "after"] = "in"
+    beside: tuple[Arm, ...] = ()
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """All that is measured for it."""
+        return self.first, *self.others, *self.beside
+
+
+def stated(method: type) -> tuple[Statement, ...]:
+    """The statements of the own paper of a method's class: what it is derived from has others."""
+    found: tuple[Statement, ...] = vars(method).get("statements", ())
+    return found
