@@ -82,15 +82,28 @@ def test_claims_are_listed_and_of_one_all_is_said(visit: Visit, runs: Runs, resu
     other = CLAIM | {"source": "FreeKV Table 8", "holds": None, "measured": "n", "reason": ""}
     about = {**ABOUT, "model": "demo", "prompts": 3}
     (results / "claims.json").write_text(
-        json.dumps({"methods": {"freekv": {"about": about, "claims": [other, CLAIM]}}})
+        json.dumps(
+            {
+                "methods": {
+                    "freekv": {"about": about, "claims": [other, CLAIM]},
+                    "quest": {
+                        "about": about,
+                        "claims": [CLAIM | {"method": "quest", "source": "Quest", "holds": True}],
+                    },
+                }
+            }
+        )
     )
     app = visit(runs.folder, "benchmarks")
-    assert "0 hold, 1 do not hold, 1 cannot be decided" in " ".join(box.value for box in app.caption)
-    assert list(app.dataframe[0].value["here"]) == ["cannot be decided", "does not hold"]
+    said = " ".join(box.value for box in app.caption)
+    assert "Of 3 claims of 2 papers 1 hold, 1 do not hold, 1 cannot be decided" in said
+    assert list(app.dataframe[0].value["here"]) == ["cannot be decided", "does not hold", "holds"]
     assert "Here it cannot be decided: n" in [box.value for box in app.text]
     app.button_group(key="claims_here_demo").set_value(["does not hold"]).run()
     assert list(app.dataframe[0].value["where"]) == ["FreeKV Table 9"]
     assert {"FreeKV Table 9: s", "Here it does not hold: m", "Why: r"} <= {box.value for box in app.text}
+    app.selectbox(key="claims_of_demo").select("Quest").run()
+    assert list(app.dataframe[0].value["where"]) == ["Quest"]
     assert not app.error
 
 

@@ -18,10 +18,12 @@ from uiruns import ROOT, Visit
 from warmprocess import WarmProcess
 
 from kvlens import methods
+from kvlens.bench.claims.check import claiming
 from kvlens.cli.main import app
 from kvlens.figures.methodmarks import FAMILY_COLORS, mark
 from kvlens.lens.reasons import KINDS
 from kvlens.lens.verdict import verdict
+from kvlens.methods.statements import stated
 from kvlens.store.reader import TraceReader
 
 PLUGIN = ROOT / "tests" / "plugin"
@@ -140,6 +142,11 @@ def test_the_quality_table_takes_it(installed: Path, kvlens: Command) -> None:
     lines = {line["method"]: line for line in json.loads(out.read_text(encoding="utf-8"))["lines"]}
     assert lines[NAME]["n"] == 1
     assert lines[NAME]["resident_share"] <= 0.2
+
+
+def test_its_claims_can_be_checked(here: None) -> None:
+    assert NAME in claiming("smollm2")
+    assert stated(methods.get(NAME))[0].first.method == NAME
 
 
 BROKEN = {

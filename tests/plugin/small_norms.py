@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 from kvlens.methods.families.prompt_eviction import PromptEviction, PromptEvictionParameters
 from kvlens.methods.parameters import param
+from kvlens.methods.statements import Statement, arm
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class SmallNorms(PromptEviction):
     title = "Small norms"
     paper = "after Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, EMNLP 2024"
     summary = "drops the prompt tokens with the longest keys once, when prefill ends"
+    statements = (
+        Statement(
+            "Devoto et al. abstract", "Half can go unharmed.", arm("small_norms", "50%"), (arm("full"),), "as good"
+        ),
+    )
     Parameters = SmallNormsParameters
     peeks = False
 

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from kvlens.bench.claims.page import VERDICTS
+from kvlens.text.units import counted
 from kvlens.ui.benchmarks import measured
 from kvlens.ui.benchmarks.benchview import where
 from kvlens.ui.common import data
@@ -15,6 +16,7 @@ from kvlens.ui.common.parts import download
 from kvlens.ui.common.widgets import error, plain
 
 PLURAL = {"holds": "hold", "does not hold": "do not hold", "cannot be decided": "cannot be decided"}
+ALL = "all papers"
 WIDTHS = {"method": 120, "where": 190, "claim": 860, "here": 130}
 """what the list shows of a claim, and how wide (pixels); the rest stands below it"""
 
@@ -38,20 +40,12 @@ def show_claims(model: str | None) -> None:
         return
     counts = frame["here"].value_counts()
     said = ", ".join(f"{counts.get(verdict, 0)} {verb}" for verdict, verb in PLURAL.items())
-    wanted = st.pills(
-        "Claims that",
-        [verdict for verdict in PLURAL if verdict in counts],
-        selection_mode="multi",
-        format_func=lambda verdict: f"{PLURAL[verdict]} ({counts[verdict]})",
-        key=f"claims_here_{model}",
-        help="None chosen: all.",
-    )
-    shown = (frame[frame["here"].isin(wanted)] if wanted else frame).reset_index(drop=True)
+    shown, chosen = _chosen(frame, model)
     event = st.dataframe(
         shown[list(WIDTHS)],
         hide_index=True,
         height=min(40 + 35 * len(shown), 390),
-        key=f"claims_{model}_{'_'.join(wanted)}",  # what is selected is known by its row
+        key=f"claims_{model}_{chosen}",  # what is selected is known by its row
         on_select="rerun",
         selection_mode="single-row",
         column_config={name: st.column_config.TextColumn(width=width) for name, width in WIDTHS.items()},
@@ -60,11 +54,30 @@ def show_claims(model: str | None) -> None:
     _one(shown.iloc[int(rows[0]) if rows and rows[0] < len(shown) else 0], not rows)
     st.caption(
         plain(
-            f"Of {len(frame)} claims {said} on the model {about.get('model')}; how many prompts stand behind one is "
-            f"said with it. A claim that does not hold is left as it was found. Measured {where(about)}."
+            f"Of {counted(len(frame), 'claim')} of {counted(frame['method'].nunique(), 'paper')} {said} on the model "
+            f"{about.get('model')}; how many prompts stand behind one is said with it. A claim that does not hold is "
+            f"left as it was found. Measured {where(about)}."
         )
     )
     download(frame, "kvlens-claims")
+
+
+def _chosen(frame: pd.DataFrame, model: str | None) -> tuple[pd.DataFrame, str]:
+    """The claims of the method and with the verdicts that are wanted, and a word for what was wanted."""
+    left, right = st.columns([1, 2], vertical_alignment="bottom")
+    method = left.selectbox("Claims of", [ALL, *dict.fromkeys(frame["method"])], key=f"claims_of_{model}")
+    of = frame if method == ALL else frame[frame["method"] == method]
+    counts = of["here"].value_counts()
+    wanted = right.pills(
+        "Claims that",
+        [verdict for verdict in PLURAL if verdict in counts],
+        selection_mode="multi",
+        format_func=lambda verdict: f"{PLURAL[verdict]} ({counts[verdict]})",
+        key=f"claims_here_{model}" + ("" if method == ALL else f"_{method}"),
+        help="None chosen: all.",
+    )
+    shown = of[of["here"].isin(wanted)] if wanted else of
+    return shown.reset_index(drop=True), "_".join((method, *wanted))
 
 
 def _one(claim: pd.Series[Any], first: bool) -> None:
