@@ -5,9 +5,9 @@ five would.
         [--model MODEL] [--out FILE]
 
 Of each method so many lost answers of `kvlens bench explain`'s prompts (same seeds and parameters) that holding the
-first five by effect on the choice does not bring back. *least*: the shortest beginning of the ranking that does. *found*:
-of that, what is left when parts are left out as long as the answer stays (kvlens/lens/fewest.py, at most 60 sets tried):
-no single one of it can be left out. That no other set is smaller is not proved.
+first five by effect on the choice does not bring back. *least*: the shortest beginning of the ranking that does.
+*found*: of that, what is left when parts are left out as long as the answer stays (kvlens/lens/fewest.py, at most 60
+sets tried): no single one of it can be left out. That no other set is smaller is not proved.
 """
 
 from __future__ import annotations

@@ -110,9 +110,19 @@ def test_prompts_that_one_arm_cannot_hold_are_no_pairs() -> None:
     assert none.holds is None
     assert "SnapKV at 40% cannot be held, it needs 50%" in none.measured
     assert (
-        none.reason == "On 0 prompts both it and SnapKV at 40%, kernel=1 could be held, 10 are needed to compare them."
+        none.reason == "On 0 prompts both it and SnapKV at 40%, kernel=1 could be run, 10 are needed to compare them."
     )
     json.dumps(written(none), allow_nan=False)
+
+
+def test_what_cannot_be_run_on_the_model_is_said() -> None:
+    statement = Statement("S", "says", FIRST, (OTHER,), tasks=("niah_single",))
+    rows = rows_of(statement, {FIRST: [1.0] * 12, OTHER: [None] * 12}, 12)
+    rows |= {at: {"refused": "No map of heads."} for at in rows if at[0] == OTHER}
+    found = judged.judge(statement, "snapkv", rows, 12, TITLES, "other")
+    assert found.holds is None
+    assert "kernel=1 cannot be run." in found.measured
+    assert found.reason.endswith("10 are needed to compare them. No map of heads.")
 
 
 def test_one_of_several_others_decides() -> None:

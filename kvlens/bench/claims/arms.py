@@ -70,12 +70,11 @@ def measure(
     request = FreeTextRequest(model=model, methods=tuple(named), first_seed=FIRST_SEED, length=LENGTH)
     passages = Passages(request, engine)
     for place in sorted(wanted, key=lambda place: (place[2], place[0] == TEXT, place)):
-        if place[0] == TEXT:
-            passages.turn(place[2])
         for one, coverage in wanted[place].items():
             if (one, place) in rows:
                 continue
             if place[0] == TEXT:
+                passages.turn(place[2])
                 row = passages.run(one.method, one.budget, changes=dict(one.changes))
             else:
                 row = answered(engine, reading, one, place, coverage)
@@ -107,7 +106,8 @@ class Steps:
 
 def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage: bool) -> dict[str, Any]:
     """One prompt of a task under an arm: `exact`, `coverage` where asked for, shares of full KV; `infeasible` (the
-    smallest feasible share) where the budget cannot be kept."""
+    smallest feasible share) where the budget cannot be kept, `refused` (a sentence) where the method cannot be run on
+    the model."""
     task, question, index = place
     seed, depth = FIRST_SEED + index, DEPTHS[index % len(DEPTHS)]
     trial = Trial(task, LENGTH, depth, seed, index, one.method, one.budget, question)
@@ -122,6 +122,8 @@ def answered(engine: Engine, reading: Prompts, one: Arm, place: Place, coverage:
         result = engine.run(prompt, method, found.params, limit, options, sink, read=reading.read(trial, method))
     except BudgetInfeasible as error:
         return row | infeasible(error)
+    except ValueError as error:
+        return row | {"refused": str(error)}
     full = engine.loaded.shape.full_kv_bytes(len(prompt.ids) + len(prompt.asked) + planned)
     return row | {
         "exact": outcome(asked, result.text)["exact"],

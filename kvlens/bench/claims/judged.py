@@ -137,7 +137,7 @@ def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> 
     for pair in pairs:
         name = words[pair.other]
         if pair.n < FEWEST:
-            said.append(f"On {pair.n} prompts both it and {name} could be held, {FEWEST} are needed to compare them.")
+            said.append(f"On {pair.n} prompts both it and {name} could be run, {FEWEST} are needed to compare them.")
         elif statement.verdict == "as good" and pair.high < trials.least:
             said.append(f"More is lost against {name} than the {margin:g} that we take for nothing.")
         elif statement.verdict == "as good" and pair.low <= trials.least:
@@ -148,7 +148,8 @@ def why(trials: Trials, pairs: Sequence[Compared], words: Mapping[Arm, str]) -> 
             said.append(f"It is worse than {name}.")
         elif pair.low <= trials.least:
             said.append(f"It is not told apart from {name}.")
-    return " ".join(said)
+    refused = {row["refused"]: None for one in statement.arms for row in trials.of(one) if "refused" in row}
+    return " ".join((*said, *refused))
 
 
 def where(statement: Statement, prompts: int, model: str) -> str:
@@ -183,7 +184,8 @@ def _said(trials: Trials, one: Arm, words: str) -> str:
     """'TITLE at 20% 0.27 (0.14-0.44), holds 20%, reads 17%'."""
     found = trials.values(one, trials.statement.figure)
     if not found:
-        return f"{words} cannot be held, it needs {fmean(trials.values(one, 'infeasible')):.0%}"
+        short = trials.values(one, "infeasible")
+        return f"{words} cannot be held, it needs {fmean(short):.0%}" if short else f"{words} cannot be run"
     mean = fmean(found)
     if trials.statement.figure == "exact":
         low, high = wilson(mean, len(found))
