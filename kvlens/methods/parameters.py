@@ -102,6 +102,8 @@ def converted(method: type[Method], overrides: Mapping[str, str | Any]) -> dict[
 def _convert(method: str, f: dataclasses.Field[Any], value: Any) -> Any:
     choices = f.metadata.get("choices", ())
     kind: Any = type(f.default)
+    if kind is str and isinstance(value, bool) and choices:
+        value = str(value).lower()  # of a run that was stored when this was a switch
     if isinstance(value, str) and kind is not str:
         text = value.strip().lower()
         try:

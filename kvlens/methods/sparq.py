@@ -33,7 +33,12 @@ class SparQParameters:
     tokens: int = param(128, "tokens attended per KV head, the newest ones included, this step's besides", symbol="k")
     keep: float = param(0.0, "share of the context attended, instead of `tokens`; 0: as `tokens` says", ours=True)
     local: int = param(32, "newest tokens, always attended", symbol="l")
-    mean_value: bool = param(True, "the mean value of all tokens stands in for those that are not attended")
+    mean_value: str = param(
+        "auto",
+        "the mean value of all tokens stands in for those that are not attended; auto: where no query heads share keys "
+        "(the paper leaves it out where they do, end of sec. 4)",
+        choices=("auto", "true", "false"),
+    )
     page: int = param(16, "tokens per page: pages are the spans that masses and rankings are logged for", ours=True)
 
     def __post_init__(self) -> None:
@@ -53,6 +58,10 @@ class SparQParameters:
         tokens = clamp((prompt_tokens + 1) / 8, 16, 128)
         return {"components": clamp(shape.head_dim / 4, 1, 32), "tokens": tokens, "local": tokens // 4}
 
+    def blends(self, shape: KVShape) -> bool:
+        """Whether the mean value stands in for what is not attended."""
+        return self.mean_value == "true" or (self.mean_value == "auto" and shape.group == 1)
+
     def misfit(self, prompt_tokens: int) -> str | None:
         """Nothing would be left out."""
         if self.keep or self.tokens < prompt_tokens:
@@ -66,7 +75,8 @@ class SparQ(Method):
     the sum of |q|; approximate weights s = softmax(q_r . k_r / sqrt(D |q_r|_1 / |q|_1)) over all tokens; the k tokens
     with the largest sum of s over the group, the newest l first among them; exact attention over those; and per query
     head a * that + (1 - a) * mean of all values, a the sum of s over the attended tokens. Reads shrink, memory grows by
-    half: keys lie a second time with components first, so that r of them are read in whole rows.
+    half: keys lie a second time with components first, so that r of them are read in whole rows. Where query heads
+    share keys the paper leaves the mean of all values out, and so does `mean_value=auto`.
 
     Departures: none known; that a step's own token is attended beside the k, and where the sums over a group lie (of
     weights, before the choice), follow the paper's text, whose code sums raw scores.
@@ -81,8 +91,8 @@ class SparQ(Method):
         Statement(
             "SparQ end of sec. 4",
             "Where query heads share keys, the mean value in place of what is not attended is better left out.",
-            arm("sparq", "5%", mean_value=False),
-            (arm("sparq", "5%"),),
+            arm("sparq", "5%"),
+            (arm("sparq", "5%", mean_value="true"),),
             figure="kl",
         ),
         Statement(
@@ -104,7 +114,8 @@ class SparQ(Method):
     def floor_bytes(cls, params: SparQParameters, shape: KVShape, prompt_tokens: int, max_new: int) -> int:
         numbers = shape.layers * shape.kv_heads * shape.head_dim
         copies = numbers * (prompt_tokens + max_new) * shape.itemsize
-        return _layout(params, shape, prompt_tokens, max_new).bytes(shape) + copies + numbers * 4
+        sums = numbers * 4 if params.blends(shape) else 0
+        return _layout(params, shape, prompt_tokens, max_new).bytes(shape) + copies + sums
 
     @classmethod
     def segments(cls, params: SparQParameters, prompt: PromptFacts, surprisal: Sequence[float]) -> list[Span]:
@@ -122,7 +133,7 @@ class SparQ(Method):
         size = (shape.layers, shape.kv_heads, shape.head_dim)
         self._rows = torch.zeros(*size, n + context.max_new, dtype=context.dtype, device=context.device)
         self._rows[..., :n] = prompt.keys.transpose(-1, -2)
-        self._values = prompt.values.sum(2, dtype=torch.float32)
+        self._values = prompt.values.sum(2, dtype=torch.float32) if p.blends(shape) else None
         self._tokens = [n] * shape.layers
         self._pages = n // p.page
         self._none = torch.full((shape.kv_heads, 0), -1, dtype=torch.long, device=context.device)
@@ -139,7 +150,8 @@ class SparQ(Method):
 
     def written(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         self._rows[layer, :, :, self._tokens[layer]] = keys
-        self._values[layer] += values
+        if self._values is not None:
+            self._values[layer] += values
         self._tokens[layer] += 1
 
     def select(self, layer: int, q: torch.Tensor) -> Selection | None:
@@ -158,18 +170,20 @@ class SparQ(Method):
         chosen = torch.zeros_like(together, dtype=torch.bool)
         chosen.scatter_(-1, forced.topk(tokens + 1, -1).indices, True)
         blend = None
-        if p.mean_value:
+        if self._values is not None:
             share = (weights * chosen[:, None]).sum(-1).clamp(max=1)
             blend = Blend(share, self._values[layer] / n, torch.nn.functional.pad(weights, (0, later)))
         positions = torch.nn.functional.pad(chosen, (0, later))
         index = min(p.components, shape.head_dim) * n * self._rows.element_size()
+        if self._values is not None:
+            index += shape.head_dim * self._values.element_size()
         return Selection(
             self._spans(chosen, False).any(-1)[:, None].expand(-1, shape.group, -1),
             self._none,
             positions=positions[:, None].expand(-1, shape.group, -1),
             blend=blend,
             score=self._spans(together, torch.nan).amax(-1),
-            index_bytes=index + (shape.head_dim * self._values.element_size() if p.mean_value else 0),
+            index_bytes=index,
         )
 
     def _spans(self, of_tokens: torch.Tensor, nothing: float) -> torch.Tensor:
@@ -196,7 +210,9 @@ class SparQ(Method):
         return WindowLeave(start, start + page, Placement([span], ["resident"], ["resident"], kept))
 
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
-        return {"key rows": (self._rows,), "sum of values": (self._values,)} if hasattr(self, "_rows") else {}
+        if not hasattr(self, "_rows"):
+            return {}
+        return {"key rows": (self._rows,)} | ({} if self._values is None else {"sum of values": (self._values,)})
 
 
 def approximate(q: torch.Tensor, rows: torch.Tensor, components: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ LOSING = {
     "snapkv": ("list", "14%", {}),
     "h2o": ("multikey", "10%", {}),
     "quest": ("multikey", None, {"keep": "0.05", "dense_layers": "0"}),
-    "sparq": ("multikey", None, {"tokens": "8", "local": "4", "components": "4"}),
+    "sparq": ("multikey", None, {"tokens": "8", "local": "4", "components": "4", "mean_value": "true"}),
 }
 
 

@@ -46,7 +46,7 @@ RUNS = {
     "freekv, always corrected": ("20%", {"tau": "1"}),
     "sentkv": ("15%", {}),
     "compresskv": ("8%", {}),
-    "sparq": (None, {"tokens": "24", "local": "8", "components": "8"}),
+    "sparq": (None, {"tokens": "24", "local": "8", "components": "8", "mean_value": "true"}),
     "kivi": (None, {"residual": "32"}),
     "snapkv": ("12%", {}),
     "keydiff": ("12%", {}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 from methodtrial import SHAPE, Trial
 from support import ListSink, run, task_prompt
+
+from kvlens import methods
 
 R, K, LOCAL, N, NEW = 5, 20, 6, 75, 20
 
@@ -34,7 +37,7 @@ def sparq(q: np.ndarray, keys: np.ndarray, values: np.ndarray, mean: bool) -> tu
 
 @pytest.mark.parametrize("mean", [True, False])
 def test_every_step_is_algorithm_1(mean: bool) -> None:
-    trial = Trial("sparq", N, NEW, components=R, tokens=K, local=LOCAL, page=8, mean_value=mean)
+    trial = Trial("sparq", N, NEW, components=R, tokens=K, local=LOCAL, page=8, mean_value=str(mean).lower())
     seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     class Look:
@@ -59,7 +62,7 @@ def test_every_step_is_algorithm_1(mean: bool) -> None:
 def test_the_share_of_the_mean_value_is_recorded_and_its_masses_add_up(demo: Any) -> None:
     prompt, _ = task_prompt(demo, "multikey", 500, max_new=20)
     sink = ListSink()
-    places = {"components": 8, "tokens": 32, "local": 8}
+    places = {"components": 8, "tokens": 32, "local": 8, "mean_value": "true"}
     run(demo, prompt, "sparq", overrides=places, max_new=20, sink=sink, coverage=True, ignore_eos=True)
     for record in sink.steps:
         mean = record.head["mass_mean"]
@@ -72,6 +75,22 @@ def test_the_share_of_the_mean_value_is_recorded_and_its_masses_add_up(demo: Any
         tokens = len(prompt.ids) + record.step
         index = (8 * tokens + demo.shape.head_dim) * 4
         assert (record.kv["read_bytes"] == 33 * demo.shape.head_token_bytes + index).all()
+
+
+def test_where_query_heads_share_keys_the_mean_value_is_left_out() -> None:
+    """As in the paper; a run that was stored when it was a switch keeps what it had."""
+    alone, shared = (dataclasses.replace(SHAPE, q_heads=SHAPE.kv_heads * group) for group in (1, 3))
+    for given, of_alone, of_shared in (("auto", True, False), ("true", True, True), (False, False, False)):
+        params = methods.make_parameters(methods.get("sparq"), None, {"mean_value": given})
+        assert (params.blends(alone), params.blends(shared)) == (of_alone, of_shared)
+    sums = SHAPE.layers * SHAPE.kv_heads * SHAPE.head_dim * 4
+    floors = [
+        methods.get("sparq").floor_bytes(
+            methods.make_parameters(methods.get("sparq"), None, {"mean_value": m}), SHAPE, 99, 9
+        )
+        for m in ("true", "false")
+    ]
+    assert floors[0] - floors[1] == sums
 
 
 def test_with_room_for_all_it_is_full_attention(demo: Any) -> None:
