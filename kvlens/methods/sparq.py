@@ -212,7 +212,8 @@ class SparQ(Method):
     def held(self) -> dict[str, tuple[torch.Tensor, ...]]:
         if not hasattr(self, "_rows"):
             return {}
-        return {"key rows": (self._rows,)} | ({} if self._values is None else {"sum of values": (self._values,)})
+        sums = {} if self._values is None else {"sum of values": (self._values,)}
+        return {"key rows": (self._rows,), **sums}
 
 
 def approximate(q: torch.Tensor, rows: torch.Tensor, components: int) -> torch.Tensor:
